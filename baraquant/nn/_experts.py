@@ -5,16 +5,20 @@ transformers declares such classes with ``use_experts_implementation``, which se
 say how the weights are laid out (:class:`Form`). The classes are recognized by these attributes;
 transformers is not imported. Between its two products a class runs its own code (``_apply_gate``,
 ``act_fn``). This code runs unchanged, on an instance of the class that has no weights.
+
+The rows of both products are sorted by expert. ``offsets`` is int32 ``[E]``: the rows of expert
+``e`` end before ``offsets[e]``. Rows after the last offset belong to no expert and give 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from typing_extensions import Self
 
@@ -304,3 +308,51 @@ def of_dtype(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def taken(rows: Tensor, token: Tensor | None) -> Tensor:
     """Return the rows with these indices; all rows if the indices are None."""
     return rows if token is None else rows[token]
+
+
+def float_grouped_linear(
+    input: Tensor,
+    weight_of: Callable[[int], Tensor],
+    offsets: Tensor,
+    out_features: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return ``torch.nn.functional.linear`` of each row with its expert's weight.
+
+    Args:
+        input: Floating ``[T, K]``.
+        weight_of: Returns the weight of an expert, floating ``[N, K]``. It is called only for
+            experts that have rows.
+        offsets: int32 ``[E]``.
+        out_features: N.
+        bias: ``[E, N]``.
+    """
+    biases = None if bias is None else bias.unbind(0)
+
+    def product(rows: slice, expert: int) -> Tensor:
+        return F.linear(input[rows], weight_of(expert), None if biases is None else biases[expert])
+
+    return _of_experts(product, input.shape[0], out_features, offsets, input.dtype)
+
+
+def _of_experts(
+    product: Callable[[slice, int], Tensor],
+    rows: int,
+    features: int,
+    offsets: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the concatenated products of all experts, ``[rows, features]``."""
+    if offsets.is_meta:
+        return torch.empty(rows, features, dtype=dtype, device="meta")
+    parts = []
+    start = 0
+    for expert, end in enumerate(offsets.tolist()):
+        if end > start:
+            parts.append(product(slice(start, end), expert))
+        start = end
+    if not parts:  # the result has to hang on the parameters all the same
+        parts.append(product(slice(0, 0), 0))
+    if start < rows:
+        parts.append(parts[0].new_zeros(rows - start, features))
+    return torch.cat(parts)

@@ -6,14 +6,223 @@ Each layer and direction is a cell (recurrent_cells.py) in ``cells``: ``l0``, ``
 names can be read too.
 """
 
-from typing import Final
+import re
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Self
 
 from .._docstrings import documented
-from ._recurrent import Recurrent
-from .recurrent_cells import GRUCell, LSTMCell, RNNCell
+from .recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, check_sizes, why_not
+
+_PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)_(l\d+(?:_reverse)?)")
+
+
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """The base of the three. A state is a list: the hidden state, and for an LSTM the cell state.
+
+    Sequences of one length and packed ones are processed alike: first the rows of all first steps,
+    then the rows of all second steps, and so on.
+    """
+
+    __jit_unused_properties__ = ("all_weights",)
+    _float: type[nn.Module]  # PyTorch's
+    _cell: type[Cell]
+    _own_options: tuple[str, ...] = ()
+    name: Final[str]  # of the class, for messages
+    mode: Final[str]
+    input_size: Final[int]
+    hidden_size: Final[int]
+    num_layers: Final[int]
+    bias: Final[bool]
+    batch_first: Final[bool]
+    bidirectional: Final[bool]
+    proj_size: Final[int]
+    dropout: float
+    state_sizes: list[int]
+
+    def __init__(
+        self,
+        mode: str,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        proj_size: int = 0,
+        **options: Any,  # of the cells
+    ) -> None:
+        super().__init__()
+        self.name = name = type(self).__name__
+        check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
+            raise ValueError(f"{name}: expected dropout to lie in [0, 1], but got {dropout!r}")
+        if not 0 <= proj_size < hidden_size:
+            raise ValueError(
+                f"{name}: expected proj_size to lie in [0, {hidden_size}) (hidden_size), "
+                f"but got {proj_size}"
+            )
+        self.mode = mode
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bidirectional
+        self.proj_size = proj_size
+        if proj_size > 0:
+            options["proj_size"] = proj_size
+        directions = ("", "_reverse") if bidirectional else ("",)
+        output = proj_size or hidden_size
+        self.state_sizes = [output, hidden_size] if mode == "LSTM" else [output]
+        self.cells = nn.ModuleDict()
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else output * len(directions)
+            for direction in directions:
+                cell = self._cell(features, hidden_size, bias, **options)
+                self.cells[f"l{layer}{direction}"] = cell
+
+    def reset_parameters(self) -> None:
+        """Initialize all parameters again, as PyTorch's modules do."""
+        for cell in self.cells.values():
+            cell.reset_parameters()
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: there is no fused kernel that needs contiguous weights."""
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights and biases of each layer and direction, in PyTorch's order."""
+        return [cell.own_weights() for cell in self.cells.values()]
+
+    def __getattr__(self, name: str) -> Any:
+        found = _PARAMETER.fullmatch(name)
+        if found is None or found[3] not in self.cells:
+            return super().__getattr__(name)
+        return getattr(self.cells[found[3]], f"{found[1]}_{found[2]}")
+
+    @classmethod
+    def why_not(cls, module: nn.Module) -> str | None:
+        """Return why one of PyTorch's modules cannot be replaced; None if it can."""
+        return why_not(module, cls._float, getattr(module, "_flat_weights_names", ()))
+
+    @classmethod
+    def from_float(cls, module: nn.Module) -> Self:
+        """Return a module that shares the parameters of PyTorch's module.
+
+        Raises:
+            ValueError: The module cannot be replaced (:meth:`why_not`).
+        """
+        reason = cls.why_not(module)
+        if reason is not None:
+            raise ValueError(f"{cls.__name__}: {reason}")
+        names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", *cls._own_options)
+        options = {name: getattr(module, name) for name in names}
+        new = cls(module.input_size, module.hidden_size, **options, device="meta")
+        for name, cell in new.cells.items():
+            cell.share(module, f"_{name}")
+        new.train(module.training)
+        return new
+
+    def _run(self, input: Tensor, given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return the output and the last states; missing states are zeros."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if isinstance(input, PackedSequence):
+                return self._run_packed(input, given)
+        return self._run_padded(input, given)
+
+    def _run_padded(self, input: Tensor, given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        if input.dim() not in (2, 3):
+            raise ValueError(
+                f"{self.name}: expected input to have 2 or 3 dimensions, "
+                f"but got {list(input.shape)}"
+            )
+        is_batched = input.dim() == 3
+        if not is_batched:
+            input = input.unsqueeze(1)
+            given = [one.unsqueeze(1) for one in given]
+        elif self.batch_first:
+            input = input.transpose(0, 1)
+        steps, batch = input.shape[0], input.shape[1]  # [steps, batch, features]
+        if steps == 0:
+            raise ValueError(f"{self.name}: expected input to have at least one step, but got none")
+        start = self._start(given, batch, input)
+        rows, last = self._run_cells(input.flatten(0, 1), [batch] * steps, start)
+        output = rows.unflatten(0, [steps, batch])
+        if not is_batched:
+            return output.squeeze(1), [one.squeeze(1) for one in last]
+        return output.transpose(0, 1) if self.batch_first else output, last
+
+    def _run_packed(
+        self, packed: PackedSequence, given: list[Tensor]
+    ) -> tuple[PackedSequence, list[Tensor]]:
+        data, batch_sizes, order, back = packed
+        sizes = batch_sizes.tolist()
+        # The states are in the order of the user's sequences.
+        if order is not None:
+            given = [one.index_select(1, order) for one in given]
+        rows, last = self._run_cells(data, sizes, self._start(given, sizes[0], data))
+        if back is not None:
+            last = [one.index_select(1, back) for one in last]
+        return PackedSequence(rows, batch_sizes, order, back), last
+
+    def _start(self, given: list[Tensor], batch: int, input: Tensor) -> list[Tensor]:
+        """Return the states before the first step, ``[cells, batch, size]`` each."""
+        if input.shape[-1] != self.input_size:
+            raise ValueError(
+                f"{self.name}: expected input to have {self.input_size} features (input_size), "
+                f"but got {input.shape[-1]}"
+            )
+        start: list[Tensor] = []
+        for i in range(len(self.state_sizes)):
+            shape = [len(self.cells), batch, self.state_sizes[i]]
+            if len(given) == 0:
+                start.append(torch.zeros(shape, dtype=input.dtype, device=input.device))
+            elif list(given[i].shape) == shape:
+                start.append(given[i])
+            else:
+                raise ValueError(
+                    f"{self.name}: expected the initial state to have the shape {shape} "
+                    f"(num_layers * directions, batch, size), but got {list(given[i].shape)}"
+                )
+        return start
+
+    def _run_cells(
+        self, rows: Tensor, sizes: list[int], start: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run rows of steps (:meth:`Cell.run`) through all layers."""
+        outputs: list[Tensor] = []
+        lasts: list[list[Tensor]] = []
+        for index, cell in enumerate(self.cells.values()):
+            is_reverse = self.bidirectional and index % 2 == 1
+            output, last = cell.run(rows, sizes, [one[index] for one in start], is_reverse)
+            outputs.append(output)
+            lasts.append(last)
+            if is_reverse or not self.bidirectional:  # the layer's last direction
+                rows = torch.cat(outputs, 1)
+                outputs = outputs[:0]
+                if index + 1 < len(self.cells) and self.dropout > 0.0:
+                    rows = F.dropout(rows, self.dropout, self.training)
+        return rows, [
+            torch.stack([last[i] for last in lasts]) for i in range(len(self.state_sizes))
+        ]
+
+    def extra_repr(self) -> str:
+        """Return the arguments that differ from their defaults, for ``repr``."""
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        defaults = {"num_layers": 1, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        defaults |= {"proj_size": 0, "bias": True}
+        for name, default in defaults.items():
+            if getattr(self, name) != default:
+                parts.append(f"{name}={getattr(self, name)}")
+        return ", ".join(parts)
+
 
 _ARGUMENTS = """
 Args:

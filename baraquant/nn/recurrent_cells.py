@@ -6,12 +6,217 @@ A cell has the layers ``ih``, for the input, and ``hh``, for the hidden state; i
 on; PyTorch's names can be read too.
 """
 
+import math
+import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
-from ._recurrent_cell import Cell
+_PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)")
+
+
+class Cell(nn.Module):  # type: ignore[misc]
+    """The base of the cells.
+
+    A state is a list of tensors ``[batch, size]``, of which the first is also the cell's output. A
+    subclass defines :meth:`step`; :meth:`run` applies it to whole sequences.
+    """
+
+    _float: type[nn.Module]  # PyTorch's
+    gates = 1  # how many times hidden_size the products are
+    name: Final[str]  # of the class, for messages
+    input_size: Final[int]
+    hidden_size: Final[int]
+    bias: Final[bool]
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        proj_size: int = 0,
+    ) -> None:
+        super().__init__()
+        self.name = type(self).__name__
+        check_sizes(self.name, input_size=input_size, hidden_size=hidden_size)
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bias
+        output, rows = proj_size or hidden_size, self.gates * hidden_size
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.ih = nn.Linear(input_size, rows, bias, **options)
+        self.hh = nn.Linear(output, rows, bias, **options)
+        self.hr = nn.Linear(hidden_size, output, False, **options) if proj_size > 0 else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize all parameters again, as PyTorch's modules do."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for parameter in self.own_weights():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def own_weights(self) -> list[Tensor]:
+        """Return weights and biases in PyTorch's order."""
+        weights = [self.ih.weight, self.hh.weight]
+        weights += [self.ih.bias, self.hh.bias] if self.bias else []
+        return weights if self.hr is None else [*weights, self.hr.weight]
+
+    def share(self, module: nn.Module, suffix: str = "") -> None:
+        """Share the parameters of a PyTorch module whose names end in ``suffix``."""
+        for part in ("ih", "hh", "hr"):
+            layer = getattr(self, part)
+            if layer is not None:
+                layer.weight = module._parameters[f"weight_{part}{suffix}"]
+                if layer.bias is not None:
+                    layer.bias = module._parameters[f"bias_{part}{suffix}"]
+
+    def __getattr__(self, name: str) -> Any:
+        found = _PARAMETER.fullmatch(name)
+        if found is None:
+            return super().__getattr__(name)
+        return getattr(getattr(self, found[2]), found[1])
+
+    @classmethod
+    def why_not(cls, cell: nn.Module) -> str | None:
+        """Return why one of PyTorch's cells cannot be replaced; None if it can."""
+        names = ["weight_ih", "weight_hh"]
+        if getattr(cell, "bias", None) is True:
+            names += ["bias_ih", "bias_hh"]
+        return why_not(cell, cls._float, names)
+
+    @classmethod
+    def from_float(cls, cell: nn.Module) -> Self:
+        """Return a cell that shares the parameters of PyTorch's cell.
+
+        Raises:
+            ValueError: The module cannot be replaced (:meth:`why_not`).
+        """
+        reason = cls.why_not(cell)
+        if reason is not None:
+            raise ValueError(f"{cls.__name__}: {reason}")
+        new = cls(cell.input_size, cell.hidden_size, **cls._options_of(cell), device="meta")
+        new.share(cell)
+        new.train(cell.training)
+        return new
+
+    @classmethod
+    def _options_of(cls, cell: nn.Module) -> dict[str, Any]:
+        return {"bias": cell.bias}
+
+    def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
+        """Return the next state, given ``ih`` of the input and the state before."""
+        raise NotImplementedError
+
+    def run(
+        self, rows: Tensor, sizes: list[int], start: list[Tensor], is_reverse: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the outputs ``[rows, size]`` of all steps, and the last state of each sequence.
+
+        Args:
+            rows: The inputs of the first step, then those of the second, and so on: ``[rows,
+                features]``.
+            sizes: How many sequences have each step. The longest sequences come first, so no size
+                exceeds the one before.
+            start: The state of all sequences before their first step.
+            is_reverse: Whether the sequences are read backwards.
+        """
+        products = self.ih(rows)  # of all steps at once
+        # Autocast may have chosen a dtype that differs from the inputs' dtype.
+        state = [one.to(products.dtype) for one in start]
+        steps = products.split(sizes)
+        return self._run_back(steps, state) if is_reverse else self._run_on(steps, state)
+
+    def _run_on(self, steps: list[Tensor], state: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        size = steps[0].shape[0]
+        outputs: list[Tensor] = []
+        ended: list[list[Tensor]] = []
+        for step in steps:
+            if step.shape[0] < size:
+                size = step.shape[0]
+                ended.append([one[size:] for one in state])
+                state = [one[:size] for one in state]
+            state = self.step(step, state)
+            outputs.append(state[0])
+        ended.reverse()
+        for others in ended:
+            state = [torch.cat([state[i], others[i]]) for i in range(len(state))]
+        return torch.cat(outputs), state
+
+    def _run_back(self, steps: list[Tensor], start: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        size = steps[-1].shape[0]
+        state = [one[:size] for one in start]
+        outputs: list[Tensor] = []
+        for i in range(len(steps)):
+            step = steps[len(steps) - 1 - i]
+            if step.shape[0] > size:
+                others = [one[size : step.shape[0]] for one in start]
+                state = [torch.cat([state[i], others[i]]) for i in range(len(state))]
+                size = step.shape[0]
+            state = self.step(step, state)
+            outputs.append(state[0])
+        outputs.reverse()
+        return torch.cat(outputs), state
+
+    def _advance(self, input: Tensor, state: list[Tensor]) -> list[Tensor]:
+        """Return the next state of a batch or of one sequence; without a state, of zeros."""
+        size = self.input_size
+        if input.dim() not in (1, 2) or input.shape[-1] != size:
+            raise ValueError(
+                f"{self.name}: expected input to have the shape [{size}] or [batch, {size}] "
+                f"(input_size), but got {list(input.shape)}"
+            )
+        shape = [self.hidden_size] if input.dim() == 1 else [input.shape[0], self.hidden_size]
+        for one in state:
+            if list(one.shape) != shape:
+                raise ValueError(
+                    f"{self.name}: expected hx to have the shape {shape} (hidden_size), "
+                    f"but got {list(one.shape)}"
+                )
+        rows = input.unsqueeze(0) if input.dim() == 1 else input
+        product = self.ih(rows)
+        if len(state) == 0:
+            zeros = torch.zeros(
+                [rows.shape[0], self.hidden_size], dtype=product.dtype, device=product.device
+            )
+            state = [zeros, zeros]
+        elif input.dim() == 1:
+            state = [one.unsqueeze(0) for one in state]
+        state = self.step(product, [one.to(product.dtype) for one in state])
+        return [one.squeeze(0) for one in state] if input.dim() == 1 else state
+
+    def extra_repr(self) -> str:
+        """Return the sizes, for ``repr``."""
+        return f"{self.input_size}, {self.hidden_size}, bias={self.bias}"
+
+
+def why_not(module: nn.Module, base: type[nn.Module], names: Iterable[str]) -> str | None:
+    """Return why one of PyTorch's modules cannot be replaced; None if it can.
+
+    Args:
+        module: The module.
+        base: PyTorch's class. The module must have its ``forward``.
+        names: The names of its parameters.
+    """
+    if getattr(type(module), "forward", None) is not base.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    if "forward" in vars(module):
+        return "its forward was replaced by another"
+    for name in names:
+        if module._parameters.get(name) is None:
+            return f"its {name} is computed by a parametrization or a hook"
+    return None
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Check that sizes are whole numbers above 0."""
+    for argument, size in sizes.items():
+        if not isinstance(size, int) or size <= 0:
+            raise ValueError(f"{name}: expected {argument} to be an int > 0, but got {size!r}")
 
 
 class LSTMCell(Cell):

@@ -23,13 +23,14 @@ from .arithmetic import warn_if_no_faster
 from .computed import drop_hooks, settled
 from .inference_mode import makes_normal_tensors
 from .layers import (
+    LINEAR_FORMS,
     form_of,
     is_converted,
     layer_of,
     layer_of_prepared,
+    linear_form,
     unknown_weights,
 )
-from .linear_forms import LINEAR_FORMS, linear_form
 from .replace import Decision, Swap, choose_swaps, swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
@@ -20,13 +21,151 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from ..nn._experts import form_of as experts_form
 from ..nn._experts import is_experts
-from ..nn._subclassed import own_names, plain_type
-from ..nn.training._quantizers import Integers
+from ..nn._subclassed import computes_parent, extends_forward, own_names, plain_type
+from ..nn.training._quantizers import Int4Integers, Integers, PackedIntegers
 from . import forms
 from .computed import source_names
 from .forms import Form
-from .linear_forms import COMMON_OPTIONS, LINEAR_FORMS, SINCE, WEIGHT_TENSORS, convert_linear
-from .swappable import why_not
+
+# What the ops compute on.
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
+    """Return why a module of a known kind cannot be swapped; None if it can.
+
+    Args:
+        module: An instance of ``base``.
+        base: The float class, such as ``nn.Linear``.
+    """
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "its shape is not known yet: run a batch first"
+    if parametrize.is_parametrized(module):
+        return "its weight is computed by a parametrization"
+    for method in ("forward", "_conv_forward", "__call__"):
+        is_own = getattr(type(module), method, None) is not getattr(base, method, None)
+        if is_own and not (method == "forward" and _is_known(module, base)):
+            return f"{type(module).__name__} has a forward of its own"
+    if getattr(type(module), "weight", None) is not getattr(base, "weight", None):
+        return f"{type(module).__name__} has a weight of its own"
+    if vars(module).keys() & {"forward", "_conv_forward", "_call_impl", "_wrapped_call_impl"}:
+        return "its forward was replaced by another"
+    weight = module._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed by a hook"
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}"
+    if weight.dtype not in _DTYPES:
+        return f"its weight is {weight.dtype}"
+    return None
+
+
+def _is_known(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Whether a subclass's forward computes its parent's, or calls it."""
+    return computes_parent(module, base) or extends_forward(module, base)
+
+
+WEIGHT_TENSORS = {"qweight": True, "weight_scale": True, "bias": False}
+COMMON_OPTIONS = {
+    "weight_bits": forms.int_option("weight_bits"),
+    "dtype": forms.dtype_option("dtype"),
+}
+SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
+_ROTATE = {"rotate": forms.maybe_int_option("rotate")}
+_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_ROTATE, "transposed": forms.bool_option("transposed")}
+_LINEAR_SINCE = {**SINCE, "transposed": (3, False), "rotate": (4, None)}
+_INT4_OPTIONS = {
+    "group_size": forms.int_option("group_size"),
+    "in_features": forms.int_option("in_features"),
+    "bits": forms.int_option("bits"),
+    "dtype": forms.dtype_option("dtype"),
+    "transposed": forms.bool_option("transposed"),
+    **_ROTATE,
+}
+_INT4_TENSORS = {
+    "packed": True,
+    "weight_scale": True,
+    "group_factor": True,
+    "group_zero_point": False,
+    "bias": False,
+}
+
+LINEAR_FORMS = (
+    Form(
+        bnn.QuantizedLinear,
+        {
+            "symmetric": forms.bool_option("symmetric"),
+            "bits": forms.int_option("bits"),
+            "granularity": forms.name_option("granularity"),
+            **_LINEAR_OPTIONS,
+        },
+        {**WEIGHT_TENSORS, "smooth": False},
+        _LINEAR_SINCE,
+    ),
+    Form(
+        bnn.StaticQuantizedLinear,
+        {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
+        {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
+        _LINEAR_SINCE,
+    ),
+    Form(
+        bnn.WeightOnlyLinear,
+        {
+            "group_size": forms.maybe_int_option("group_size"),
+            "input_fake_quant": forms.ROUNDER,
+            **_LINEAR_OPTIONS,
+        },
+        {**WEIGHT_TENSORS, "weight_zero_point": False},
+        _LINEAR_SINCE,
+    ),
+    Form(
+        bnn.WeightOnlyInt4Linear,
+        {
+            "in_features": forms.int_option("in_features"),
+            "group_size": forms.maybe_int_option("group_size"),
+            "input_fake_quant": forms.ROUNDER,
+            **_LINEAR_OPTIONS,
+        },
+        {"packed": True, "weight_scale": True, "bias": False, "weight_zero_point": False},
+    ),
+    Form(
+        bnn.QuantizedInt4Linear,
+        {
+            "symmetric": forms.bool_option("symmetric"),
+            "granularity": forms.name_option("granularity"),
+            **_INT4_OPTIONS,
+        },
+        _INT4_TENSORS,
+    ),
+    Form(
+        bnn.StaticQuantizedInt4Linear,
+        _INT4_OPTIONS,
+        {**_INT4_TENSORS, "act_scale": True, "act_zero_point": False},
+    ),
+)
+
+
+def convert_linear(
+    prepared: Any, integers: Callable[[], Integers | Int4Integers | PackedIntegers]
+) -> nn.Module:
+    """Convert a prepared linear layer."""
+    form, own = linear_form(prepared), integers()
+    if form is bnn.WeightOnlyInt4Linear and not isinstance(own, PackedIntegers):
+        form = bnn.WeightOnlyLinear  # another layer has the same integers as int8
+    new: nn.Module = form.from_prepared(prepared, own)
+    return new
+
+
+def linear_form(prepared: Any) -> type[Any]:
+    """Return the class that a prepared linear layer is converted to."""
+    if not prepared.is_integer:
+        is_narrow = prepared.config.weight.bits <= 4
+        return bnn.WeightOnlyInt4Linear if is_narrow else bnn.WeightOnlyLinear
+    is_static = prepared.config.is_static
+    if prepared.has_group_factors:
+        return bnn.StaticQuantizedInt4Linear if is_static else bnn.QuantizedInt4Linear
+    return bnn.StaticQuantizedLinear if is_static else bnn.QuantizedLinear
+
 
 Convert: TypeAlias = Callable[..., nn.Module]
 

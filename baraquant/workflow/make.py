@@ -17,8 +17,7 @@ from ..nn.training._quantizers import Int4Integers, Integers
 from ..schemes import AWQ
 from .convert import Converter, about_input, integers_of, tied
 from .fit import fit, searches_scales
-from .layers import weights_of
-from .linear_forms import linear_form
+from .layers import linear_form, weights_of
 from .replace import swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation

@@ -11,8 +11,7 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from . import forms
 from .forms import Form
-from .layers import LAYERS, Layer, converts_to, form_named
-from .linear_forms import COMMON_OPTIONS, WEIGHT_TENSORS
+from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, converts_to, form_named
 
 
 def register_layer(

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..nn import FakeQuantizedConv1D, FakeQuantizedLinear
-from ..nn._recurrent_cell import Cell
 from ..nn._rotation import rotate_of
+from ..nn.recurrent_cells import Cell
 from .calibration.observers import Observer
 
 # The classes of prepared layers that rotate their inputs.

@@ -17,7 +17,7 @@ import baraquant
 from baraquant import PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig, ops, reference
 from baraquant import nn as bnn
 from baraquant.workflow.convert import Converter
-from baraquant.workflow.linear_forms import linear_form
+from baraquant.workflow.layers import linear_form
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = ("linear", "conv1d")

@@ -7,7 +7,7 @@ import torch
 from baraquant.nn import FakeQuantize, FakeQuantizeInt4
 from baraquant.nn.training._int4_search import searched_factors
 from baraquant.workflow.fit import fit
-from baraquant.workflow.gptq.grids import grid_of
+from baraquant.workflow.gptq.formula import grid_of
 
 EXPONENTS = [-100, -70, -30, 30, 70, 100]
 

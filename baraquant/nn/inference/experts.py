@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from .._experts import Form, RunsExperts, form_of, of_dtype, taken
-from .._grouped import float_grouped_linear
+from .._experts import Form, RunsExperts, float_grouped_linear, form_of, of_dtype, taken
 from .._precision import KeepsScales
 from .._pretrained import refuse_save_pretrained
 from .._product import fixed_dtype

@@ -14,8 +14,7 @@ from typing_extensions import Self
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
-from .._experts import RunsExperts, of_dtype, taken, why_not
-from .._grouped import float_grouped_linear
+from .._experts import RunsExperts, float_grouped_linear, of_dtype, taken, why_not
 from .._product import quantized_by
 from .._straight_through import experts_through, makes_graph, straight_through
 from .._weight import weight_to_read

@@ -19,7 +19,7 @@ from ..calibration.progress import ProgressBar
 from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
 from ..fit import searches_scales
 from ..select import Chosen
-from ..smoothquant.groups import Group, find_groups
+from ..smoothquant.flow import Group, find_groups
 from ..smoothquant.producers import can_fold
 from ..smoothquant.smoothing import Smoothing
 from .formula import Inputs, SeenSquares, output_error, scaling

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Finds the norms and linear layers whose output only goes into given linear layers.
 
+The layers that one of them feeds share the factors of their inputs, and it can absorb the division:
+they are a group.
+
 SmoothQuant divides the input of a linear layer. The division can be folded into the preceding
 module if nothing else reads that module's output: no residual connection, no softmax, not the
 caller. In between may be ops that a factor passes through: relu, the product with another tensor,
@@ -14,7 +17,8 @@ it. What calls that were not made could read is in ``readers.py``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from typing_extensions import Self
 
-from ..calibration.run import import_apart
+from ..calibration.run import Watcher, import_apart
+from .producers import producers
 from .readers import Readers, Scope
 
 aten = torch.ops.aten
@@ -99,10 +104,6 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
                 if producer is not None and producer not in self.refused | self.readable:
                     result.setdefault(producer, []).append(consumer)
         return result
-
-    def aside(self) -> _Aside:
-        """Return a context in which ops do not count as the model's."""
-        return _Aside(self)
 
     def __enter__(self) -> Self:
         import_apart("torch._dynamo")  # as a mode makes PyTorch do
@@ -240,17 +241,6 @@ class _Consumes:
         flow._fed[self.path].add(producer)
 
 
-class _Aside:
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-
-    def __enter__(self) -> None:
-        self.flow._watching += 1
-
-    def __exit__(self, *error: Any) -> None:
-        self.flow._watching -= 1
-
-
 def _has_rows(value: Tensor, channels: int) -> bool:
     """Return whether the last dimension of a view of ``[.., channels]`` is that, in order."""
     *outer, last = value.stride() or (0,)
@@ -290,3 +280,76 @@ def _is_whole(output: Any, channels: int) -> bool:
 
 def _fills_storage(output: Tensor) -> bool:
     return bool(output.untyped_storage().nbytes() == output.numel() * output.element_size())
+
+
+@dataclass
+class Group:
+    """Layers that share their factors, because one preceding module absorbs the division.
+
+    Attributes:
+        producer: The path of that module; None: there is none, and one layer.
+        layers: Their paths.
+        alpha: The exponent that gives the factors; None if nothing is scaled.
+        smooth: The factors, ``[K]``; None: no scaling.
+        readable: The path of a module that could absorb the division if no other call could read
+            its output.
+    """
+
+    producer: str | None
+    layers: list[str]
+    alpha: float | None = None
+    smooth: Tensor | None = None
+    readable: str | None = None
+
+
+def find_groups(
+    model: nn.Module,
+    watchers: Mapping[str, Watcher],
+    fixed: set[str],
+    run: Callable[[Mapping[str, Watcher]], set[str]],
+) -> tuple[list[Group], set[str]]:
+    """Run the model once; return the groups, and the paths of layers that saw no input.
+
+    Each layer that the data reaches and that is not fixed is in one group.
+
+    Args:
+        model: The float model.
+        watchers: What sees the inputs of linear layers in this run, by the layer's path.
+        fixed: Those of the layers whose weights must not change.
+        run: Runs the model with watchers, and returns the paths of those that saw no input.
+    """
+    at = dict(model.named_modules(remove_duplicate=False))
+    able = {
+        path: at[path]
+        for path in watchers
+        if path not in fixed and not at[path]._forward_hooks and not at[path]._forward_pre_hooks
+    }
+    flow = Flow(model, producers(model), able)
+    with flow:
+        unreached = run({path: _Aside(flow, watcher) for path, watcher in watchers.items()})
+    groups = [Group(producer, consumers) for producer, consumers in flow.feeds().items()]
+    known = {path for group in groups for path in group.layers} | fixed | unreached
+    readable = flow.feeds_readable()
+    alone = [path for path in watchers if path not in known]
+    return groups + [Group(None, [one], readable=readable.get(one)) for one in alone], unreached
+
+
+class _Aside:
+    """A watcher whose ops do not count as the model's."""
+
+    def __init__(self, flow: Flow, watcher: Watcher) -> None:
+        self.flow, self.watcher = flow, watcher
+
+    def observe(self, input: Tensor) -> None:
+        self.flow._watching += 1
+        try:
+            self.watcher.observe(input)
+        finally:
+            self.flow._watching -= 1
+
+    def unusable(self) -> Tensor | None:
+        return self.watcher.unusable()
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        return self.watcher.skipped_batches

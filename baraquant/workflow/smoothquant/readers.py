@@ -10,6 +10,13 @@ The flow of the calls that were made does not show this, but the code that calle
 The parts of a block that is repeated, such as its attention, are no models that anyone calls
 by themselves: what such a part returns, the block reads, and others read what the block returns.
 The functions of PyTorch's modules are known.
+
+Whether code uses a module elsewhere has one rule: the code may name the module once, in the call
+that ran, and may bind what the call gives to plain local names alone. A second place is another
+use, such as that of another method. An attribute, an item of a dictionary or a name within an
+expression can be read anywhere. Code whose source is not known may do anything. A place is excused
+that excludes the call, by an attribute of the module, if it binds local names alone and its branch
+returns nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +28,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
 
 from torch import nn
-
-from .mentions import other_use
 
 _BLOCKS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # What runs in some calls alone, or later.
@@ -157,26 +163,23 @@ def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
         None if no line does, if the value was read before it got a name, or if the source is not
         known.
     """
-    try:
-        lines, first = inspect.getsourcelines(code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
+    source = _parsed(code)
+    if source is None:
         return None
-    at = line - max(first, 1) + 1
-    after = _statements_after(tree.body, at)
+    after = _statements_after(source.tree.body, line - source.first + 1)
     if not after or not isinstance(after[0], (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return None
-    reads_at = now - max(first, 1) + 1
-    if after[0].lineno <= reads_at <= (after[0].end_lineno or 0):
+    reads_at = now - source.first + 1
+    if after[0].lineno <= reads_at <= _end(after[0]):
         return None
     names = _stored(after[0])
     for statement in after[1:]:
         for node in ast.walk(statement):
             if isinstance(node, _BRANCHES) and names & _loaded(node):
-                return lines[node.lineno - 1].strip()
+                return source.lines[node.lineno - 1].strip()
         if isinstance(statement, _BRANCHES):
             continue
-        is_before = (statement.end_lineno or 0) < reads_at
+        is_before = _end(statement) < reads_at
         if is_before and names & _loaded(statement):
             names |= _stored(statement)  # it may be the value still: y = relu(y)
         else:
@@ -187,7 +190,7 @@ def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
 def _statements_after(body: list[ast.stmt], line: int) -> list[ast.stmt]:
     """Return the innermost statement of a line, and what runs after it in its function."""
     for index, statement in enumerate(body):
-        if not statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+        if not statement.lineno <= line <= _end(statement):
             continue
         inner: list[list[ast.stmt]] = [
             value
@@ -217,3 +220,236 @@ def _loaded(node: ast.AST) -> set[str]:
         for one in ast.walk(node)
         if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
     }
+
+
+_LIBRARIES = ("torch", "baraquant", "builtins", "typing", "abc")
+_KEEPS = (ast.NamedExpr, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Lambda, ast.Yield)
+_LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_CALLS = ("forward", "__call__")
+
+
+def other_use(
+    owner: nn.Module, producer: nn.Module, code: CodeType, line: int, *, is_part: bool
+) -> bool:
+    """Return whether other calls may use a module, as far as the code of its owner shows.
+
+    Args:
+        owner: The module whose function called it.
+        producer: The module.
+        code: That function.
+        line: The line of the call.
+        is_part: Whether the owner is a part of a repeated block. Its function may bind what the
+            module gives in several places, since only the block reads what it returns.
+    """
+    source = _parsed(code)
+    if source is None:
+        return True
+    statement = _statement_at(source.tree, line - source.first + 1)
+    if statement is None or _is_kept(statement):
+        return True
+    path = next((name for name, one in owner.named_modules() if one is producer), "")
+    *parents, name = path.split(".")
+    index = name if name.isdigit() else None
+    if index is not None:
+        name = next((one for one in reversed(parents) if not one.isdigit()), "")
+    if not name:
+        return False
+    codes = {code}
+    try:
+        for one in {type(owner), type(owner.get_submodule(".".join(parents)))}:
+            codes |= {*_codes_of(one)}
+    except _UnknownError:
+        return True
+    here, elsewhere = 0, 0
+    of_call: frozenset[tuple[str, bool]] = frozenset()
+    local: list[frozenset[tuple[str, bool]]] = []  # conditions of other places that keep nothing
+    for other in codes:
+        parsed = _parsed(other)
+        if parsed is None:
+            return True
+        for node, tests in _mentions(parsed.tree, name, index):
+            if other is code and statement.lineno <= node.lineno <= _end(statement):
+                here, of_call = here + 1, tests
+            elif other is code and _stays_local(parsed.tree, node.lineno):
+                local.append(tests)
+            else:
+                elsewhere += 1
+    if is_part:
+        here += len(local)
+    else:
+        elsewhere += sum(not _exclude(of_call, tests) for tests in local)
+    return elsewhere > (here == 0) or (here > 1 and not is_part) or here + elsewhere == 0
+
+
+class _UnknownError(Exception):
+    """The source of a class is not known."""
+
+
+def _codes_of(kind: type) -> Iterator[CodeType]:
+    """Yield the code of each function of a class and of its bases, but for those of PyTorch."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        for value in vars(base).values():
+            yield from _codes_within(value, set())
+
+
+def _codes_within(value: Any, seen: set[int]) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that decorators hide."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if inspect.isbuiltin(value) or type(value).__name__ == "cython_function_or_method":
+        raise _UnknownError
+    if isinstance(value, FunctionType):
+        yield value.__code__
+        for cell in value.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            if isinstance(content, FunctionType):
+                yield from _codes_within(content, seen)
+    for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
+        inner = inspect.getattr_static(value, name, None)
+        if inner is not None and not isinstance(value, type):
+            yield from _codes_within(getattr(value, name), seen)
+
+
+class _Source(NamedTuple):
+    """The lines of a function, the number of the first one, and its tree."""
+
+    lines: list[str]
+    first: int
+    tree: ast.Module
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(code: CodeType) -> _Source | None:
+    """Return the source of a function; None: it is not known."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        return _Source(lines, max(first, 1), ast.parse(textwrap.dedent("".join(lines))))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
+def _mentions(
+    node: ast.AST, name: str, index: str | None, tests: frozenset[tuple[str, bool]] = frozenset()
+) -> Iterator[tuple[ast.expr, frozenset[tuple[str, bool]]]]:
+    """Yield each place that reads a module, with the conditions that it stands under."""
+    for child in ast.iter_child_nodes(node):
+        if _is_other_item(child, name, index) or _is_parameter(child, name):
+            continue
+        if _reads(child, name):
+            assert isinstance(child, ast.expr)
+            yield child, tests
+        inner = tests
+        if isinstance(node, (ast.If, ast.IfExp)) and child is not node.test:
+            first = node.body if isinstance(node, ast.If) else [node.body]
+            inner = tests | {_test(node.test, child in first)}
+        yield from _mentions(child, name, index, inner)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Attribute):
+        return node.attr == name and isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        named = node.args[1] if len(node.args) > 1 else None
+        return not isinstance(named, ast.Constant) or named.value == name
+    return isinstance(node, ast.Subscript) and _constant(node.slice) == name
+
+
+def _is_parameter(node: ast.AST, name: str) -> bool:
+    """Return whether this reads an attribute of the module itself, such as its weight."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr not in _CALLS
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == name
+    )
+
+
+def _is_other_item(node: ast.AST, name: str, index: str | None) -> bool:
+    """Return whether this reads another item of the list that holds the module."""
+    if index is None or not isinstance(node, ast.Subscript):
+        return False
+    of_list = isinstance(node.value, ast.Attribute) and node.value.attr == name
+    at = _constant(node.slice)
+    return of_list and type(at) is int and at >= 0 and str(at) != index
+
+
+def _constant(node: ast.AST) -> Any:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _test(test: ast.expr, is_true: bool) -> tuple[str, bool]:
+    while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        test, is_true = test.operand, not is_true
+    return ast.unparse(test), is_true
+
+
+def _exclude(one: frozenset[tuple[str, bool]], other: frozenset[tuple[str, bool]]) -> bool:
+    """Return whether two places never run in one model: by what it was made with, not by a mode."""
+    return any(
+        test.startswith("self.") and test[5:].isidentifier() and test != "self.training"
+        for test, is_true in one
+        if (test, not is_true) in other
+    )
+
+
+def _statement_at(tree: ast.AST, line: int) -> ast.stmt | None:
+    """Return the innermost statement of a line."""
+    on_line = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= _end(node)
+    ]
+    return min(on_line, key=lambda one: _end(one) - one.lineno, default=None)
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    return node.end_lineno or node.lineno
+
+
+def _stays_local(tree: ast.AST, line: int) -> bool:
+    """Return whether a line only binds local names, in no branch that returns something itself."""
+    statement = _statement_at(tree, line)
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or _is_kept(statement):
+        return False
+    sides = (
+        side
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If)
+        for side in (node.body, node.orelse)
+        if side and side[0].lineno <= line <= _end(side[-1])
+    )
+    ends = (ast.Return, ast.Yield, ast.YieldFrom)
+    return not any(
+        isinstance(node, ends) for side in sides for one in side for node in ast.walk(one)
+    )
+
+
+def _is_kept(statement: ast.stmt) -> bool:
+    """Return whether a statement may keep what it computes elsewhere than in local names."""
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        stored = (part for target in targets for part in ast.walk(target))
+        if any(isinstance(part, (ast.Attribute, ast.Subscript)) for part in stored):
+            return True
+        value = statement.value
+    elif isinstance(statement, (ast.Return, ast.Expr)):
+        value = statement.value
+    else:
+        return not isinstance(statement, (ast.If, ast.For, ast.With))
+    return value is not None and _keeps(value)
+
+
+def _keeps(value: ast.AST) -> bool:
+    """Return whether an expression keeps the result of a call within it."""
+    for node in ast.walk(value):
+        if isinstance(node, (ast.NamedExpr, *_LOOPS, ast.Lambda)):
+            return True
+        if isinstance(node, _KEEPS) and any(isinstance(one, ast.Call) for one in ast.walk(node)):
+            return True
+    return False

@@ -14,6 +14,7 @@ from ...configs import QuantConfig
 from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS
 from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
+from .flow import Group, find_groups
 from .formula import (
     ALPHAS,
     AlphaSearch,
@@ -22,7 +23,6 @@ from .formula import (
     range_after,
     smoothing,
 )
-from .groups import Group, find_groups
 
 
 @dataclass(frozen=True)
