@@ -13,7 +13,7 @@ TEST_BUDGET ?= $(if $(GPU),8,6)
 PART ?= 1/1
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
-BENCH ?= affine range fused int8_mm conv int4 grouped packing training lora cpp_calls
+BENCH ?= affine range fused int8_mm int8_conv int4 grouped packing training lora cpp_calls
 BENCH_ARGS ?=
 DEMO_ARGS ?=
 MINILM_ARGS ?=

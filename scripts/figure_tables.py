@@ -252,7 +252,7 @@ def fused_gpu() -> str:
 def conv_cpu() -> str:
     """Milliseconds of ResNet-18's convolutions, and times float32's, for one image and eight."""
     lines: Lines = {}
-    for row in pick(report(CPU, "conv")["rows"], what="resnet18"):
+    for row in pick(report(CPU, "int8_conv")["rows"], what="resnet18"):
         _, channels, height, _ = row["shape"]
         lines[f"{row['case']}, of {channels} × {height}²"] = {
             "case": row["case"],
@@ -265,7 +265,7 @@ def conv_cpu() -> str:
         columns[f"float32 takes|{m}"] = (times("float32 conv2d", form=".1f"), {"m": m})
         last = times("float32 conv2d channels_last", form=".1f")
         columns[f"and channels_last|{m}"] = (last, {"m": m})
-    return grid((CPU, "conv"), [""], lines, columns, what="resnet18")
+    return grid((CPU, "int8_conv"), [""], lines, columns, what="resnet18")
 
 
 def int4(machine: Machine, op: str, columns: dict[str, Any]) -> str:
@@ -336,7 +336,7 @@ def targets() -> str:
     lines = []
     for name, machine, families in (
         ("GPU", GPUS, ("", "range", "int8_mm", "grouped", "int4")),
-        ("CPU", CPU, ("", "range", "int8_mm", "conv", "int4")),
+        ("CPU", CPU, ("", "range", "int8_mm", "int8_conv", "int4")),
         ("CPU, held to AVX2", AVX2, ("int4",)),
     ):
         for family in families:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench_conv
-from benchmarks.bench_conv import LAST, OWN, Layer, calls, target_of
+from benchmarks import bench_int8_conv
+from benchmarks.bench_int8_conv import LAST, OWN, Layer, calls, target_of
 from benchmarks.bench_row import Target
 
 CPU = torch.device("cpu")
@@ -18,15 +18,15 @@ FLOATS = "float32 conv2d"
 
 def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"resnet18": (Layer(3, 4, 3, 2, 9),), "mobilenet_v2": (Layer(4, 4, 3, 1, 5, 4),)}
-    monkeypatch.setattr(bench_conv, "LAYERS", small)
+    monkeypatch.setattr(bench_int8_conv, "LAYERS", small)
     files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    rows = bench_conv.main(["--device=cpu", "--quick", "--sizes", "1", "2", *files])
+    rows = bench_int8_conv.main(["--device=cpu", "--quick", "--sizes", "1", "2", *files])
     assert [row.what for row in rows] == ["resnet18"] * 2 + ["mobilenet_v2"] * 2
     assert [row.case for row in rows[1:3]] == ["3x3 to 4, stride 2", "3x3 depthwise, stride 1"]
     assert not [row.error for row in rows if row.error]
     assert all(row.seconds and set(row.peers) == {FLOATS, f"{FLOATS} {LAST}"} for row in rows)
     assert all(None not in row.reached for row in rows)
-    assert all((tmp_path / f"conv.{name}").exists() for name in ("json", "markdown", "plot"))
+    assert all((tmp_path / f"int8_conv.{name}").exists() for name in ("json", "markdown", "plot"))
 
 
 @pytest.mark.parametrize("layer", [Layer(16, 24, 3, 2, 11), Layer(8, 8, 3, 1, 6, 8)], ids=str)
@@ -45,4 +45,4 @@ def test_targets_and_operations() -> None:
     assert Layer(64, 64, 3, 1, 56).operations(2) == 2 * 2 * 56**2 * 64 * 64 * 9
     assert Layer(96, 96, 3, 2, 112, 96).operations(1) == 2 * 56**2 * 96 * 9
     with pytest.raises(SystemExit):
-        bench_conv.main(["--device=cpu", "--sizes", "8x8"])
+        bench_int8_conv.main(["--device=cpu", "--sizes", "8x8"])

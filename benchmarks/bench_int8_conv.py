@@ -7,8 +7,8 @@ contiguous and in the memory format channels_last. The layers are all convolutio
 that differ, and the depthwise ones of MobileNetV2, for images of 224 x 224. Inputs are in the
 caches, as within a model. A size is the number of images.
 
-    python -m benchmarks.bench_conv                        # on a GPU if there is one
-    python -m benchmarks.bench_conv --sizes 1 8 --what resnet18
+    python -m benchmarks.bench_int8_conv                        # on a GPU if there is one
+    python -m benchmarks.bench_int8_conv --sizes 1 8 --what resnet18
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
 
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
-    parser = parser_of("conv", __doc__, list(LAYERS), sizes="1 8, images")
+    parser = parser_of("int8_conv", __doc__, list(LAYERS), sizes="1 8, images")
     options = parse(parser, argv, parse_images)
     return run(sections(options), options, plot_speedups)
 
