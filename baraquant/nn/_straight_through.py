@@ -9,6 +9,7 @@ these names. ``run_decompositions``, and so AOTInductor, replaces these ops by w
 without a gradient, which costs nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,6 +71,19 @@ def _conv_through(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
+    """Return ``output`` with the gradient of a convolution if one is asked for at the call.
+
+    Args:
+        output: What the product of integers gave.
+        input: The rounded input.
+        weight: The rounded weight; int8 with ``weight_scale``, which dequantizes it.
+        weight_scale: ``[out_channels]``.
+        bias: ``[out_channels]``.
+        stride: As in ``torch.nn.functional.conv2d``, and so are the others.
+        padding: See there.
+        dilation: See there.
+        groups: See there.
+    """
     if _asks_for_gradient(input, weight, bias):
         if weight_scale is not None:
             weight = ops.dequantize_per_channel(weight, weight_scale, None, 0, dtype=input.dtype)
@@ -94,6 +108,16 @@ def _experts_through(
     offsets: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
+    """Return ``output`` with the gradient of experts if one is asked for at the call.
+
+    Args:
+        output: ``[rows, N]``: what the product of integers gave.
+        input: ``[rows, K]``, sorted by expert: the rounded input.
+        weight: ``[E, N, K]``, rounded; int8 with ``weight_scale``, which dequantizes it.
+        weight_scale: ``[E, N]``.
+        offsets: int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``.
+        bias: ``[E, N]``.
+    """
     if _asks_for_gradient(input, weight, bias):
         if weight_scale is not None:
             rows = weight.flatten(0, 1), weight_scale.flatten()
@@ -133,8 +157,6 @@ _LIBRARY.impl("linear_through", _linear_through, "CompositeImplicitAutograd")
 _LIBRARY.impl("conv_through", _conv_through, "CompositeImplicitAutograd")
 _LIBRARY.impl("experts_through", _exported_experts_through, "CompositeImplicitAutograd")
 _traced_linear_through = torch.jit.script_if_tracing(_linear_through)
-_traced_conv_through = torch.jit.script_if_tracing(_conv_through)
-_traced_experts_through = torch.jit.script_if_tracing(_experts_through)
 
 
 @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -145,56 +167,18 @@ def linear_through(output: Tensor, input: Tensor, weight: Tensor, bias: Tensor |
     return torch.ops.baraquant_nn.linear_through(output, input, weight, bias)
 
 
-@torch.jit.unused  # type: ignore[untyped-decorator]
-def conv_through(
-    output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor | None,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """Return ``output`` with the gradient of a convolution if one is asked for at the call.
+def _in_graph(name: str, traced: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function that decides at each call of a graph: traced, or an op in a program."""
 
-    Args:
-        output: What the product of integers gave.
-        input: The rounded input.
-        weight: The rounded weight; int8 with ``weight_scale``, which dequantizes it.
-        weight_scale: ``[out_channels]``.
-        bias: ``[out_channels]``.
-        stride: As in ``torch.nn.functional.conv2d``, and so are the others.
-        padding: See there.
-        dilation: See there.
-        groups: See there.
-    """
-    through = (
-        _traced_conv_through if torch.jit.is_tracing() else torch.ops.baraquant_nn.conv_through
-    )
-    return through(output, input, weight, weight_scale, bias, stride, padding, dilation, groups)
+    def through(*args: Any) -> Tensor:
+        if torch.jit.is_tracing():
+            return traced(*args)
+        output: Tensor = getattr(torch.ops.baraquant_nn, name)(*args)
+        return output
+
+    return through
 
 
-def experts_through(
-    output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor | None,
-    offsets: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """Return ``output`` with the gradient of experts if one is asked for at the call.
-
-    Args:
-        output: ``[rows, N]``: what the product of integers gave.
-        input: ``[rows, K]``, sorted by expert: the rounded input.
-        weight: ``[E, N, K]``, rounded; int8 with ``weight_scale``, which dequantizes it.
-        weight_scale: ``[E, N]``.
-        offsets: int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``.
-        bias: ``[E, N]``.
-    """
-    if torch.jit.is_tracing():
-        return _traced_experts_through(output, input, weight, weight_scale, offsets, bias)
-    through = torch.ops.baraquant_nn.experts_through
-    return through(output, input, weight, weight_scale, offsets, bias)
+# The arguments are those of the functions above.
+conv_through = _in_graph("conv_through", torch.jit.script_if_tracing(_conv_through))
+experts_through = _in_graph("experts_through", torch.jit.script_if_tracing(_experts_through))

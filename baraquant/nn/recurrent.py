@@ -46,18 +46,19 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
     def __init__(
         self,
-        mode: str,
         input_size: int,
         hidden_size: int,
-        num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        proj_size: int = 0,
-        **options: Any,  # of the cells
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **of_cells: Any,  # further arguments of their constructor
     ) -> None:
         super().__init__()
+        proj_size: int = of_cells.get("proj_size", 0)
         self.name = name = type(self).__name__
         check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
         if isinstance(dropout, bool) or not 0 <= dropout <= 1:
@@ -67,7 +68,8 @@ class Recurrent(nn.Module):  # type: ignore[misc]
                 f"{name}: expected proj_size to lie in [0, {hidden_size}) (hidden_size), "
                 f"but got {proj_size}"
             )
-        self.mode = mode
+        kind, nonlinearity = self._float.__name__, of_cells.get("nonlinearity")
+        self.mode = kind if nonlinearity is None else f"{kind}_{nonlinearity}".upper()
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.num_layers = num_layers
@@ -76,16 +78,16 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         self.dropout = float(dropout)
         self.bidirectional = bidirectional
         self.proj_size = proj_size
-        if proj_size > 0:
-            options["proj_size"] = proj_size
         directions = ("", "_reverse") if bidirectional else ("",)
         output = proj_size or hidden_size
-        self.state_sizes = [output, hidden_size] if mode == "LSTM" else [output]
+        self.state_sizes = [output, hidden_size] if kind == "LSTM" else [output]
         self.cells = nn.ModuleDict()
         for layer in range(num_layers):
             features = input_size if layer == 0 else output * len(directions)
             for direction in directions:
-                cell = self._cell(features, hidden_size, bias, **options)
+                cell = self._cell(
+                    features, hidden_size, bias, device=device, dtype=dtype, **of_cells
+                )
                 self.cells[f"l{layer}{direction}"] = cell
 
     def reset_parameters(self) -> None:
@@ -285,7 +287,6 @@ class LSTM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            "LSTM",
             input_size,
             hidden_size,
             num_layers,
@@ -293,9 +294,9 @@ class LSTM(Recurrent):
             batch_first,
             dropout,
             bidirectional,
-            proj_size,
-            device=device,
-            dtype=dtype,
+            device,
+            dtype,
+            proj_size=proj_size,
         )
 
     def forward(
@@ -353,31 +354,6 @@ class GRU(_OneState):
     _float = nn.GRU
     _cell = GRUCell
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            "GRU",
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device=device,
-            dtype=dtype,
-        )
-
 
 @documented(
     _ARGUMENTS,
@@ -416,7 +392,6 @@ class RNN(_OneState):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            f"RNN_{nonlinearity}".upper(),
             input_size,
             hidden_size,
             num_layers,
@@ -424,8 +399,8 @@ class RNN(_OneState):
             batch_first,
             dropout,
             bidirectional,
-            device=device,
-            dtype=dtype,
+            device,
+            dtype,
             nonlinearity=nonlinearity,
         )
         self.nonlinearity = nonlinearity

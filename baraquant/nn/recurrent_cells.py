@@ -285,21 +285,29 @@ class LSTMCell(Cell):
         return [h, c]
 
 
-class GRUCell(Cell):
+class _OneState(Cell):
+    """The base of ``GRUCell`` and ``RNNCell``, whose only state is the hidden state."""
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """Return the next hidden state, ``[batch, hidden_size]``.
+
+        Args:
+            input: ``[batch, input_size]`` or ``[input_size]``.
+            hx: The hidden state before; None: zeros.
+        """
+        state: list[Tensor] = []
+        if hx is not None:
+            state = [hx]
+        return self._advance(input, state)[0]
+
+
+class GRUCell(_OneState):
     """``torch.nn.GRUCell`` with a linear layer for each product, so that they can be quantized.
 
     With thirds of ``ih(x)`` and of ``hh(h)``: ``r = sigmoid(x_r + h_r)``, ``z = sigmoid(x_z +
     h_z)``, ``n = tanh(x_n + r * h_n)`` and ``h' = (1 - z) * n + z * h``.
 
-    Args:
-        input_size: Features of the input.
-        hidden_size: Features of the hidden state.
-        bias: Whether both layers have a bias.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
-
-    Raises:
-        ValueError: A size that is not > 0, or a tensor that does not fit.
+    Everything else is as in :class:`LSTMCell`, whose arguments it has, but for ``proj_size``.
 
     Example:
         >>> cell = baraquant.nn.GRUCell(3, 4)
@@ -320,18 +328,6 @@ class GRUCell(Cell):
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device, dtype)
 
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return the next hidden state, ``[batch, hidden_size]``.
-
-        Args:
-            input: ``[batch, input_size]`` or ``[input_size]``.
-            hx: The hidden state before; None: zeros.
-        """
-        state: list[Tensor] = []
-        if hx is not None:
-            state = [hx]
-        return self._advance(input, state)[0]
-
     def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
         """Return the next hidden state."""
         h = state[0]
@@ -341,21 +337,15 @@ class GRUCell(Cell):
         return [n + (x_z + h_z).sigmoid() * (h - n)]
 
 
-class RNNCell(Cell):
+class RNNCell(_OneState):
     """``torch.nn.RNNCell`` with a linear layer for each product, so that they can be quantized.
 
     ``h' = tanh(ih(x) + hh(h))``, or ``relu`` of that.
 
     Args:
-        input_size: Features of the input.
-        hidden_size: Features of the hidden state.
-        bias: Whether both layers have a bias.
-        nonlinearity: ``tanh`` or ``relu``.
-        device: The device of the parameters.
-        dtype: The dtype of the parameters.
+        nonlinearity: ``tanh`` or ``relu``; another one is a ValueError.
 
-    Raises:
-        ValueError: A size that is not > 0, another nonlinearity, or a tensor that does not fit.
+    Everything else is as in :class:`GRUCell`, whose arguments it has.
 
     Example:
         >>> cell = baraquant.nn.RNNCell(3, 4, nonlinearity="relu")
@@ -385,18 +375,6 @@ class RNNCell(Cell):
     @classmethod
     def _options_of(cls, cell: nn.Module) -> dict[str, Any]:
         return {"bias": cell.bias, "nonlinearity": cell.nonlinearity}
-
-    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """Return the next hidden state, ``[batch, hidden_size]``.
-
-        Args:
-            input: ``[batch, input_size]`` or ``[input_size]``.
-            hx: The hidden state before; None: zeros.
-        """
-        state: list[Tensor] = []
-        if hx is not None:
-            state = [hx]
-        return self._advance(input, state)[0]
 
     def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
         """Return the next hidden state."""

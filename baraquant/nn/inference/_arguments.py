@@ -127,13 +127,8 @@ def weight_dtype(
 
 def scale_of_channels(name: str, scale: Tensor, channels: int) -> Tensor:
     """Return a scale for each output channel."""
-    _check_dtype(name, "weight_scale", scale)
-    if scale.shape != (channels,):
-        raise ValueError(
-            f"{name}: expected weight_scale to have {channels} elements (one for each output "
-            f"channel), but got {list(scale.shape)}"
-        )
-    return plain(scale).contiguous()
+    expected = f"{channels} elements (one for each output channel)"
+    return _scale(name, "weight_scale", scale, [channels], expected)
 
 
 def scale_of_weight(
@@ -145,40 +140,51 @@ def scale_of_weight(
         return scale_of_channels(name, scale, channels)
     if group_size <= 0:
         raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
-    _check_dtype(name, "weight_scale", scale)
-    expected = [channels, -(-features // group_size)]
-    if list(scale.shape) != expected:
+    wanted = [channels, -(-features // group_size)]
+    expected = f"the shape {wanted} (groups of {group_size})"
+    return _scale(name, "weight_scale", scale, wanted, expected)
+
+
+def scale_of_inputs(name: str, argument: str, smooth: Tensor, features: int) -> Tensor:
+    """Return a factor for each input feature."""
+    return _scale(name, argument, smooth, [features], f"{features} elements (qweight.size(1))")
+
+
+def scale_of_experts(
+    name: str, which: str, scale: Tensor, weight: Tensor, group_size: int | None
+) -> Tensor:
+    """Return a scale for each output channel of each expert, or for each of its groups."""
+    wanted = list(weight.shape[:2])
+    if group_size is not None:
+        if type(group_size) is not int or group_size <= 0:
+            raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
+        wanted.append(-(-weight.shape[2] // group_size))
+    return _scale(name, f"{which}_scale", scale, wanted, f"the shape {wanted}")
+
+
+def _scale(name: str, argument: str, scale: Tensor, shape: list[int], expected: str) -> Tensor:
+    """Return a scale of a shape, of which the message says what is ``expected``."""
+    _check_dtype(name, argument, scale)
+    if list(scale.shape) != shape:
         raise ValueError(
-            f"{name}: expected weight_scale to have the shape {expected} "
-            f"(groups of {group_size}), but got {list(scale.shape)}"
+            f"{name}: expected {argument} to have {expected}, but got {list(scale.shape)}"
         )
     return plain(scale).contiguous()
 
 
 def zero_point_of_weight(
-    name: str, zero_point: Tensor | None, scale: Tensor
+    name: str, zero_point: Tensor | None, scale: Tensor, which: str = "weight"
 ) -> nn.Parameter | None:
     """Return an int32 zero point for each scale, as a frozen parameter, or None."""
     if zero_point is None:
         return None
-    _check_integer(name, "weight_zero_point", zero_point)
+    _check_integer(name, f"{which}_zero_point", zero_point)
     if zero_point.shape != scale.shape:
         raise ValueError(
-            f"{name}: expected weight_zero_point to have the shape of weight_scale "
+            f"{name}: expected {which}_zero_point to have the shape of {which}_scale "
             f"({list(scale.shape)}), but got {list(zero_point.shape)}"
         )
     return parameter(zero_point.to(torch.int32))
-
-
-def scale_of_inputs(name: str, argument: str, smooth: Tensor, features: int) -> Tensor:
-    """Return a factor for each input feature."""
-    _check_dtype(name, argument, smooth)
-    if smooth.shape != (features,):
-        raise ValueError(
-            f"{name}: expected {argument} to have {features} elements (qweight.size(1)), "
-            f"but got {list(smooth.shape)}"
-        )
-    return plain(smooth).contiguous()
 
 
 def scale_of_tensor(
@@ -219,39 +225,6 @@ def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) ->
             f"{name}: expected {which}_bias to have the shape {list(weight.shape[:2])} "
             f"(experts, out_features), but got {list(bias.shape)}"
         )
-
-
-def scale_of_experts(
-    name: str, which: str, scale: Tensor, weight: Tensor, group_size: int | None
-) -> Tensor:
-    """Return a scale for each output channel of each expert, or for each of its groups."""
-    _check_dtype(name, f"{which}_scale", scale)
-    expected = list(weight.shape[:2])
-    if group_size is not None:
-        if type(group_size) is not int or group_size <= 0:
-            raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
-        expected.append(-(-weight.shape[2] // group_size))
-    if list(scale.shape) != expected:
-        raise ValueError(
-            f"{name}: expected {which}_scale to have the shape {expected}, "
-            f"but got {list(scale.shape)}"
-        )
-    return plain(scale).contiguous()
-
-
-def zero_point_of_experts(
-    name: str, which: str, zero_point: Tensor | None, scale: Tensor
-) -> nn.Parameter | None:
-    """Return an int32 zero point for each scale of experts, as a frozen parameter, or None."""
-    if zero_point is None:
-        return None
-    _check_integer(name, f"{which}_zero_point", zero_point)
-    if zero_point.shape != scale.shape:
-        raise ValueError(
-            f"{name}: expected {which}_zero_point to have the shape of {which}_scale "
-            f"({list(scale.shape)}), but got {list(zero_point.shape)}"
-        )
-    return parameter(zero_point.to(torch.int32))
 
 
 def _check_dtype(name: str, argument: str, scale: Tensor) -> None:

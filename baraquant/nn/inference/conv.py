@@ -88,25 +88,36 @@ class Convolution(Dequantizes):
         self,
         qweight: Tensor,
         weight_scale: Tensor,
-        bias: Tensor | None,
-        weight_zero_point: Tensor | None,
-        group_size: int | None,
-        input_fake_quant: FakeQuantize | None,
-        weight_bits: int,
-        dtype: torch.dtype | None,
-        **options: Any,  # PyTorch's
+        bias: Tensor | None = None,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+        **further: Any,  # options of PyTorch's module that not all of them have
     ) -> None:
         super().__init__()
         name, kind = type(self).__name__, self._float
         _arguments.check_weight(name, qweight, bias, 2 + int(kind.__name__[-2]))
         # PyTorch's module checks the options and expands them.
         like = kind(
-            in_channels=qweight.shape[1] * options["groups"],
+            in_channels=qweight.shape[1] * groups,
             out_channels=qweight.shape[0],
             kernel_size=tuple(qweight.shape[2:]),
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
             bias=False,
             device="meta",
-            **options,
+            **further,
         )
         for attribute in (*Convolution.__constants__, "_reversed_padding_repeated_twice"):
             setattr(self, attribute, getattr(like, attribute))
@@ -187,38 +198,8 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         "pad_mode",
     )
 
-    def __init__(
-        self,
-        qweight: Tensor,
-        weight_scale: Tensor,
-        bias: Tensor | None = None,
-        *,
-        weight_zero_point: Tensor | None = None,
-        group_size: int | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-        padding_mode: str = "zeros",
-        input_fake_quant: FakeQuantize | None = None,
-        weight_bits: int = 8,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            qweight,
-            weight_scale,
-            bias,
-            weight_zero_point,
-            group_size,
-            input_fake_quant,
-            weight_bits,
-            dtype,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            padding_mode=padding_mode,
-        )
+    def _store(self, *args: Any, **kwargs: Any) -> None:
+        super()._store(*args, **kwargs)
         rounder = self.input_fake_quant
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)

@@ -164,8 +164,8 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         scale = _arguments.scale_of_experts(
             _NAME, name, tensors[f"{name}_scale"], weight, self.group_size
         )
-        zero_point = _arguments.zero_point_of_experts(
-            _NAME, name, tensors.get(f"{name}_zero_point"), scale
+        zero_point = _arguments.zero_point_of_weight(
+            _NAME, tensors.get(f"{name}_zero_point"), scale, name
         )
         if bias is not None:
             self.register_parameter(f"{name}_bias", _arguments.parameter(bias))

@@ -207,17 +207,9 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
         group_factor: ``f``, uint8 ``[out_features, groups]``, 1 to 16.
         group_size: The number of adjacent inputs that share a factor and a zero point, even.
         in_features: Size of each input.
-        bias: ``[out_features]``, of the dtype of the scale or of the inputs.
         group_zero_point: ``z``, uint8 ``[out_features, groups]``, 0 to 15; None stands for 8.
-        symmetric: True for inputs without a zero point; False adds one.
-        bits: The width of the input's integers, 2 to 8.
-        granularity: ``per_token``, or ``per_tensor``: one scale for the whole input.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
-            transformers' ``Conv1D``.
-        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
-            input is to be. None: no rotation.
+
+    The other arguments are those of :class:`QuantizedLinear`.
 
     Raises:
         ValueError: A shape, width, block or granularity does not fit.
@@ -302,26 +294,10 @@ class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
     rounding to the input, and is 0 where the input was clamped.
 
     Args:
-        packed: uint8 ``[out_features, ceil(in_features / 2)]``: the numbers ``u``, two in a byte.
-        weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
-        group_factor: ``f``, uint8 ``[out_features, groups]``, 1 to 16.
-        group_size: The number of adjacent inputs that share a factor and a zero point, even.
         act_scale: ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
-        bias: ``[out_features]``, of the dtype of the scale or of the inputs.
-        in_features: Size of each input.
-        group_zero_point: ``z``, uint8 ``[out_features, groups]``, 0 to 15; None stands for 8.
         act_zero_point: Integer ``[]`` or ``[1]``; None stands for 0.
-        bits: The width of the input's integers, 2 to 8.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
-            transformers' ``Conv1D``.
-        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
-            input is to be. None: no rotation.
 
-    Raises:
-        ValueError: A shape, width or block does not fit.
-        TypeError: A tensor has another dtype, or the dtype is not floating.
+    The other arguments and the errors are those of :class:`QuantizedInt4Linear`.
 
     Example:
         >>> packed = torch.tensor([[0x7F, 0xAF]], dtype=torch.uint8)  # 7, -1; 7, 2

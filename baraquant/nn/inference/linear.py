@@ -139,25 +139,12 @@ class StaticQuantizedLinear(HoldsInt8, StaticInput):
     ``act_scale * smooth[k]``: dividing by ``smooth`` (Xiao et al. 2023) then costs nothing.
 
     Args:
-        qweight: int8 ``[out_features, in_features]``.
-        weight_scale: float32 (float64 for float64 inputs) ``[out_features]``.
         act_scale: ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
-        bias: ``[out_features]``, of the dtype of the scale or of the inputs.
         act_zero_point: Integer ``[]`` or ``[1]``; None stands for 0.
-        smooth_scale: ``[in_features]``, of the dtype of ``weight_scale``; None: no smoothing.
-        bits: The width of the input's integers, 2 to 8.
-        weight_bits: The width of the weight's integers, 2 to 8. They are always stored as int8.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
-            transformers' ``Conv1D``.
-        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
-            input is to be; not beside ``smooth_scale``. None: no rotation.
+        smooth_scale: ``[in_features]``, of the dtype of ``weight_scale``; None: no smoothing. Not
+            beside ``rotate``.
 
-    Raises:
-        ValueError: A shape, width or block does not fit.
-        TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is
-            not an integer tensor, or the dtype is not floating.
+    The other arguments and the errors are those of :class:`QuantizedLinear`.
 
     Example:
         >>> weight = torch.tensor([[1, -2], [3, 4]], dtype=torch.int8)

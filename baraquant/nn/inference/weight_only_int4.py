@@ -28,25 +28,10 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
     Args:
         packed: uint8 ``[out_features, ceil(in_features / 2)]``: the integers plus 8, two in a byte,
             as :func:`baraquant.ops.pack_int4` returns them.
-        weight_scale: float32 (float64 for float64 inputs): ``[out_features]``, or
-            ``[out_features, groups]`` with ``group_size``.
-        bias: ``[out_features]``, of the dtype of the inputs.
         in_features: Size of each input.
-        weight_zero_point: Integer, shaped like ``weight_scale``; None stands for 0.
-        group_size: The number of adjacent values of a row of the weight that share a scale.
-        input_fake_quant: Rounds the input; None leaves it as it is.
         weight_bits: The width of the weight's integers, 2 to 4. Each takes four bits.
-        dtype: The dtype of ``weight`` when it is read. None: the dtype of the bias, else of the
-            scale.
-        transposed: Whether ``weight`` reads as ``[in_features, out_features]``, the layout of
-            transformers' ``Conv1D``.
-        rotate: The block of :func:`baraquant.ops.hadamard`, by which the weight is rotated and the
-            input is to be, before it is rounded. None: no rotation.
 
-    Raises:
-        ValueError: A shape, width or block does not fit.
-        TypeError: The weight is not uint8, the scale is not float32 or float64, the zero point is
-            not an integer tensor, or the dtype is not floating.
+    The other arguments and the errors are those of :class:`WeightOnlyLinear`.
 
     Example:
         >>> packed = baraquant.ops.pack_int4(torch.tensor([[1, -2, 3, 4]], dtype=torch.int8))
