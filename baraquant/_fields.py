@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Checks of the fields of configurations; the errors name the class and the field."""
+"""Checks of fields and arguments; the errors name the class or function, and the field."""
 
 MAX_ROTATION = 32768  # the largest block of baraquant.ops.hadamard
 
@@ -32,20 +32,13 @@ def check_rotation(config: object, block: object) -> None:
 def check_bools(config: object, *names: str) -> None:
     """Check that fields are bools."""
     for name in names:
-        value = getattr(config, name)
-        if type(value) is not bool:
-            raise TypeError(
-                f"{type(config).__name__}: expected {name} to be a bool, "
-                f"but got {type(value).__name__}"
-            )
+        check_bool(type(config).__name__, name, getattr(config, name))
 
 
-def check_symmetric(name: str, symmetric: object) -> None:
-    """Check the argument of a preset."""
-    if type(symmetric) is not bool:
-        raise TypeError(
-            f"{name}: expected symmetric to be a bool, but got {type(symmetric).__name__}"
-        )
+def check_bool(where: str, name: str, value: object) -> None:
+    """Check an argument of a function or a class, of which ``where`` is the name."""
+    if type(value) is not bool:
+        raise TypeError(f"{where}: expected {name} to be a bool, but got {type(value).__name__}")
 
 
 def check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:

@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reports that ``print`` shows as a table."""
+"""Reports that ``print`` shows as a table, and lists in messages."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first names of a list, and how many there are besides."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 class Table:
-    """A report with rows; :mod:`rich` shows it by a method ``__rich__`` of the subclass."""
+    """A report with rows, which ``print`` and :mod:`rich` show.
+
+    Attributes:
+        titles: The titles of the columns; those after the second are of numbers.
+    """
+
+    titles: ClassVar[tuple[str, ...]] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a name and a text for each row, and what is shown in brackets if not empty."""
@@ -36,6 +50,22 @@ class Table:
         ]
         headline = self.headline()
         return "\n".join([*([headline] if headline else []), *lines, self.summary()])
+
+    def __rich__(self) -> Any:
+        """Return a table for :mod:`rich`."""
+        return self._rich(self.titles, self.rows())
+
+    def _rich(self, titles: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Any:
+        from rich.table import Table as RichTable
+        from rich.text import Text  # in which brackets are no markup
+
+        headline = self.headline()
+        table = RichTable(title=Text(headline) if headline else None, caption=Text(self.summary()))
+        for index, title in enumerate(titles):
+            table.add_column(Text(title), justify="left" if index < 2 else "right")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
 
     def _framed(self) -> str:
         from rich.console import Console

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bools, check_int, check_symmetric
+from ._fields import check_bool, check_bools, check_int
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -35,7 +35,7 @@ def W8A8(  # noqa: N802 - named as a scheme is
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    check_symmetric("W8A8", symmetric)
+    check_bool("W8A8", "symmetric", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
     return QuantConfig(
         TensorConfig(8),
@@ -67,7 +67,7 @@ def W8A8Static(  # noqa: N802
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    check_symmetric("W8A8Static", symmetric)
+    check_bool("W8A8Static", "symmetric", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
     return QuantConfig(
         TensorConfig(8),
@@ -168,7 +168,7 @@ def W4A8(  # noqa: N802
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
-    check_symmetric(name, symmetric)
+    check_bool(name, "symmetric", symmetric)
     if group_size is None:
         return TensorConfig(4, "per_channel", symmetric)
     return TensorConfig(4, "per_group", symmetric, group_size=group_size)

@@ -22,15 +22,7 @@ _HOMES = {
     "to_pt2e_ops": "pt2e",
 }
 
-__all__ = [
-    "from_compressed_tensors",
-    "round_biases_",
-    "tie_fused_scales",
-    "to_compressed_tensors",
-    "to_gguf",
-    "to_onnx",
-    "to_pt2e_ops",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

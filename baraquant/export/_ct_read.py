@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._table import some
 from ..nn import QuantizedExperts
 from ..nn._experts import form_of, is_experts
 from ..workflow.layers import inside, is_converted, is_prepared, layer_of
 from ..workflow.replace import check_model
 from ..workflow.serialization.data import read_tensors
 from ..workflow.serialization.header import Entry, parse_json, read_header
-from ..workflow.serialization.meta import Built, check_constants
-from ..workflow.serialization.place import put, registered
+from ..workflow.serialization.meta import Built, check_constants, put, registered
 from ._ct_config import CtConfig, read_config
 from ._ct_experts import Places, has_experts, in_files, places_of
 from ._ct_scheme import METHOD, Scheme
@@ -428,9 +428,8 @@ def _check_rest(
     rest = {name for name in rest if not is_inside(name)}
     unknown = sorted(entries.keys() - known - rest)
     if unknown:
-        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise ValueError(
-            f"{unknown[0]}{more}: the folder has it, but the model and its schemes have no place "
+            f"{some(unknown, 1)}: the folder has it, but the model and its schemes have no place "
             "for it"
         )
 

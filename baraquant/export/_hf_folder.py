@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import __version__
 from ..workflow.serialization.header import read_header
+from ._ct_scheme import parse_scheme
 from ._ct_ties import loses_ties
 from ._packages import need
 
@@ -208,9 +210,6 @@ def write_card(
 
 
 def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
-    from .. import __version__
-    from ._ct_scheme import parse_scheme
-
     kind = type(model)
     loader = kind.__name__ if kind.__module__.startswith("transformers.") else "AutoModel"
     # By default vLLM computes a float32 model in 16 bits, which rounds other inputs.

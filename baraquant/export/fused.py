@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from .. import nn as bnn
 from ..nn.training._range import qparams_of_range
 from ..workflow.layers import is_prepared
+from ..workflow.replace import check_module
 
 # Names of layers that vLLM computes as one, where they are children of one module.
 FUSED = (
@@ -71,60 +73,34 @@ def tie_fused_scales(model: nn.Module) -> list[list[str]]:
         >>> block["gate_proj"].act_scale == block["up_proj"].act_scale
         tensor(True)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{_CALLER}: expected model to be a Module, but got {type(model).__name__}")
+    check_module(model, _CALLER)
     at = dict(model.named_modules(remove_duplicate=False))
-    plans = [plan for group in fused_paths(at) if (plan := _plan(group, at)) is not None]
-    for plan in plans:
-        plan.carry_out()
-    return [plan.paths for plan in plans]
+    plans = [(g, plan) for g in fused_paths(at) if (plan := _plan(g, at)) is not None]
+    for _, plan in plans:
+        plan()
+    return [group for group, _ in plans]
 
 
-class _Plan:
-    """What is changed in one group; all groups are checked before any is changed."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-
-    def carry_out(self) -> None:
-        """Change the layers."""
-        raise NotImplementedError
+def _share(layers: list[nn.Module]) -> None:
+    """Put the first quantizer of prepared layers with the largest learned scale into all."""
+    quantizers = [layer.input_fake_quant for layer in layers]
+    widest = max(quantizers, key=lambda quantizer: float(quantizer.scale.detach()))
+    for layer in layers:
+        layer.input_fake_quant = widest
 
 
-class _Share(_Plan):
-    """Prepared layers share the first one's learned quantizer."""
-
-    def __init__(self, paths: list[str], layers: list[nn.Module]) -> None:
-        super().__init__(paths)
-        self.layers = layers
-
-    def carry_out(self) -> None:
-        """Put the first quantizer, with the largest scale, into all layers."""
-        quantizers = [layer.input_fake_quant for layer in self.layers]
-        widest = max(quantizers, key=lambda quantizer: float(quantizer.scale.detach()))
-        for layer in self.layers:
-            layer.input_fake_quant = widest
+def _unite(layers: list[bnn.StaticQuantizedLinear], scale: Tensor, zero_point: Tensor) -> None:
+    """Give converted layers a scale; the divisors of smoothed inputs contain it."""
+    for layer in layers:
+        if layer.smooth_scale is not None:
+            layer.smooth_scale = layer.smooth_scale / layer.act_scale * scale
+        layer.act_scale = scale.to(layer.act_scale.device).clone()
+        if layer.act_zero_point is not None:
+            layer.act_zero_point = zero_point.to(layer.act_zero_point)
 
 
-class _Unite(_Plan):
-    """Converted layers get the scale of the union of their ranges."""
-
-    def __init__(self, paths: list[str], layers: list[bnn.StaticQuantizedLinear]) -> None:
-        super().__init__(paths)
-        self.layers = layers
-        self.scale, self.zero_point = _union(layers)
-
-    def carry_out(self) -> None:
-        """Set the scales, and the divisors of smoothed inputs, which contain the scale."""
-        for layer in self.layers:
-            if layer.smooth_scale is not None:
-                layer.smooth_scale = layer.smooth_scale / layer.act_scale * self.scale
-            layer.act_scale = self.scale.to(layer.act_scale.device).clone()
-            if layer.act_zero_point is not None:
-                layer.act_zero_point = self.zero_point.to(layer.act_zero_point)
-
-
-def _plan(paths: list[str], at: dict[str, nn.Module]) -> _Plan | None:
+def _plan(paths: list[str], at: dict[str, nn.Module]) -> Callable[[], None] | None:
+    """Return what changes a group, or None; all groups are checked before any is changed."""
     layers = [at[path] for path in paths]
     if all(is_prepared(layer) for layer in layers):
         quantizers = [getattr(layer, "input_fake_quant", None) for layer in layers]
@@ -132,13 +108,15 @@ def _plan(paths: list[str], at: dict[str, nn.Module]) -> _Plan | None:
         if not learned or len({id(q) for q in quantizers}) == 1:
             return None
         _check_alike(paths, [(q.quant_min, q.quant_max, q.symmetric) for q in learned], len(layers))
-        return _Share(paths, layers)
+        return functools.partial(_share, layers)
     static = [layer for layer in layers if isinstance(layer, bnn.StaticQuantizedLinear)]
     if not static:
         return None
     _check_alike(paths, [(layer.bits, layer.symmetric) for layer in static], len(layers))
-    plan = _Unite(paths, static)
-    return None if all(_has(layer, plan) for layer in static) else plan
+    scale, zero_point = _union(static)
+    if all(_has(layer, scale, zero_point) for layer in static):
+        return None
+    return functools.partial(_unite, static, scale, zero_point)
 
 
 def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) -> None:
@@ -149,10 +127,10 @@ def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) 
         )
 
 
-def _has(layer: bnn.StaticQuantizedLinear, plan: _Unite) -> bool:
-    zero_point = layer.act_zero_point
-    same = zero_point is None or bool(zero_point.cpu() == plan.zero_point.cpu())
-    return same and bool(layer.act_scale.cpu() == plan.scale.cpu())
+def _has(layer: bnn.StaticQuantizedLinear, scale: Tensor, zero_point: Tensor) -> bool:
+    own = layer.act_zero_point
+    same = own is None or bool(own.cpu() == zero_point.cpu())
+    return same and bool(layer.act_scale.cpu() == scale.cpu())
 
 
 def _union(layers: list[bnn.StaticQuantizedLinear]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._fields import check_bool
 from ._folder import new_file
 from ._gguf_architectures import (
     Architecture,
@@ -73,10 +74,7 @@ def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: boo
         baraquant.quantize_(model, baraquant.W4A16(32, scale_dtype="float16"))
         baraquant.export.to_gguf(model, "model-q4_0.gguf")
     """
-    if type(float_inputs) is not bool:
-        raise TypeError(
-            f"{_CALLER}: expected float_inputs to be a bool, but got {type(float_inputs).__name__}"
-        )
+    check_bool(_CALLER, "float_inputs", float_inputs)
     gguf: Any = need(_CALLER, "gguf", "gguf")
     layers = integer_layers(model, _CALLER)
     row = architecture_of(_CALLER, model)

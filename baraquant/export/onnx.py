@@ -22,6 +22,7 @@ from ..nn import (
 )
 from ..nn._convolution import ConvolvesIntegers
 from ..nn._subclassed import plain_type
+from . import _onnx_modules as forms
 from ._folder import new_files
 from ._layers import IntegerLayer, integer_layers
 from ._packages import need
@@ -121,11 +122,11 @@ def to_onnx(
     }
     with new_files(_CALLER, path) as partial:
         program = _exported(copied, (args,) if isinstance(args, Tensor) else args, options)
-        from . import _onnx_passes
+        from . import _onnx_passes as passes
 
-        _onnx_passes.fold_casts(program.model)
-        _onnx_passes.store_four_bits(program.model, four_bits)
-        _make_safe(program.model, style, signed, is_asked_for=int8_weights is not None)
+        passes.fold_casts(program.model)
+        passes.store_four_bits(program.model, four_bits)
+        _make_safe(passes, program.model, style, signed, is_asked_for=int8_weights is not None)
         program.save(str(partial), external_data=external_data)
 
 
@@ -137,21 +138,19 @@ class _Form:
     signed: bool
 
 
-def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None:
+def _make_safe(passes: Any, model: Any, style: str, signed: bool, is_asked_for: bool) -> None:
     """Make products exact in every session of onnxruntime, or say what they need."""
-    from . import _onnx_products as products
-
     notes: dict[str, str] = {}
     warn: list[str] = []
     if not signed:
-        made = len(products.saturating(model))
-        products.make_unsigned(model)
+        made = len(passes.saturating(model))
+        passes.make_unsigned(model)
         if made:
             notes["unsigned"] = (
                 f"{made} weights are uint8, whose sums are exact on every processor; for ARM and "
                 "for x86 with VNNI int8_weights=True of to_onnx writes int8 ones, which are faster"
             )
-    wrong = products.saturating(model)
+    wrong = passes.saturating(model)
     if wrong:
         names = _some([weight.name for weight in wrong])
         notes["saturation"] = (
@@ -162,21 +161,21 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
         if not is_asked_for:
             warn.append(f"{notes['saturation']}; int8_weights=False writes uint8 ones")
     if style == "integer":
-        products.keep_inputs_floating(model)
-    elif products.weights_only(model):
+        passes.keep_inputs_floating(model)
+    elif passes.weights_only(model):
         notes["accuracy_level"] = (
             "onnxruntime rounds the inputs of layers with weights only to int8, unless the "
             "session option session.qdq_matmulnbits_accuracy_level is '1'"
         )
         warn.append(f"{notes['accuracy_level']}; style='integer' needs no option")
-        small = products.rounded_scales(model)
+        small = passes.rounded_scales(model)
         if small:
             notes["scales"] = (
                 f"onnxruntime rounds the scales of {len(small)} weights ({_some(small)}) to "
                 "float16, which does not hold them"
             )
             warn.append(f"{notes['scales']}; use style='integer', or scale_dtype='float16'")
-    reasons, count = products.floating_convolutions(model)
+    reasons, count = passes.floating_convolutions(model)
     if reasons:
         notes["convolutions"] = (
             f"{count - len(reasons)} of {count} convolutions will be int8 in onnxruntime: no "
@@ -184,7 +183,7 @@ def _make_safe(model: Any, style: str, signed: bool, is_asked_for: bool) -> None
         )
         if 2 * len(reasons) > count > 1:
             warn.append(notes["convolutions"])
-    rounded = products.rounded_biases(model)
+    rounded = passes.rounded_biases(model)
     if rounded:
         notes["biases"] = (
             f"onnxruntime rounds the biases of {rounded} int8 convolutions to multiples of the "
@@ -263,8 +262,6 @@ def _replacement(
     path: str, module: nn.Module, layer: IntegerLayer | None, form: _Form
 ) -> nn.Module:
     """Return the form of a module for the exporter; the module itself if it can stay."""
-    from . import _onnx_modules as forms
-
     if isinstance(module, LearnedFakeQuantize):
         raise ValueError(
             f"{_CALLER}: {path}: expected no LearnedFakeQuantize, which is for training; replace "
@@ -292,8 +289,6 @@ def _replacement(
 
 
 def _rounder(path: str, rounder: FakeQuantize, form: _Form) -> nn.Module:
-    from . import _onnx_modules as forms
-
     is_input = path.endswith("input_fake_quant")
     if rounder.is_observed:
         if int(rounder.observer_enabled) != 0:
@@ -313,8 +308,6 @@ def _rounder(path: str, rounder: FakeQuantize, form: _Form) -> nn.Module:
 
 
 def _fixed(rounder: FakeQuantize, is_input: bool, form: _Form) -> nn.Module:
-    from . import _onnx_modules as forms
-
     return forms.FixedRounder(rounder, keeps_zero=is_input, signed=form.signed or not is_input)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ._patterns import arguments
 
@@ -64,8 +65,6 @@ def keeps_tokens(node: Node, *, picks: bool) -> bool:
 
 def _has_same_tokens(before: Tensor, after: Tensor) -> bool:
     """Whether both have tokens of the same length, known when the graph was made."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
     # Of vectors without elements a reshape may make any number.
     same = before.shape[-1] == after.shape[-1]
     return bool(statically_known_true(same) and statically_known_true(before.shape[-1] > 0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 from .._table import Table
 
@@ -41,6 +40,8 @@ class Report(Table):
         after: Their number now.
     """
 
+    titles = "output of", "is quantized for"
+
     fusions: tuple[Fusion, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     before: int = 0
@@ -64,16 +65,6 @@ class Report(Table):
             f"{len(self.fusions)} fused, {len(self.left_out)} left out; "
             f"{self.before} quantizations before, {self.after} now"
         )
-
-    def __rich__(self) -> Any:
-        """Return a table for :mod:`rich`."""
-        from rich.table import Table as RichTable
-        from rich.text import Text  # in which brackets are no markup
-
-        table = RichTable("output of", "is quantized for", caption=self.summary())
-        for row in self.rows():
-            table.add_row(*map(Text, row))
-        return table
 
 
 def merged(reports: list[Report]) -> Report:

@@ -14,18 +14,8 @@ from ..ops._recompute import unless_recomputing
 from ._layout import Layout, local_attribute
 
 
-class LocalFakeQuantize(FakeQuantize):
-    """A fake quantizer with a scale for each channel; this process has some of the channels."""
-
-    min_val = local_attribute("min_val")
-    max_val = local_attribute("max_val")
-    scale = local_attribute("scale")
-    zero_point = local_attribute("zero_point")
-
-    @staticmethod
-    def of(quantizer: FakeQuantize) -> None:
-        """Make a fake quantizer one of this class."""
-        quantizer.__class__ = LocalFakeQuantize
+class _Split(FakeQuantize):
+    """A fake quantizer of which other processes have other parts."""
 
     def sync_qparams(self, process_group: object = None) -> None:
         """Give all replicas of this process's part the union of their ranges.
@@ -36,11 +26,26 @@ class LocalFakeQuantize(FakeQuantize):
         Raises:
             RuntimeError: There is no ``process_group``: other processes have other channels.
         """
-        _check_replicas(process_group)
+        if process_group is None:
+            raise RuntimeError(
+                "FakeQuantize: expected process_group to be the replicas of a layer that is split "
+                "over processes, but got None, which is all processes; give the group of data "
+                'parallelism, as mesh["dp"].get_group(). The processes that share a layer agree '
+                "already"
+            )
         super().sync_qparams(process_group)
 
 
-class AgreedFakeQuantize(FakeQuantize):
+class LocalFakeQuantize(_Split):
+    """A fake quantizer with a scale for each channel; this process has some of the channels."""
+
+    min_val = local_attribute("min_val")
+    max_val = local_attribute("max_val")
+    scale = local_attribute("scale")
+    zero_point = local_attribute("zero_point")
+
+
+class AgreedFakeQuantize(_Split):
     """A fake quantizer that computes its scale from the range over all processes.
 
     Each process has a part of every segment: of a token or a channel along the dimension that is
@@ -49,12 +54,6 @@ class AgreedFakeQuantize(FakeQuantize):
     """
 
     _layout: Layout
-
-    @staticmethod
-    def of(quantizer: FakeQuantize, layout: Layout) -> None:
-        """Make a fake quantizer one of this class."""
-        quantizer.__class__ = AgreedFakeQuantize
-        quantizer._layout = layout
 
     def round(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the agreed grid; without observing, and without switches."""
@@ -123,11 +122,6 @@ class AgreedFakeQuantize(FakeQuantize):
         )
         return torch.where(self.fake_quant_enabled[0] != 0, output, input)
 
-    def sync_qparams(self, process_group: object = None) -> None:
-        """Give all replicas the union of their ranges; as in :class:`LocalFakeQuantize`."""
-        _check_replicas(process_group)
-        super().sync_qparams(process_group)
-
 
 class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
     """Rounds a weight to four bits; each process has some of the groups of every row.
@@ -137,12 +131,6 @@ class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
     """
 
     _layout: Layout
-
-    @staticmethod
-    def of(quantizer: FakeQuantizeInt4, layout: Layout) -> None:
-        """Make a fake quantizer one of this class."""
-        quantizer.__class__ = AgreedFakeQuantizeInt4
-        quantizer._layout = layout
 
     def calculate_qparams(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the scales of the rows, and the factors and zero points of this part's groups."""
@@ -156,12 +144,3 @@ class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
             torch.cat([ends.flatten(1), of_row], dim=1), 2, symmetric=self.symmetric
         )
         return scale, factor[:, :-1].contiguous(), zero_point[:, :-1].contiguous()
-
-
-def _check_replicas(process_group: object) -> None:
-    if process_group is None:
-        raise RuntimeError(
-            "FakeQuantize: expected process_group to be the replicas of a layer that is split over "
-            "processes, but got None, which is all processes; give the group of data parallelism, "
-            'as mesh["dp"].get_group(). The processes that share a layer agree already'
-        )

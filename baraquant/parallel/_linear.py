@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .. import ops
 from ..nn._product import linear, matching_bias
@@ -222,12 +222,10 @@ def sum_of_floats(part: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
     result is rounded once to the dtype of the parts.
     """
     dtype = torch.promote_types(part.dtype, torch.float32) if layout.is_exact else torch.bfloat16
-    whole = DTensor.from_local(part.to(dtype), layout.mesh, [Partial()], run_check=False)
-    total = whole.redistribute(layout.mesh, [layout.output]).to_local()
+    total = layout.sum(part.to(dtype), layout.output)
     if bias is not None:
         if layout.splits_channels(part.dim()):
-            known = DTensor.from_local(bias, layout.mesh, [Replicate()], run_check=False)
-            bias = known.redistribute(layout.mesh, [Shard(0)]).to_local()
+            bias = layout.part_of(bias, Shard(0))
         total = total.to(torch.promote_types(part.dtype, torch.float32)) + bias
     return total.to(part.dtype)
 

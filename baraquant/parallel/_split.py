@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
-    Partial,
     Placement,
     Replicate,
     Shard,
@@ -91,8 +90,7 @@ class RowsOfTable(Parallel):
                 torch.where(is_here, index - first, 0)
             )
             rows = rows.masked_fill(~is_here.unsqueeze(-1), 0)
-        whole = DTensor.from_local(rows, layout.mesh, [Partial()], run_check=False)
-        return layout.finished(whole.redistribute(layout.mesh, [layout.output]).to_local())
+        return layout.finished(layout.sum(rows, layout.output))
 
     def _no_rows(self: Any, index: Tensor) -> Tensor:
         table = self._own_table()
@@ -424,15 +422,20 @@ def _split_quantizer(
 ) -> None:
     """Let the fake quantizer of a weight agree with those of the other processes where it must."""
     if isinstance(quantizer, FakeQuantizeInt4) and not splits_channels:
-        AgreedFakeQuantizeInt4.of(quantizer, layout)
+        _become(quantizer, AgreedFakeQuantizeInt4, layout)
     if not isinstance(quantizer, FakeQuantize) or quantizer.granularity == "per_group":
         return
     if quantizer.granularity == "per_tensor" or not splits_channels:
-        AgreedFakeQuantize.of(quantizer, layout)
+        _become(quantizer, AgreedFakeQuantize, layout)
     elif quantizer.is_observed:
         for name in _OF_A_SCALE:
             _distribute(quantizer, name, layout.mesh, Shard(0), source)
-        LocalFakeQuantize.of(quantizer)
+        quantizer.__class__ = LocalFakeQuantize
+
+
+def _become(quantizer: nn.Module, kind: type[nn.Module], layout: Layout) -> None:
+    quantizer.__class__ = kind
+    quantizer._layout = layout
 
 
 def _agree_on_input(module: nn.Module, layout: Layout) -> None:
@@ -449,7 +452,7 @@ def _agree_on_input(module: nn.Module, layout: Layout) -> None:
     if not isinstance(quantizer, FakeQuantize) or quantizer.mode == "fixed":
         return
     if quantizer.granularity != "per_group":
-        AgreedFakeQuantize.of(quantizer, layout)
+        _become(quantizer, AgreedFakeQuantize, layout)
 
 
 def _class_of(module: nn.Module, kind: type[nn.Module], by_rows: bool) -> type[Any]:

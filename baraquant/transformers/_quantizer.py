@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.quantizers import auto
 
+from .._table import some
 from ..nn._experts import is_experts
 from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import layer_of, parents
@@ -164,10 +165,9 @@ class BaraquantQuantizer(WritesCompressedTensors):
         paths = [path for path in report.left_out if is_experts(model.get_submodule(path))]
         if paths:
             size = sum(report.parameters.get(path, 0) for path in paths)
-            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
             warnings.warn(
                 f"{CALLER}: one scheme quantizes linear layers alone, and leaves the experts "
-                f"{paths[0]}{more} floating: {100 * report.share:.0f} % of the "
+                f"{some(paths, 1)} floating: {100 * report.share:.0f} % of the "
                 f"parameters are integers, and {100 * size / report.total_parameters:.0f} % belong "
                 "to these experts; give a dictionary with a rule for their paths, or load the "
                 "floating model and call baraquant.quantize_",

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from transformers.quantizers import auto
 from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
+from .._fields import check_bool
 from ..export._ct_config import read_config
 from ..export._ct_scheme import METHOD
 from ._folder_quantizer import CALLER, FolderQuantizer
@@ -53,26 +53,7 @@ class FolderConfig(TheirConfig):  # type: ignore[misc]
 FolderConfig.__name__ = TheirConfig.__name__
 
 
-class _Switch:
-    """Takes back what a call of :func:`use_for_compressed_tensors` changed."""
-
-    def __init__(self, before: tuple[Any, Any]) -> None:
-        self._before = before
-
-    def __enter__(self) -> None:
-        """Do nothing: the call has already happened."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Restore the reader that was there before."""
-        _CONFIGS[METHOD], _QUANTIZERS[METHOD] = self._before
-
-
-def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[None]:
+def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
     """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
 
     transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
@@ -102,15 +83,18 @@ def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[None]:
         >>> with baraquant.transformers.use_for_compressed_tensors():
         ...     pass  # model = AutoModelForCausalLM.from_pretrained(folder)
     """
-    if type(on) is not bool:
-        raise TypeError(
-            f"use_for_compressed_tensors: expected on to be a bool, but got {type(on).__name__}"
-        )
+    check_bool("use_for_compressed_tensors", "on", on)
     before = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
     if on:
         cast_scales_of_slots()
-    _CONFIGS[METHOD], _QUANTIZERS[METHOD] = (FolderConfig, _reader) if on else _THEIRS
-    return _Switch(before)
+    _use((FolderConfig, _reader) if on else _THEIRS)
+    back = ExitStack()
+    back.callback(_use, before)
+    return back
+
+
+def _use(reader: tuple[Any, Any]) -> None:
+    _CONFIGS[METHOD], _QUANTIZERS[METHOD] = reader
 
 
 def _reader(config: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from .. import nn as bnn
+from .._table import some
 from ..configs import QuantConfig
 from ..nn._convolution import ConvolvesIntegers
 from .layers import Layer, form_of, layer_of_prepared, layer_with
@@ -87,14 +88,9 @@ def warn_if_no_faster(
         )
         what = "all of them" if share == 0 else f"{100 * (1 - share):.0f} % of the multiply-adds"
         verb = "store integers and compute" if share == 0 else "belong to layers that compute"
-        which = "the model is" if len(paths) == len(schemes) else f"{_some(floating)} are"
+        which = "the model is" if len(paths) == len(schemes) else f"{some(floating, 3)} are"
         warnings.warn(
             f"{caller}: expected layers that multiply integers with {scheme}, but {what} "
             f"{verb} in floating point: {which} smaller and no faster{advice}",
             stacklevel=stacklevel,
         )
-
-
-def _some(paths: list[str]) -> str:
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return f"{', '.join(paths[:3])}{more}"

@@ -61,11 +61,14 @@ class Form:
             ValueError: A file cannot hold the value of an option.
         """
         values = {name: option.read(module) for name, option in self.options.items()}
+        self._check_options(values)
+        return values
+
+    def _check_options(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             if not self.options[name].is_valid(value):
                 expected = self.options[name].expected
                 raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
-        return values
 
     def parse(self, options: Any, version: int) -> dict[str, Any]:
         """Return the constructor's arguments for options read from a file, checked.
@@ -82,10 +85,7 @@ class Form:
         if not isinstance(options, dict) or options.keys() != known:
             got = sorted(options) if isinstance(options, dict) else options
             raise ValueError(f"expected the options {sorted(known)}, but got {got!r:.80}")
-        for name, value in options.items():
-            if not self.options[name].is_valid(value):
-                expected = self.options[name].expected
-                raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
+        self._check_options(options)
         parsed = {name: self.options[name].parse(value) for name, value in options.items()}
         return parsed | absent
 

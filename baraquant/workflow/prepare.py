@@ -13,7 +13,7 @@ from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize, LearnedFakeQuantize
 from .arithmetic import warn_if_no_faster
 from .calibration.observers import Observer
-from .calibration.run import Calibration
+from .calibration.run import Calibration, Run
 from .calibration.static import observe_inputs
 from .inference_mode import makes_normal_tensors
 from .replace import FilterFn, swap
@@ -75,14 +75,10 @@ def prepare_(
 
     Args:
         model: The model that contains the layers; the root itself is not swapped.
-        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8`. Or a
-            dictionary from path patterns (``"encoder.*"``, by :mod:`fnmatch`) or types
-            (``nn.Embedding``) to configurations: the first match counts, and None leaves a layer
-            floating.
-        filter_fn: ``filter_fn(module, name)`` says whether to swap a layer; None swaps all.
-            It is asked for each layer by its name in the report. Of an attention or a recurrent
-            layer it is asked for the whole, which False leaves out, and for each part, such as
-            ``lstm.cells.l0.ih``.
+        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8`, or a
+            dictionary of them, as for :func:`baraquant.quantize_`.
+        filter_fn: ``filter_fn(module, name)`` says whether to swap a layer, as for
+            :func:`baraquant.quantize_`; None swaps all.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`. They give the initial
             ranges of static inputs and the initial learned scales. The observers ``percentile`` and
             ``mse`` need them for static inputs, and keep the range from then on.
@@ -148,7 +144,7 @@ def _calibrate(
             )
     if calibration is None:
         return
-    observers = observe_inputs(model, chosen, calibration, progress=progress, where=CALLER)
+    observers = observe_inputs(chosen, Run(model, calibration, progress, CALLER))
     for (path, name), observed in observers.items():
         quantizer = chosen[path].prepared.input_quantizers()[name]
         if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize)):

@@ -19,7 +19,7 @@ from ..nn import FakeQuantizedLinear, QuantizesWeight
 from ..schemes import AFTER_TRAINING, AWQ, GPTQ, SmoothQuant
 from .arithmetic import warn_if_no_faster
 from .awq.layers import find_scalings
-from .calibration.run import UNREACHED, Calibration, check_repeatable
+from .calibration.run import UNREACHED, Calibration, Run
 from .calibration.static import observe_inputs
 from .gptq.layers import SEVERAL_TIMES, quantize_layers
 from .inference_mode import makes_normal_tensors
@@ -137,7 +137,7 @@ def quantize_(
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
-        plan, by_gptq = _calibrate(model, chosen, calibration, progress)
+        plan, by_gptq = _calibrate(chosen, Run(model, calibration, progress, _CALLER))
         check_layers(chosen, plan, by_gptq, _CALLER)
         # Warnings come before the model changes: they may be errors.
         _warn(chosen, plan)
@@ -155,22 +155,24 @@ def quantize_(
 
 
 def _calibrate(
-    model: nn.Module,
-    chosen: dict[str, Chosen],
-    calibration: Calibration | None,
-    progress: bool,
+    chosen: dict[str, Chosen], run: Run
 ) -> tuple[dict[str, Smoothing], dict[str, nn.Module]]:
     """Run what needs data; return how layers are scaled, and those that :class:`GPTQ` made."""
-    for_gptq = own_linear_layers(model, chosen, GPTQ, "rounded to nearest")
+    for_gptq = own_linear_layers(run.model, chosen, GPTQ, "rounded to nearest")
     if for_gptq:
-        check_repeatable(calibration, SEVERAL_TIMES, _CALLER)
-    plan = _smoothings(model, chosen, calibration, progress)
-    for_awq = own_linear_layers(model, chosen, AWQ, "not scaled")
-    plan |= find_scalings(model, for_awq, calibration, progress=progress, where=_CALLER)
-    static = {path: one for path, one in chosen.items() if path not in plan}
-    calibrate_inputs(model, static, calibration, progress)
+        run.check_repeatable(SEVERAL_TIMES)
+    plan = _smoothings(chosen, run)
+    for_awq = own_linear_layers(run.model, chosen, AWQ, "not scaled")
+    plan |= find_scalings(for_awq, run)
+    calibrate_inputs({path: one for path, one in chosen.items() if path not in plan}, run)
     maker = Maker((one.prepared for one in chosen.values()), plan)
-    return plan, _rounded(model, for_gptq, maker, calibration, progress)
+    return plan, quantize_layers(
+        for_gptq,
+        run,
+        maker.ready,
+        lambda path, one, integers: make(maker, path, one, _CALLER, integers),
+        kept=maker.divided(),
+    )
 
 
 def _warn(chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
@@ -228,14 +230,9 @@ def _is_finite(weight: Tensor) -> bool:
     return bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
 
 
-def _smoothings(
-    model: nn.Module,
-    chosen: Mapping[str, Chosen],
-    calibration: Calibration | None,
-    progress: bool,
-) -> dict[str, Smoothing]:
+def _smoothings(chosen: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing]:
     """Return how the linear layers of :class:`SmoothQuant` are smoothed."""
-    owners = parameter_owners(model)
+    owners = parameter_owners(run.model)
     plan: dict[str, Smoothing] = {}
     for config in {one.config: None for one in chosen.values()}:
         linears = {
@@ -244,42 +241,28 @@ def _smoothings(
             if one.config == config and isinstance(one.prepared, FakeQuantizedLinear)
         }
         if isinstance(config, SmoothQuant) and linears:
-            assert calibration is not None
             tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
-            found = find_smoothings(
-                model,
-                config,
-                calibration,
-                {path: chosen[path].prepared.rows_of_weight() for path in linears},
-                fixed=tied,
-                progress=progress,
-                where=_CALLER,
-            )
+            weights = {path: chosen[path].prepared.rows_of_weight() for path in linears}
+            found = find_smoothings(config, run, weights, tied)
             for path in linears.keys() - found.keys():
                 one = chosen[path]
                 if scheme_of(config).is_static:
-                    _leave_input(path, one)
+                    _leave_input(path, one, run.where)
                 else:
                     one.remark = "; not smoothed, as the calibration data does not reach it"
             plan |= found
     return plan
 
 
-def calibrate_inputs(
-    model: nn.Module,
-    chosen: Mapping[str, Chosen],
-    calibration: Calibration | None,
-    progress: bool,
-    caller: str = _CALLER,
-) -> None:
+def calibrate_inputs(chosen: Mapping[str, Chosen], run: Run) -> None:
     """Give layers with static inputs the scales of their observers."""
-    if calibration is None:
+    if run.data is None:
         return
-    observers = observe_inputs(model, chosen, calibration, progress=progress, where=caller)
+    observers = observe_inputs(chosen, run)
     reached = {path for path, _ in observers}
     for path, one in chosen.items():
         if one.prepared.config.is_static and path not in reached:
-            _leave_input(path, one, caller)
+            _leave_input(path, one, run.where)
     for (path, name), observer in observers.items():
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
@@ -287,30 +270,7 @@ def calibrate_inputs(
         setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path].module))
 
 
-def _rounded(
-    model: nn.Module,
-    layers: Mapping[str, Chosen],
-    maker: Maker,
-    calibration: Calibration | None,
-    progress: bool,
-) -> dict[str, nn.Module]:
-    """Return the layers whose weights :class:`GPTQ` rounded, by their paths."""
-    if not layers:
-        return {}
-    assert calibration is not None
-    return quantize_layers(
-        model,
-        layers,
-        calibration,
-        maker.ready,
-        lambda path, one, integers: make(maker, path, one, _CALLER, integers),
-        kept=maker.divided(),
-        progress=progress,
-        where=_CALLER,
-    )
-
-
-def _leave_input(path: str, one: Chosen, caller: str = _CALLER) -> None:
+def _leave_input(path: str, one: Chosen, caller: str) -> None:
     """Let a layer that no calibration data reaches keep a floating input."""
     if not isinstance(one.prepared, QuantizesWeight):
         raise ValueError(f"{caller}: {path}: {UNREACHED}")

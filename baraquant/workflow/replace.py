@@ -164,16 +164,20 @@ def _leave_out_tied(
             left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
 
 
-def check_model(model: Any, caller: str) -> None:
-    """Check that modules can be swapped in a model at all."""
-    from torch.nn.parallel import DataParallel, DistributedDataParallel
-
+def check_module(model: Any, caller: str) -> None:
+    """Check that something is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
+
+
+def check_model(model: Any, caller: str) -> None:
+    """Check that modules can be swapped in a model at all."""
+    check_module(model, caller)
+    wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
     for name, module in model.named_modules():
         where = f"{name}: " if name else ""
         wrapped = type(module).__name__
-        if isinstance(module, (DataParallel, DistributedDataParallel)) or _is_sharded(module):
+        if isinstance(module, wrappers) or _is_sharded(module):
             raise ValueError(
                 f"{caller}: {where}expected a model before it is wrapped for several processes, "
                 f"but got {wrapped}"

@@ -55,6 +55,8 @@ class Report(Table):
             what preparation adds.
     """
 
+    titles = "layers", "what they are now", "parameters"
+
     changed: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
@@ -157,18 +159,6 @@ class Report(Table):
 
     def _part(self, size: int) -> str:
         return _percent(size / self.total_parameters) if size and self.total_parameters else ""
-
-    def __rich__(self) -> Any:
-        """Return a table for :mod:`rich`."""
-        from rich.table import Table as RichTable
-        from rich.text import Text  # in which brackets are no markup
-
-        title = Text(self.headline()) if self.headline() else None
-        table = RichTable("layers", "what they are now", title=title, caption=self.summary())
-        table.add_column("parameters", justify="right")
-        for row in self.rows():
-            table.add_row(*map(Text, row))
-        return table
 
 
 def _grouped(what: dict[str, str], sizes: dict[str, int]) -> list[tuple[str, str, int]]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor, nn
+from torch import nn
 
-from .. import ops
 from ..nn import FakeQuantizedConv1D, FakeQuantizedLinear
 from ..nn._rotation import rotate_of
 from ..nn.recurrent_cells import Cell
-from .calibration.observers import Observer
 
 # The classes of prepared layers that rotate their inputs.
 ROTATED = (FakeQuantizedLinear, FakeQuantizedConv1D)
@@ -46,28 +44,3 @@ def about_rotation(layer: nn.Module) -> str:
     """Return what a report adds to the class of a converted layer."""
     block = rotate_of(layer)
     return f", rotate={block}" if block > 0 else ""
-
-
-class OfRotated:
-    """An observer of what a layer rotates: it sees the input after the rotation.
-
-    Args:
-        observer: The observer of the rotated input.
-        block: The block of the rotation.
-    """
-
-    def __init__(self, observer: Observer, block: int) -> None:
-        self._observer, self._block = observer, block
-
-    def observe(self, input: Tensor) -> None:
-        """Observe one input."""
-        self._observer.observe(ops.hadamard(input, self._block))
-
-    def unusable(self) -> Tensor | None:
-        """Return whether no finite input was seen; None if no input was seen."""
-        return self._observer.unusable()
-
-    @property
-    def skipped_batches(self) -> Tensor | None:
-        """The number of inputs ignored for a NaN or an infinity."""
-        return self._observer.skipped_batches

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from .._table import some
 from ..configs import Config, QuantConfig
 from ..schemes import AFTER_TRAINING, quant_config
 from .report import FLOATING, UNMATCHED
@@ -137,11 +138,9 @@ class Rules:
         for index, (key, _) in enumerate(self._rules):
             if index not in self._used and not self._is_one:
                 what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
-                paths = sorted(names)
-                more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
                 raise ValueError(
                     f"{self._caller}: expected {what} to match a layer, but it matches none of "
-                    f"{', '.join(paths[:5])}{more}"
+                    f"{some(sorted(names), 5)}"
                 )
 
     def warn_if_useless(self, changed: set[int], left_out: Mapping[int, tuple[str, str]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._table import some
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn._rotation import rotate_of
 from ..nn._subclassed import with_forward_of
@@ -120,10 +121,9 @@ class Filter:
         """Warn if the filter has taken each layer that it was asked for."""
         if self._answers and all(self._answers.values()):
             names = sorted({name for _, name in self._answers})
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
             warnings.warn(
                 f"{caller}: expected filter_fn to leave out a layer, but it takes all of "
-                f"{', '.join(names[:5])}{more}",
+                f"{some(names, 5)}",
                 stacklevel=5,
             )
 

@@ -16,7 +16,7 @@ import baraquant
 from baraquant import AWQ, W4A16, W8A16, QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantizedLinear, WeightOnlyInt4Linear, WeightOnlyLinear
 from baraquant.workflow import fit, quantize
-from baraquant.workflow.awq.formula import Inputs, scaling
+from baraquant.workflow.awq.layers import Inputs, scaling
 from baraquant.workflow.smoothquant.producers import can_fold, fold
 from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
 

@@ -29,7 +29,7 @@ from baraquant import (
 from baraquant.configs import SCALE_DTYPES, Config
 from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.awq import layers
-from baraquant.workflow.awq.formula import Inputs
+from baraquant.workflow.awq.layers import Inputs
 from tests.support.models.outlier_models import (
     Block,
     Tied,

@@ -24,7 +24,7 @@ from baraquant import (
     TensorConfig,
     W8A8Static,
 )
-from baraquant.workflow.sensitivity.errors import LayerErrors
+from baraquant.workflow.sensitivity.measure import LayerErrors
 from tests.support.docstrings import run_examples
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from baraquant.workflow.smoothquant.formula import (
+from baraquant.workflow.smoothquant.smoothing import (
     ALPHAS,
     AlphaSearch,
     ChannelRange,

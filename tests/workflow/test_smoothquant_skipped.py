@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from baraquant.workflow.smoothquant.formula import ALPHAS, AlphaSearch, ChannelRange
+from baraquant.workflow.smoothquant.smoothing import ALPHAS, AlphaSearch, ChannelRange
 from tests.support.models.outlier_models import batches
 
 

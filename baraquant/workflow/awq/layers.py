@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs the calibration of AWQ, and finds the factors of each linear layer.
+"""AWQ: the factors of input channels, and the error that they leave (Lin et al., 2024).
+
+``y = (x / s) (w s)^T`` for any ``s[k] > 0``. Where the inputs are large, a larger ``s`` makes the
+rounding of ``w s`` finer in units of ``w``, as long as it does not widen the scale of its group.
+``s = mean|x|^alpha / sqrt(max * min)``, with the maximum and the minimum of ``mean|x|^alpha`` over
+the channels. With ``E = round(w s) / s - w`` the summed squared error of the output is
+``trace(E H E^T)`` for ``H = X^T X`` of the inputs.
 
 A first run finds which layers share the output of a module that can absorb their factors, as for
 SmoothQuant, and adds up the squares of each channel, by which a search for scales weighs the errors
@@ -9,20 +15,123 @@ depends on the memory alone, not on the number of batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from ...nn import FakeQuantize
+from ...nn.training._range import power_to_one
 from ...schemes import AWQ
+from ..calibration.finite import NearOne, Seen
 from ..calibration.progress import ProgressBar
-from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
-from ..fit import searches_scales
+from ..calibration.run import Run
+from ..fit import fit, searches_scales
+from ..gptq.formula import Hessian
 from ..select import Chosen
 from ..smoothquant.flow import Group, find_groups
 from ..smoothquant.producers import can_fold
 from ..smoothquant.smoothing import Smoothing
-from .formula import Inputs, SeenSquares, output_error, scaling
+
+
+class SeenSquares(Seen):
+    """A watcher that counts the inputs of one layer, and adds up the squares of their channels.
+
+    Args:
+        features: The number K of inputs.
+        dtype: The dtype of the sums, float32 or float64.
+
+    Attributes:
+        squares: The sums over the finite inputs times a power of two, ``[K]``; None if there was
+            no input.
+    """
+
+    def __init__(self, features: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._features, self._dtype = features, dtype
+        self._near_one = NearOne()
+        self.squares: Tensor | None = None
+
+    def observe(self, input: Tensor) -> None:
+        """Add ``input``, ``[..., K]``, if it is finite."""
+        if input.numel() == 0 or input.shape[-1] != self._features:
+            return  # the layer itself raises the error of a wrong shape
+        is_finite = self.begin(input)
+        rows = input.detach().reshape(-1, self._features).to(self._dtype)
+        rows, change = self._near_one(torch.where(is_finite, rows, 0.0))
+        squares = rows.square().sum(dim=0)
+        if self.squares is not None:
+            squares += self.squares * change.square()
+        self.squares = squares
+
+
+class Inputs(Hessian):
+    """Adds up ``X^T X`` and ``|X|`` of one layer's inputs, and keeps nothing else.
+
+    Attributes:
+        absolute: The sum of the absolute values of each channel times the same power of two,
+            ``[K]``; None if no input was seen.
+    """
+
+    absolute: Tensor | None = None
+
+    def _add(self, rows: Tensor, change: Tensor) -> None:
+        super()._add(rows, change)
+        if self.absolute is None:
+            self.absolute = rows.new_zeros(rows.shape[1])
+        self.absolute.mul_(change).add_(rows.abs().sum(dim=0))
+
+
+def scaling(absolute: Tensor, alpha: float) -> Tensor:
+    """Return the factors ``s`` that divide the input and multiply the weights.
+
+    Args:
+        absolute: The mean of the absolute values of each channel of the input, ``[K]``, or any
+            multiple of it, which has the same factors.
+        alpha: The exponent, in [0, 1].
+
+    Returns:
+        ``[K]``, of the dtype of ``absolute``, in [1e-5, 1e5]. 1 for a channel that is always 0,
+        which has no part in the maximum and the minimum.
+    """
+    powers = absolute.to(torch.float64).pow(alpha)
+    is_zero = absolute == 0
+    largest = powers.masked_fill(is_zero, 0.0).amax()
+    least = powers.masked_fill(is_zero, math.inf).amin()
+    factors = powers / (largest.sqrt() * least.sqrt())
+    return factors.clamp(1e-5, 1e5).masked_fill(is_zero, 1.0).to(absolute.dtype)
+
+
+def output_error(
+    weight: Tensor,
+    smooth: Tensor,
+    hessian: Tensor,
+    quantizer: FakeQuantize,
+    *,
+    importance: Tensor | None,
+) -> Tensor:
+    """Return the squared error of a layer's output, summed over its inputs, float64 ``[]``.
+
+    Args:
+        weight: The weight, ``[N, K]``.
+        smooth: Its factors, ``[K]``, of the same dtype.
+        hessian: ``X^T X`` of the inputs, ``[K, K]``, of the same dtype.
+        quantizer: The dynamic quantizer of the weight.
+        importance: The squares of the unscaled inputs, ``[K]``, if the scales are searched.
+    """
+    scaled = weight * smooth
+    if importance is not None:
+        quantizer = fit(scaled, quantizer, importance / smooth.square())
+    error = quantizer.round(scaled) / smooth - weight
+    # Powers of two, so that no product overflows or vanishes; they change no other bit.
+    of_weight = power_to_one(weight.abs().amax())
+    of_hessian = power_to_one(hessian.abs().amax())
+    error = error * of_weight
+    with torch.autocast(error.device.type, enabled=False):
+        product = ((error @ (hessian * of_hessian)) * error).sum(dtype=torch.float64)
+    return product / of_weight.double().square() / of_hessian.double()
+
 
 _UNREACHED = "; not scaled, as the calibration data does not reach it"
 _NO_PRODUCER = "; not scaled, as no preceding layer can absorb the division"
@@ -33,22 +142,12 @@ _NO_GAIN = "; not scaled, as no factors lower the error"
 _BYTES = 1 << 30
 
 
-def find_scalings(
-    model: nn.Module,
-    layers: Mapping[str, Chosen],
-    calibration: Calibration | None,
-    *,
-    progress: bool,
-    where: str,
-) -> dict[str, Smoothing]:
+def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing]:
     """Run the calibration, and return the factors of the layers to scale; others get a remark.
 
     Args:
-        model: The float model.
         layers: The linear layers of :class:`AWQ`, by path. They share their weights with no other.
-        calibration: Batches, or a function that runs the model.
-        progress: Whether to show a bar.
-        where: The function name for error messages.
+        run: The calibration.
 
     Raises:
         ValueError: The data can be read only once, it reaches no layer, or no input of one is
@@ -56,22 +155,9 @@ def find_scalings(
     """
     if not layers:
         return {}
-    assert calibration is not None
-    check_repeatable(calibration, "several times for AWQ", where)
-
-    def run(watchers: Mapping[str, Watcher]) -> set[str]:
-        return calibrate(
-            model,
-            calibration,
-            watchers,
-            description="what feeds the layers",
-            progress=progress,
-            where=where,
-            allows_unreached=True,
-        )
-
+    run.check_repeatable("several times for AWQ")
     seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
-    found, unreached = find_groups(model, seen, set(), run)
+    found, unreached = find_groups(run, seen, set(), "what feeds the layers")
     for path, one in layers.items():
         if searches_scales(one.scheme):
             one.importance = seen[path].squares
@@ -80,17 +166,17 @@ def find_scalings(
     for path in layers.keys() - {path for group in groups for path in group.layers}:
         without = _NO_PRODUCER if path not in readable else _READABLE.format(readable[path])
         layers[path].remark += _UNREACHED if path in unreached else without
-    with ProgressBar("AWQ", len(groups), progress) as bar:
+    with ProgressBar("AWQ", len(groups), run.progress) as bar:
         for part in _parts(groups, layers):
             inputs = {
                 path: Inputs(*_size_and_dtype(layers[path]), known=seen[path].count())
                 for group in part
                 for path in group.layers
             }
-            calibrate(model, calibration, inputs, progress=False, where=where)
+            run.again(inputs)
             for group in part:
                 own = {path: inputs.pop(path) for path in group.layers}
-                _search(model, group, layers, own)
+                _search(run.model, group, layers, own)
                 bar.advance()
     for group in groups:
         if group.smooth is None:

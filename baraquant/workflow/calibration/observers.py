@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -244,6 +245,33 @@ def _narrow(ends: Tensor, moved: Tensor, errors: Callable[[Tensor], Tensor]) -> 
         candidates = torch.where(moved, ends * factors[:, None], ends)
         best = factors[errors(candidates).argmin()]
     return torch.where(moved, ends * best, ends)
+
+
+class Through:
+    """A watcher of what is made of each input, such as its product with a matrix.
+
+    Args:
+        watcher: Sees the results.
+        make: Returns the result for an input.
+    """
+
+    def __init__(self, watcher: Any, make: Callable[[Tensor], Tensor]) -> None:
+        self.watcher, self._make = watcher, make
+
+    def observe(self, input: Tensor) -> None:
+        """Observe what is made of one input."""
+        self.watcher.observe(self._make(input))
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no finite input was seen; None if no input was seen."""
+        unusable: Tensor | None = self.watcher.unusable()
+        return unusable
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """The number of inputs ignored for a NaN or an infinity."""
+        skipped: Tensor | None = self.watcher.skipped_batches
+        return skipped
 
 
 OBSERVERS: dict[str, type[Observer]] = {

@@ -9,11 +9,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from ..._table import some
 from .progress import ProgressBar
 from .state import State
 
@@ -60,6 +62,58 @@ class StateWatcher(CallWatcher, Protocol):
 
     def before_call(self) -> None:
         """Note what the module holds before a call."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a public function calibrates.
+
+    Attributes:
+        model: The float model.
+        data: Batches, or a function that runs the model; None: there are none.
+        progress: Whether to show a bar.
+        where: The name of the function, for messages.
+    """
+
+    model: nn.Module
+    data: Calibration | None
+    progress: bool
+    where: str
+
+    def __call__(
+        self, watchers: Mapping[str, Watcher | CallWatcher], description: str = "calibration"
+    ) -> set[str]:
+        """Run the model on the data; return the paths of the watchers that saw no input."""
+        assert self.data is not None
+        return calibrate(
+            self.model,
+            self.data,
+            watchers,
+            description=description,
+            progress=self.progress,
+            where=self.where,
+            allows_unreached=True,
+        )
+
+    def again(self, watchers: Mapping[str, Watcher | CallWatcher]) -> None:
+        """Run the model once more for watchers that all see an input, without a bar."""
+        assert self.data is not None
+        calibrate(self.model, self.data, watchers, progress=False, where=self.where)
+
+    def check_repeatable(self, times: str) -> None:
+        """Check that the data can be gone through more than once.
+
+        Args:
+            times: How often, for the message: ``"2 times"``.
+
+        Raises:
+            ValueError: It is a generator or another iterator.
+        """
+        if runs_once(self.data):
+            raise ValueError(
+                f"{self.where}: expected calibration data that can be gone through {times} (a list"
+                f", a DataLoader, a function of the model), but got a {type(self.data).__name__}"
+            )
 
 
 def calibrate(
@@ -133,10 +187,9 @@ def _check_finite(watchers: Mapping[str, Counts], where: str) -> None:
             )
     counts = [f"{path} ({count})" for path, count in skipped.items() if count > 0]
     if counts:
-        more = f" and {len(counts) - _NAMED} more" if len(counts) > _NAMED else ""
         warnings.warn(
             f"{where}: inputs with a NaN or an infinity were left out of the calibration of "
-            f"{', '.join(counts[:_NAMED])}{more}: each with the number of its inputs that were",
+            f"{some(counts, _NAMED)}: each with the number of its inputs that were",
             stacklevel=3,
         )
 
@@ -204,27 +257,9 @@ def length(calibration: Calibration) -> int | None:
         return None
 
 
-def runs_once(calibration: Calibration) -> bool:
+def runs_once(calibration: Calibration | None) -> bool:
     """Return whether the data can only be read once, like a generator."""
     return isinstance(calibration, Iterator)
-
-
-def check_repeatable(calibration: Calibration | None, times: str, where: str) -> None:
-    """Check that the data can be gone through more than once.
-
-    Args:
-        calibration: The data; None is not checked.
-        times: How often, for the message: ``"2 times"``.
-        where: The function name for the message.
-
-    Raises:
-        ValueError: It is a generator or another iterator.
-    """
-    if calibration is not None and runs_once(calibration):
-        raise ValueError(
-            f"{where}: expected calibration data that can be gone through {times} (a list, a "
-            f"DataLoader, a function of the model), but got a {type(calibration).__name__}"
-        )
 
 
 @contextmanager

@@ -8,31 +8,21 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from ... import ops
 from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize
 from ...nn._rotation import rotate_of
 from ..replace import put
-from ..rotation import OfRotated
 from ..select import Chosen
-from .observers import OBSERVERS, Observer
-from .run import Calibration, Watcher, calibrate
+from .observers import OBSERVERS, Observer, Through
+from .run import Run, Watcher
 
 
-def observe_inputs(
-    model: nn.Module,
-    chosen: Mapping[str, Chosen],
-    calibration: Calibration,
-    *,
-    progress: bool,
-    where: str,
-) -> dict[tuple[str, str], Observer]:
+def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, str], Observer]:
     """Run the calibration; return an observer of each static input that it reaches.
 
     Args:
-        model: The float model; it is unchanged afterwards.
         chosen: The layers by their paths.
-        calibration: Batches, or a function that runs the model.
-        progress: Whether to show a bar.
-        where: The function name for error messages.
+        run: The calibration. The model is unchanged afterwards.
 
     Returns:
         The observers, by the layer's path and the attribute of the prepared layer. A layer that the
@@ -54,16 +44,14 @@ def observe_inputs(
         places[key]: _watcher(observer, chosen[key[0]].prepared)
         for key, observer in observers.items()
     }
-    with _observing(model, inner):
-        unreached = calibrate(
-            model, calibration, watchers, progress=progress, where=where, allows_unreached=True
-        )
+    with _observing(run.model, inner):
+        unreached = run(watchers)
     return {key: one for key, one in observers.items() if places[key] not in unreached}
 
 
 def _watcher(observer: Observer, prepared: nn.Module) -> Watcher:
     block = rotate_of(prepared)
-    return OfRotated(observer, block) if block > 0 else observer
+    return Through(observer, lambda rows: ops.hadamard(rows, block)) if block > 0 else observer
 
 
 def _has_inner_inputs(one: Chosen) -> bool:

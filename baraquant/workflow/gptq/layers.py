@@ -24,7 +24,7 @@ from ...nn.training._quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar
-from ..calibration.run import Calibration, calibrate, check_repeatable
+from ..calibration.run import Run
 from ..fit import searches_scales
 from ..replace import put
 from ..select import Chosen
@@ -35,30 +35,24 @@ _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
 
 
 def quantize_layers(
-    model: nn.Module,
     layers: Mapping[str, Chosen],
-    calibration: Calibration,
+    run: Run,
     ready: Callable[[str, Chosen], nn.Module],
     make: Callable[[str, Chosen, Integers | Int4Integers], nn.Module],
     *,
     kept: set[str],
-    progress: bool,
-    where: str,
 ) -> dict[str, nn.Module]:
     """Return the quantized layers by their paths; the model is as it was afterwards.
 
     A layer that the data does not reach is not among them, and gets a remark.
 
     Args:
-        model: The float model.
         layers: The linear layers of :class:`GPTQ`, by path.
-        calibration: Batches, or a function that runs the model.
+        run: The calibration.
         ready: Returns the prepared layer whose weight is to be rounded.
         make: Returns the quantized layer for the integers of its weight.
         kept: Paths of layers that stay floating in the runs, as their weights are scaled for
             neighbours that are not scaled yet.
-        progress: Whether to show a bar.
-        where: The function name for error messages.
 
     Raises:
         ValueError: The data reaches no layer, no input of one is finite, or a Hessian cannot be
@@ -66,44 +60,32 @@ def quantize_layers(
     """
     if not layers:
         return {}
-    check_repeatable(calibration, SEVERAL_TIMES, where)
+    run.check_repeatable(SEVERAL_TIMES)
     calls = _Calls()
     seen = {path: _Seen(calls, path) for path in layers}
-    unreached = calibrate(
-        model,
-        calibration,
-        seen,
-        description="order of the layers",
-        progress=progress,
-        where=where,
-        allows_unreached=True,
-    )
+    unreached = run(seen, "order of the layers")
     calls.last = None
     for path in unreached:
         layers[path].remark += _UNREACHED
     made: dict[str, nn.Module] = {}
     try:
-        with ProgressBar("GPTQ", len(calls.sets), progress) as bar:
+        with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
             for paths in calls.sets:
-                hessians = _hessians(model, {p: layers[p] for p in paths}, calibration, seen, where)
+                hessians = _hessians({p: layers[p] for p in paths}, run, seen)
                 for path in paths:
                     one = layers[path]
                     prepared = ready(path, one)
                     matrix = hessians.pop(path).matrix
-                    made[path] = make(path, one, _integers(path, one, prepared, matrix, where))
-                put(model, [(layers[p].module, made[p]) for p in paths if p not in kept])
+                    made[path] = make(path, one, _integers(path, one, prepared, matrix, run.where))
+                put(run.model, [(layers[p].module, made[p]) for p in paths if p not in kept])
                 bar.advance()
     finally:
-        put(model, [(new, layers[path].module) for path, new in made.items()])
+        put(run.model, [(new, layers[path].module) for path, new in made.items()])
     return made
 
 
 def _hessians(
-    model: nn.Module,
-    layers: Mapping[str, Chosen],
-    calibration: Calibration,
-    seen: Mapping[str, _Seen],
-    where: str,
+    layers: Mapping[str, Chosen], run: Run, seen: Mapping[str, _Seen]
 ) -> dict[str, Hessian]:
     """Run the model as it is now; return the Hessians of some layers' inputs."""
     hessians = {
@@ -115,7 +97,7 @@ def _hessians(
         )
         for path, one in layers.items()
     }
-    calibrate(model, calibration, hessians, progress=False, where=where)
+    run.again(hessians)
     return hessians
 
 
@@ -140,7 +122,7 @@ def _integers(
         warnings.warn(
             f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "
             f"definite; it is with {used:g}, which was used. More calibration data helps",
-            stacklevel=6,
+            stacklevel=5,
         )
     return integers
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
+from ..._table import some
 from ..serialization.sizes import own_tensors, place_of
 
 
@@ -101,11 +102,9 @@ def join_together(
                         is_used = True
                         groups.join(first.setdefault(match.groups(), path), path)
             if not is_used:
-                some = ", ".join(list(paths)[:5])
-                more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
                 raise ValueError(
                     f"{caller}: expected the pattern {pattern!r} of together to match a layer, but "
-                    f"it matches none of {some}{more}"
+                    f"it matches none of {some(list(paths), 5)}"
                 )
 
 

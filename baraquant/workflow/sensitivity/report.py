@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..._fields import check_bool
 from ..._table import Table
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
@@ -63,6 +64,8 @@ class Choice(dict[str, QuantConfig | None], Table):
             ``error`` if the choice is the best one.
     """
 
+    titles = "layer", "configuration"
+
     bytes: int
     bits: float
     error: float
@@ -77,10 +80,6 @@ class Choice(dict[str, QuantConfig | None], Table):
         best = "the least" if self.bound >= self.error else f"at least {self.bound:.4g} in any case"
         size = f"{_bytes(self.bytes)}, {self.bits:.2f} bits a weight"
         return f"{size}; summed error {self.error:.4g} ({best})"
-
-    def __rich__(self) -> Any:
-        """Return a table for :mod:`rich`."""
-        return _rich([("layer", "configuration"), *self.rows()], self.summary())
 
 
 @dataclass(frozen=True)
@@ -133,10 +132,7 @@ class Sensitivity(Table):
             TypeError: An argument has another type.
         """
         budget = self._budget(budget_bytes, bits)
-        if type(floating) is not bool:
-            raise TypeError(
-                f"{_CHOOSE}: expected floating to be a bool, but got {type(floating).__name__}"
-            )
+        check_bool(_CHOOSE, "floating", floating)
         members: dict[int, list[LayerSensitivity]] = {}
         for layer in self.layers:
             members.setdefault(layer.group, []).append(layer)
@@ -289,7 +285,8 @@ class Sensitivity(Table):
             (name, f"left out: {reason}", *("",) * (2 + len(self.configs)))
             for name, reason in self.left_out.items()
         ]
-        return _rich([*self._cells(), *left], self.summary())
+        titles, *cells = self._cells()
+        return self._rich(titles, [*cells, *left])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (JSON can hold it), with a version."""
@@ -355,18 +352,6 @@ def common_names(layers: list[LayerSensitivity], configs: Mapping[str, Any]) -> 
             name in layer.errors or not (layer.errors or name in layer.refused) for layer in layers
         )
     ]
-
-
-def _rich(cells: list[tuple[str, ...]], summary: str) -> Any:
-    from rich.table import Table as RichTable
-    from rich.text import Text  # in which brackets are no markup
-
-    table = RichTable(caption=Text(summary))
-    for index, title in enumerate(cells[0]):
-        table.add_column(Text(title), justify="left" if index < 2 else "right")
-    for row in cells[1:]:
-        table.add_row(*map(Text, row))
-    return table
 
 
 _CALLER = "baraquant.Sensitivity.plot"

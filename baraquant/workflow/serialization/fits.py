@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..._table import some
 from ...nn._subclassed import plain_type
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, weights_of
 from ..unpack import UNPACKED
@@ -226,6 +227,5 @@ def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str],
 
 def _few(names: set[str]) -> str:
     listed = sorted(names)
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
     verb = "is" if len(listed) == 1 else "are"
-    return f"{', '.join(listed[:3]) or 'none'}{more} {verb}"
+    return f"{some(listed, 3) or 'none'} {verb}"

@@ -27,9 +27,8 @@ from .data import import_safetensors, read_tensors
 from .fits import Metas, build_module, check_fits, renamed
 from .header import Header, parse_json, read_header
 from .manifest import CHANNELS_LAST, Manifest, digest, parse_manifest
-from .meta import Built
+from .meta import Built, put
 from .packing import check_spare_bits, unpack
-from .place import put
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ it. What calls that were not made could read is in ``readers.py``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from typing_extensions import Self
 
-from ..calibration.run import Watcher, import_apart
+from ..calibration.observers import Through
+from ..calibration.run import Run, Watcher, import_apart
 from .producers import producers
 from .readers import Readers, Scope
 
@@ -303,30 +304,28 @@ class Group:
 
 
 def find_groups(
-    model: nn.Module,
-    watchers: Mapping[str, Watcher],
-    fixed: set[str],
-    run: Callable[[Mapping[str, Watcher]], set[str]],
+    run: Run, watchers: Mapping[str, Watcher], fixed: set[str], description: str
 ) -> tuple[list[Group], set[str]]:
     """Run the model once; return the groups, and the paths of layers that saw no input.
 
     Each layer that the data reaches and that is not fixed is in one group.
 
     Args:
-        model: The float model.
+        run: The calibration.
         watchers: What sees the inputs of linear layers in this run, by the layer's path.
         fixed: Those of the layers whose weights must not change.
-        run: Runs the model with watchers, and returns the paths of those that saw no input.
+        description: The label of the progress bar.
     """
-    at = dict(model.named_modules(remove_duplicate=False))
+    at = dict(run.model.named_modules(remove_duplicate=False))
     able = {
         path: at[path]
         for path in watchers
         if path not in fixed and not at[path]._forward_hooks and not at[path]._forward_pre_hooks
     }
-    flow = Flow(model, producers(model), able)
+    flow = Flow(run.model, producers(run.model), able)
     with flow:
-        unreached = run({path: _Aside(flow, watcher) for path, watcher in watchers.items()})
+        asides = {path: _Aside(flow, watcher) for path, watcher in watchers.items()}
+        unreached = run(asides, description)
     groups = [Group(producer, consumers) for producer, consumers in flow.feeds().items()]
     known = {path for group in groups for path in group.layers} | fixed | unreached
     readable = flow.feeds_readable()
@@ -334,22 +333,16 @@ def find_groups(
     return groups + [Group(None, [one], readable=readable.get(one)) for one in alone], unreached
 
 
-class _Aside:
+class _Aside(Through):
     """A watcher whose ops do not count as the model's."""
 
     def __init__(self, flow: Flow, watcher: Watcher) -> None:
-        self.flow, self.watcher = flow, watcher
+        super().__init__(watcher, lambda input: input)
+        self._flow = flow
 
     def observe(self, input: Tensor) -> None:
-        self.flow._watching += 1
+        self._flow._watching += 1
         try:
-            self.watcher.observe(input)
+            super().observe(input)
         finally:
-            self.flow._watching -= 1
-
-    def unusable(self) -> Tensor | None:
-        return self.watcher.unusable()
-
-    @property
-    def skipped_batches(self) -> Tensor | None:
-        return self.watcher.skipped_batches
+            self._flow._watching -= 1

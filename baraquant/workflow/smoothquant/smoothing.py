@@ -1,28 +1,170 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Runs the calibration of SmoothQuant, and finds how to smooth each linear layer."""
+"""SmoothQuant: moves the outliers of a layer's input into its weight (Xiao et al., 2023).
+
+``y = (x / s) (w s)^T`` for any ``s[k] > 0``. With
+``s[k] = max|x[:, k]|^alpha / max|w[:, k]|^(1 - alpha)`` neither factor has channels that are much
+larger than the others, and eight bits suffice for both. Of the calibration data only the minimum
+and the maximum of each channel are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
+from ... import ops
 from ...configs import QuantConfig
+from ...nn import FakeQuantize
+from ...nn.training._range import power_to_one
 from ...schemes import SmoothQuant
-from ..calibration.observers import OBSERVERS
-from ..calibration.run import Calibration, Watcher, calibrate, check_repeatable
+from ..calibration.finite import OutputErrors
+from ..calibration.observers import OBSERVERS, Through
+from ..calibration.run import Run
 from .flow import Group, find_groups
-from .formula import (
-    ALPHAS,
-    AlphaSearch,
-    ChannelRange,
-    SmoothedObserver,
-    range_after,
-    smoothing,
-)
+
+# None means s = 1, the unchanged layer: a search is never worse than that.
+ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
+
+# The number of rows of each batch that the search uses, evenly spaced.
+_ROWS = 128
+
+
+class ChannelRange:
+    """The running minimum and maximum of each channel (the last dimension)."""
+
+    def __init__(self) -> None:
+        self.min_val: Tensor | None = None  # [K]
+        self.max_val: Tensor | None = None
+        self.skipped_batches: Tensor | None = None  # of which a channel held a NaN or an infinity
+
+    def observe(self, input: Tensor) -> None:
+        """Observe ``input``, ``[..., K]``."""
+        if input.numel() == 0:
+            return
+        if self.min_val is None:
+            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+            channels = input.shape[-1]
+            self.min_val = torch.full((channels,), math.inf, dtype=dtype, device=input.device)
+            self.max_val = torch.full((channels,), -math.inf, dtype=dtype, device=input.device)
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
+        elif input.dtype != self.min_val.dtype:
+            input = input.to(self.min_val.dtype)
+        ops.observe_min_max_(
+            input.detach(),
+            self.min_val,
+            self.max_val,
+            axis=-1,
+            skipped_batches=self.skipped_batches,
+        )
+
+    def unusable(self) -> Tensor | None:
+        """Return whether some channel had no finite batch; None if no batch was seen."""
+        if self.min_val is None or self.max_val is None:
+            return None
+        return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
+
+    @property
+    def absmax(self) -> Tensor:
+        """The largest absolute value of each channel, ``[K]``."""
+        assert self.min_val is not None and self.max_val is not None
+        return torch.maximum(-self.min_val, self.max_val)
+
+
+def smoothing(absmax: Tensor, weights: Sequence[Tensor], alpha: float | None) -> Tensor:
+    """Return the factors ``s`` that divide the input and multiply the weights.
+
+    Args:
+        absmax: The largest absolute value of each channel of the input, ``[K]``.
+        weights: ``[N, K]`` each: all weights that are multiplied with this input.
+        alpha: The share of the outliers that moves into the weights, in [0, 1]; None: none, so
+            ``s = 1``.
+
+    Returns:
+        ``[K]``, of the dtype of ``absmax``; 1 if the channel or its weights are all zero.
+    """
+    if alpha is None:
+        return torch.ones_like(absmax)
+    of_input = absmax.to(torch.float64)
+    of_weight = torch.stack([w.detach().abs().amax(dim=0).to(of_input) for w in weights]).amax(0)
+    factors = of_input.pow(alpha) / of_weight.pow(1 - alpha)
+    is_zero = (of_input == 0) | (of_weight == 0)
+    # Larger factors could take a float16 or bfloat16 weight out of its range.
+    return factors.clamp(1e-5, 1e5).masked_fill(is_zero, 1.0).to(absmax.dtype)
+
+
+class AlphaSearch(OutputErrors):
+    """Adds up the squared error of one layer's output for each of :data:`ALPHAS`.
+
+    Args:
+        weight: The weight of the layer, ``[N, K]``.
+        factors: The smoothing factors of each alpha, ``[A, K]``.
+        channels: The range of the input's channels, for static activations. None: dynamic
+            activations, with a scale for each token.
+        symmetric: Whether the activations have no zero point.
+        scale_dtype: The dtype that the scales of the weights are rounded to.
+        magnitudes: About the largest magnitudes of the inputs and of the weights, ``[]`` each, of
+            all layers whose errors are compared. They are multiplied where these are near 1, so
+            that no product overflows or vanishes. None: both are near 1.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        factors: Tensor,
+        channels: ChannelRange | None,
+        symmetric: bool,
+        scale_dtype: str = "float32",
+        magnitudes: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__(len(factors), weight.device)
+        one = torch.ones((), dtype=factors.dtype, device=weight.device)
+        self._powers = [power_to_one(m.to(one)) for m in magnitudes or (one, one)]
+        self.weight, self.factors, self.channels = weight.detach(), factors, channels
+        self.symmetric = symmetric
+        self._quantizer = FakeQuantize(
+            granularity="per_channel", axis=0, mode="dynamic", scale_dtype=scale_dtype
+        )
+
+    def observe(self, input: Tensor) -> None:
+        """Try each alpha on some rows of ``input``, ``[..., K]``, if the input is finite."""
+        if input.numel() == 0:
+            return
+        is_finite = self.begin(input)
+        rows = input.detach().reshape(-1, input.shape[-1])
+        rows = rows[:: max(1, math.ceil(len(rows) / _ROWS))].to(self.factors.dtype)
+        weight = self.weight.to(self.factors.dtype)
+        wanted = self._product(rows, weight)
+        for index, smooth in enumerate(self.factors):
+            rounded = self._round(rows / smooth, smooth)
+            got = self._product(rounded, self._quantizer.round(weight * smooth))
+            self.add(index, got, wanted, is_finite)
+
+    def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
+        of_rows, of_weight = self._powers
+        return F.linear(rows * of_rows, weight * of_weight)
+
+    def _round(self, smoothed: Tensor, smooth: Tensor) -> Tensor:
+        if self.channels is None:
+            return ops.dynamic_fake_quantize_per_token(smoothed, symmetric=self.symmetric)
+        scale, zero_point = range_after(self.channels, smooth, self.symmetric)
+        return ops.fake_quantize_per_tensor(smoothed, scale, zero_point)
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no finite batch was seen, or an error is; None if nothing was seen."""
+        none_finite = super().unusable()
+        return None if none_finite is None else ~torch.isfinite(self.errors).all() | none_finite
+
+
+def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of all data after smoothing, ``[]`` each."""
+    assert channels.min_val is not None and channels.max_val is not None
+    ends = torch.stack([channels.min_val / smooth, channels.max_val / smooth])
+    return ops.choose_qparams_per_tensor(ends, symmetric=symmetric)
 
 
 @dataclass(frozen=True)
@@ -46,48 +188,27 @@ class Smoothing:
 
 
 def find_smoothings(
-    model: nn.Module,
-    config: SmoothQuant,
-    calibration: Calibration,
-    weights: Mapping[str, Tensor],
-    *,
-    fixed: set[str],
-    progress: bool,
-    where: str,
+    config: SmoothQuant, run: Run, weights: Mapping[str, Tensor], fixed: set[str]
 ) -> dict[str, Smoothing]:
     """Run the calibration, up to three times, and return what to do with each layer it reaches.
 
     Args:
-        model: The float model.
         config: The scheme.
-        calibration: Batches, or a function that runs the model.
+        run: The calibration.
         weights: The weights of the linear layers to quantize, ``[out_features, in_features]``, by
             the layers' paths.
         fixed: Layers whose weights must not change, because other modules share them. They are not
             smoothed.
-        progress: Whether to show a bar.
-        where: The function name for error messages.
     """
     scheme, activation = config.activation, config.activation.activation
     assert activation is not None
     observer = scheme.observer if scheme.is_static else None
     runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
     if runs > 1:
-        check_repeatable(calibration, f"{runs} times", where)
-
-    def run(watchers: Mapping[str, Watcher], what: str) -> set[str]:
-        return calibrate(
-            model,
-            calibration,
-            watchers,
-            description=what,
-            progress=progress,
-            where=where,
-            allows_unreached=True,
-        )
+        run.check_repeatable(f"{runs} times")
 
     ranges = {path: ChannelRange() for path in weights}
-    groups, unreached = find_groups(model, ranges, fixed, lambda seen: run(seen, "input ranges"))
+    groups, unreached = find_groups(run, ranges, fixed, "input ranges")
     if config.alpha == "search":
         _search(groups, weights, ranges, scheme, run)
     else:
@@ -126,7 +247,7 @@ def _search(
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     scheme: QuantConfig,
-    run: Any,
+    run: Run,
 ) -> None:
     """Give each group the alpha with the minimum error of its layers' outputs."""
     activation = scheme.activation
@@ -161,7 +282,7 @@ def _static(
     ranges: Mapping[str, ChannelRange],
     observer: str,
     symmetric: bool,
-    run: Any,
+    run: Run,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the scale and the zero point of each smoothed input."""
     smooths = {
@@ -170,9 +291,14 @@ def _static(
     }
     if observer == "min_max":
         return {path: range_after(ranges[path], s, symmetric) for path, s in smooths.items()}
-    watchers = {path: SmoothedObserver(OBSERVERS[observer](), s) for path, s in smooths.items()}
+    watchers = {path: Through(OBSERVERS[observer](), _by(s)) for path, s in smooths.items()}
     run(watchers, "smoothed ranges")
     return {
-        path: watcher.observer.calculate_qparams(symmetric=symmetric)
+        path: watcher.watcher.calculate_qparams(symmetric=symmetric)
         for path, watcher in watchers.items()
     }
+
+
+def _by(smooth: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a function that divides an input by its factors."""
+    return lambda input: input.detach().to(smooth.dtype) / smooth
