@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from .._packages import need
 from ..workflow.inference_mode import makes_normal_tensors
 from ._ct_model import describe
 from ._ct_read import load_folder
@@ -23,7 +24,6 @@ from ._hf_folder import (
     write_config_json,
     write_weights,
 )
-from ._packages import need
 
 _TO = "baraquant.export.to_compressed_tensors"
 _FROM = "baraquant.export.from_compressed_tensors"

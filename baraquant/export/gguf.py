@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._fields import check_bool
+from .._packages import need
 from ._folder import new_file
 from ._gguf_architectures import (
     Architecture,
@@ -25,7 +26,6 @@ from ._gguf_architectures import (
     write_config,
 )
 from ._layers import IntegerLayer, integer_layers
-from ._packages import need
 
 _CALLER = "to_gguf"
 _BLOCK = 32

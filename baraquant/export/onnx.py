@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from .._packages import need
 from ..nn import (
     FakeQuantize,
     LearnedFakeQuantize,
@@ -25,7 +26,6 @@ from ..nn._subclassed import plain_type
 from . import _onnx_modules as forms
 from ._folder import new_files
 from ._layers import IntegerLayer, integer_layers
-from ._packages import need
 from ._rewrite import rewritten
 
 _CALLER = "to_onnx"

@@ -22,7 +22,7 @@ Example:
     [torch.Size([2, 8]), torch.Size([4, 2])]
 """
 
-from ..export._packages import need
+from .._packages import need
 
 need("baraquant.peft", "peft", "peft")
 

@@ -16,7 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from ..export._packages import need
+from .._packages import need
 
 need("baraquant.transformers", "transformers", "hf")
 

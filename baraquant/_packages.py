@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Packages that only some exports need: found when they are used, with an error that helps."""
+"""Packages that only some parts need: found when they are used, with an error that helps."""
 
 from __future__ import annotations
 
