@@ -15,7 +15,7 @@ from ..nn._rotation import rotate_of
 from ..nn.inference.int4 import HoldsInt4
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
-from ..workflow.replace import check_module
+from ..workflow.replace import check_is_module
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def integer_layers(
         TypeError: ``model`` is not a module.
         ValueError: It has prepared layers, or no quantized layer.
     """
-    check_module(model, caller)
+    check_is_module(model, caller)
     found: dict[str, IntegerLayer] = {}
     known: dict[int, IntegerLayer] = {}
     for path, module in model.named_modules(remove_duplicate=False):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize
 from ..nn._convolution import ConvolvesIntegers
 from ..workflow.layers import is_prepared
-from ..workflow.replace import check_module
+from ..workflow.replace import check_is_module
 
 _CALLER = "round_biases_"
 
@@ -44,7 +44,7 @@ def round_biases_(model: nn.Module) -> list[str]:
         >>> baraquant.export.round_biases_(model)
         ['0']
     """
-    check_module(model, _CALLER)
+    check_is_module(model, _CALLER)
     changed = []
     for path, module in model.named_modules():
         step = _step_of(module)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import nn as bnn
 from ..nn.training._range import qparams_of_range
 from ..workflow.layers import is_prepared
-from ..workflow.replace import check_module
+from ..workflow.replace import check_is_module
 
 # Names of layers that vLLM computes as one, where they are children of one module.
 FUSED = (
@@ -73,7 +73,7 @@ def tie_fused_scales(model: nn.Module) -> list[list[str]]:
         >>> block["gate_proj"].act_scale == block["up_proj"].act_scale
         tensor(True)
     """
-    check_module(model, _CALLER)
+    check_is_module(model, _CALLER)
     at = dict(model.named_modules(remove_duplicate=False))
     plans = [(g, plan) for g in fused_paths(at) if (plan := _plan(g, at)) is not None]
     for _, plan in plans:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from .. import ops
 from ..nn.training._master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
-from ..workflow.replace import FilterFn, check_module
+from ..workflow.replace import FilterFn, check_is_module
 from ._gradients import Operands, inside_of_tokens, straight_through
 from ._linear import lowered
 
@@ -300,7 +300,7 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
         >>> parallel.quantize_all_gather(model)
         ['0']
     """
-    check_module(model, "quantize_all_gather")
+    check_is_module(model, "quantize_all_gather")
     holders: dict[int, int] = {}
     for module in model.modules():
         for parameter in module._parameters.values():

@@ -164,7 +164,7 @@ def _leave_out_tied(
             left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
 
 
-def check_module(model: Any, caller: str) -> None:
+def check_is_module(model: Any, caller: str) -> None:
     """Check that something is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
@@ -172,7 +172,7 @@ def check_module(model: Any, caller: str) -> None:
 
 def check_model(model: Any, caller: str) -> None:
     """Check that modules can be swapped in a model at all."""
-    check_module(model, caller)
+    check_is_module(model, caller)
     wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
     for name, module in model.named_modules():
         where = f"{name}: " if name else ""
