@@ -182,4 +182,14 @@ int64_t check_axis(const Op& op, int64_t axis, int64_t dim, const char* name = "
   return axis < 0 ? axis + dim : axis;
 }
 
+// A rule of a call: a function that checks one argument, and how it fits to the others. The rules of
+// an op are a table, in the order in which a user hears of mistakes.
+template <typename Args>
+using Rule = void (*)(const Args&);
+
+template <typename Args, size_t n>
+void check_all(const Args& args, const Rule<Args> (&rules)[n]) {
+  for (const Rule<Args> rule : rules) rule(args);
+}
+
 }  // namespace baraquant
