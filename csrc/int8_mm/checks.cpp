@@ -20,25 +20,19 @@ c10::SymIntArrayRef output_sizes(const LinearArgs& args) {
   return sizes.slice(0, args.is_grouped() ? 2 : 1);
 }
 
-void check_per_output(const LinearArgs& args, const char* name, const at::Tensor& tensor) {
-  check_same_device(args.op, name, tensor, args.input);
-  const auto outputs = output_sizes(args);
-  TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
-                    outputs, " (", args.has_weight() ? args.weight_name() : "input",
-                    args.is_grouped()    ? ".shape[:2]"
-                    : !args.has_weight() ? ".size(-1)"
-                                         : ".size(0)",
-                    "), but got ", tensor.sym_sizes());
+const char* output_sizes_of(const LinearArgs& args) {
+  if (!args.has_weight()) return "input.size(-1)";
+  if (args.is_grouped()) return "weight.shape[:2]";
+  return args.int4 ? "packed.size(0)" : "weight.size(0)";
 }
 
 // Checks the offsets, one for each group, and that int32 can count the rows.
 void check_offsets(const LinearArgs& args) {
-  const at::Tensor& offsets = *args.offsets;
-  check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
-  check_same_device(args.op, "offsets", offsets, args.input);
   const c10::SymInt groups = args.weight.sym_size(0);
-  TORCH_CHECK_VALUE(has_sizes(offsets, {groups}), args.op, ": expected offsets to have shape [",
-                    groups, "] (weight.size(0)), but got ", offsets.sym_sizes());
+  check_expected(args.op,
+                 {"offsets", *args.offsets, at::kInt, "the end of each group's rows", groups,
+                  "weight.size(0)"},
+                 args.input);
   const c10::SymInt rows = args.input.sym_size(0);
   TORCH_CHECK_VALUE(rows.sym_le(kMaxGroupedRows).expect_true(__FILE__, __LINE__), args.op,
                     ": expected input.size(0) to be at most ", kMaxGroupedRows,
@@ -119,19 +113,29 @@ void check_depth(const LinearArgs& args) {
 
 void check_bias(const LinearArgs& args) {
   if (!args.bias) return;
-  check_bias_dtype(args.op, *args.bias, args.dtype);
-  check_per_output(args, "bias", *args.bias);
+  check_bias_dtype(args.op, *args.bias, args.dtype);  // one of two
+  check_expected(
+      args.op,
+      {"bias", *args.bias, args.bias->scalar_type(), "", output_sizes(args), output_sizes_of(args)},
+      args.input);
 }
 
-void check_weight_scale(const LinearArgs& args) {
-  check_dtype(args.op, "weight_scale", *args.weight_scale, compute_of(args), why_compute(args));
-  check_per_output(args, "weight_scale", *args.weight_scale);
+// The scale of a weight of integers.
+void check_scale_of(const LinearArgs& args, const at::Tensor& scale) {
+  check_expected(args.op,
+                 {"weight_scale", scale, compute_of(args), why_compute(args), output_sizes(args),
+                  output_sizes_of(args)},
+                 args.input);
 }
+
+void check_weight_scale(const LinearArgs& args) { check_scale_of(args, *args.weight_scale); }
 
 void check_weight_sum(const LinearArgs& args) {
   if (!args.weight_sum) return;
-  check_dtype(args.op, "weight_sum", *args.weight_sum, at::kInt, "weight.sum(1)");
-  check_per_output(args, "weight_sum", *args.weight_sum);
+  check_expected(args.op,
+                 {"weight_sum", *args.weight_sum, at::kInt, "weight.sum(1)", output_sizes(args),
+                  output_sizes_of(args)},
+                 args.input);
 }
 
 // Whether a tensor has one element. A traced size that is unknown counts as more.
@@ -180,14 +184,11 @@ void check_zero_point(const LinearArgs& args) {
 // The smoothing factors [K], one for each input.
 void check_smooth_scale(const LinearArgs& args) {
   if (!args.smooth_scale) return;
-  const at::Tensor& smooth_scale = *args.smooth_scale;
-  check_dispatchable(args.op, "smooth_scale", smooth_scale);
-  check_dtype(args.op, "smooth_scale", smooth_scale, compute_of(args), why_compute(args));
-  check_same_device(args.op, "smooth_scale", smooth_scale, args.input);
   const c10::SymInt inputs = args.depth();
-  TORCH_CHECK_VALUE(has_sizes(smooth_scale, {inputs}), args.op,
-                    ": expected smooth_scale to have shape [", inputs,
-                    "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
+  check_expected(args.op,
+                 {"smooth_scale", *args.smooth_scale, compute_of(args), why_compute(args), inputs,
+                  "input.size(-1)"},
+                 args.input);
 }
 
 // The dtype of a weight that is trained: it may be wider than the input, as a master weight
@@ -218,10 +219,7 @@ void check_given_weight(const LinearArgs& args) {
   TORCH_CHECK_VALUE(integers.is_contiguous(), args.op,
                     ": expected qweight to be contiguous ([N, K], row by row), but got strides ",
                     integers.sym_strides(), "; call .contiguous() first");
-  check_dispatchable(args.op, "weight_scale", *given.scale);
-  check_dtype(args.op, "weight_scale", *given.scale, compute_dtype(args.input.scalar_type()),
-              "the compute type of the input");
-  check_per_output(args, "weight_scale", *given.scale);
+  check_scale_of(args, *given.scale);
 }
 
 // An op with a floating input needs an output of the same compute type: scales and bias have it.
