@@ -182,4 +182,34 @@ int64_t check_axis(const Op& op, int64_t axis, int64_t dim, const char* name = "
   return axis < 0 ? axis + dim : axis;
 }
 
+// A tensor that is given beside the input, on its device, and what is expected of it.
+struct ExpectedTensor {
+  const char* name;
+  const at::Tensor& tensor;
+  c10::ScalarType dtype;
+  const char* why;  // it has this dtype
+  c10::SymIntArrayRef sizes;
+  const char* sizes_of;  // what else has these sizes
+};
+
+template <typename Op>
+void check_expected(const Op& op, const ExpectedTensor& expected, const at::Tensor& input) {
+  const auto& [name, tensor, dtype, why, sizes, sizes_of] = expected;
+  check_dispatchable(op, name, tensor);
+  check_dtype(op, name, tensor, dtype, why);
+  check_same_device(op, name, tensor, input);
+  TORCH_CHECK_VALUE(has_sizes(tensor, sizes), op, ": expected ", name, " to have shape ", sizes,
+                    " (", sizes_of, "), but got ", tensor.sym_sizes());
+}
+
+// A rule of a call: a function that checks one argument, and how it fits to the others. The rules of
+// an op are a table, in the order in which a user hears of mistakes.
+template <typename Args>
+using Rule = void (*)(const Args&);
+
+template <typename Args, size_t n>
+void check_all(const Args& args, const Rule<Args> (&rules)[n]) {
+  for (const Rule<Args> rule : rules) rule(args);
+}
+
 }  // namespace baraquant

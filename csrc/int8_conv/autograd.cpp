@@ -7,7 +7,7 @@
 
 #include "frame/core_op.h"
 #include "int8_conv/checks.h"
-#include "int8_mm/served_checks.h"
+#include "int8_mm/gradients.h"
 
 namespace baraquant::int8_conv {
 namespace {

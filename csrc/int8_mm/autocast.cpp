@@ -29,24 +29,27 @@ OptionalTensor fitting_bias(const OptionalTensor& bias) {
   return bias && bias->scalar_type() != at::kFloat ? OptionalTensor(lowered<device>(*bias)) : bias;
 }
 
-template <at::DeviceType device>
-at::Tensor qat_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
-                               const OptionalTensor& bias, const Schemes& schemes,
-                               const BackwardArgs& backward, const GivenWeight& given) {
+// Calls `op` with the call in the dtypes of autocast, and with the key of autocast left out.
+template <at::DeviceType device, typename Weight, typename Op>
+at::Tensor with_lowered(const QatLinearOf<Weight>& call, const Op& op) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  return qat_linear(lowered<device>(input), weight, fitting_bias<device>(bias), schemes, backward,
-                    given);
+  const at::Tensor input = lowered<device>(call.input);
+  const OptionalTensor bias = fitting_bias<device>(call.bias);
+  return op(QatLinearOf<Weight>{input, call.weight, bias, call.schemes});
 }
 
 template <at::DeviceType device>
-at::Tensor qat_grouped_linear_autocast(const at::Tensor& input, const at::Tensor& weight,
-                                       const at::Tensor& offsets, const OptionalTensor& bias,
-                                       const Schemes& schemes, const BackwardArgs& backward) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
-      at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  return qat_grouped_linear(lowered<device>(input), weight, offsets, fitting_bias<device>(bias),
-                            schemes, backward);
+at::Tensor qat_linear_autocast(const QatLinear& call, const BackwardArgs& backward,
+                               const GivenWeight& given) {
+  return with_lowered<device>(
+      call, [&](const QatLinear& lower) { return qat_linear(lower, backward, given); });
+}
+
+template <at::DeviceType device>
+at::Tensor qat_grouped_linear_autocast(const QatGroupedLinear& call, const BackwardArgs& backward) {
+  return with_lowered<device>(
+      call, [&](const QatGroupedLinear& lower) { return qat_grouped_linear(lower, backward); });
 }
 
 }  // namespace

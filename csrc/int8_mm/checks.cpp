@@ -6,6 +6,7 @@
 
 #include "frame/checks.h"
 #include "int4/checks.h"
+#include "int8_mm/gradients.h"
 #include "int8_mm/math.h"
 #include "range/checks.h"
 
@@ -15,29 +16,23 @@ namespace {
 // The sizes of a tensor with one entry for each output: [N], or [E, N] for a grouped op.
 c10::SymIntArrayRef output_sizes(const LinearArgs& args) {
   const auto sizes = args.weight.sym_sizes();
-  if (!args.has_weight) return sizes.slice(sizes.size() - 1);
+  if (!args.has_weight()) return sizes.slice(sizes.size() - 1);
   return sizes.slice(0, args.is_grouped() ? 2 : 1);
 }
 
-void check_per_output(const LinearArgs& args, const char* name, const at::Tensor& tensor) {
-  check_same_device(args.op, name, tensor, args.input);
-  const auto outputs = output_sizes(args);
-  TORCH_CHECK_VALUE(has_sizes(tensor, outputs), args.op, ": expected ", name, " to have shape ",
-                    outputs, " (", args.has_weight ? args.weight_name() : "input",
-                    args.is_grouped()  ? ".shape[:2]"
-                    : !args.has_weight ? ".size(-1)"
-                                       : ".size(0)",
-                    "), but got ", tensor.sym_sizes());
+const char* output_sizes_of(const LinearArgs& args) {
+  if (!args.has_weight()) return "input.size(-1)";
+  if (args.is_grouped()) return "weight.shape[:2]";
+  return args.int4 ? "packed.size(0)" : "weight.size(0)";
 }
 
 // Checks the offsets, one for each group, and that int32 can count the rows.
 void check_offsets(const LinearArgs& args) {
-  const at::Tensor& offsets = *args.offsets;
-  check_dtype(args.op, "offsets", offsets, at::kInt, "the end of each group's rows");
-  check_same_device(args.op, "offsets", offsets, args.input);
   const c10::SymInt groups = args.weight.sym_size(0);
-  TORCH_CHECK_VALUE(has_sizes(offsets, {groups}), args.op, ": expected offsets to have shape [",
-                    groups, "] (weight.size(0)), but got ", offsets.sym_sizes());
+  check_expected(args.op,
+                 {"offsets", *args.offsets, at::kInt, "the end of each group's rows", groups,
+                  "weight.size(0)"},
+                 args.input);
   const c10::SymInt rows = args.input.sym_size(0);
   TORCH_CHECK_VALUE(rows.sym_le(kMaxGroupedRows).expect_true(__FILE__, __LINE__), args.op,
                     ": expected input.size(0) to be at most ", kMaxGroupedRows,
@@ -96,7 +91,18 @@ void check_integer_weight(const LinearArgs& args) {
   check_matrices(args);
 }
 
-void check_depth(const LinearArgs& args, bool shifted) {
+// ---- Rules, each for an argument and how it fits to the others ----------------------------------
+
+// Scales and bias have the compute type of the output, which is that of a floating input.
+at::ScalarType compute_of(const LinearArgs& args) { return compute_dtype(args.dtype); }
+const char* why_compute(const LinearArgs& args) {
+  return at::isFloatingType(args.input.scalar_type()) ? "the compute type of the input"
+                                                      : "the compute type of the output";
+}
+
+void check_depth(const LinearArgs& args) {
+  const bool shifted = args.input.scalar_type() == at::kByte || args.qparams.has_zero_point() ||
+                       !args.scheme.symmetric;
   const int64_t max_depth = shifted ? kMaxShiftedDepth : kMaxDepth;
   const c10::SymInt depth = args.depth();
   TORCH_CHECK_VALUE(depth.sym_le(max_depth).expect_true(__FILE__, __LINE__), args.op,
@@ -105,26 +111,31 @@ void check_depth(const LinearArgs& args, bool shifted) {
                     ", so that int32 holds every sum exactly, but got ", depth);
 }
 
-void check_bias(const LinearArgs& args, at::ScalarType dtype) {
+void check_bias(const LinearArgs& args) {
   if (!args.bias) return;
-  check_bias_dtype(args.op, *args.bias, dtype);
-  check_per_output(args, "bias", *args.bias);
+  check_bias_dtype(args.op, *args.bias, args.dtype);  // one of two
+  check_expected(
+      args.op,
+      {"bias", *args.bias, args.bias->scalar_type(), "", output_sizes(args), output_sizes_of(args)},
+      args.input);
 }
 
-void check_weight_scale(const LinearArgs& args, at::ScalarType compute, const char* why) {
-  check_dtype(args.op, "weight_scale", *args.weight_scale, compute, why);
-  check_per_output(args, "weight_scale", *args.weight_scale);
+// The scale of a weight of integers.
+void check_scale_of(const LinearArgs& args, const at::Tensor& scale) {
+  check_expected(args.op,
+                 {"weight_scale", scale, compute_of(args), why_compute(args), output_sizes(args),
+                  output_sizes_of(args)},
+                 args.input);
 }
+
+void check_weight_scale(const LinearArgs& args) { check_scale_of(args, *args.weight_scale); }
 
 void check_weight_sum(const LinearArgs& args) {
-  if (!*args.weight_sum) return;
-  check_dtype(args.op, "weight_sum", **args.weight_sum, at::kInt, "weight.sum(1)");
-  check_per_output(args, "weight_sum", **args.weight_sum);
-}
-
-void check_weight_qparams(const LinearArgs& args, at::ScalarType compute, const char* why) {
-  check_weight_scale(args, compute, why);
-  check_weight_sum(args);
+  if (!args.weight_sum) return;
+  check_expected(args.op,
+                 {"weight_sum", *args.weight_sum, at::kInt, "weight.sum(1)", output_sizes(args),
+                  output_sizes_of(args)},
+                 args.input);
 }
 
 // Whether a tensor has one element. A traced size that is unknown counts as more.
@@ -147,20 +158,20 @@ void check_of_rows(const LinearArgs& args, const char* name, const at::Tensor& t
                     c10::SymIntArrayRef(tokens), "), but got shape ", tensor.sym_sizes());
 }
 
-void check_input_qparams(const LinearArgs& args, const InputQparams& q, at::ScalarType compute,
-                         const char* why) {
-  if (q.scale) {
-    check_dispatchable(args.op, q.scale_name, *q.scale);
-    check_dtype(args.op, q.scale_name, *q.scale, compute, why);
-    check_of_rows(args, q.scale_name, *q.scale, q.scale_per_token);
-  } else {
-    check_scale_number(args.op, q.scale_name, q.scale_number, compute);
-  }
-  if (q.zero_point && *q.zero_point) {
-    const at::Tensor& zero_point = **q.zero_point;
-    check_dispatchable(args.op, q.zero_point_name, zero_point);
-    check_integer(args.op, q.zero_point_name, zero_point);
-    check_of_rows(args, q.zero_point_name, zero_point, q.zero_point_per_token);
+void check_input_scale(const LinearArgs& args) {
+  const InputQparams& q = args.qparams;
+  if (!q.scale) return check_scale_number(args.op, q.scale_name, q.scale_number, compute_of(args));
+  check_dispatchable(args.op, q.scale_name, *q.scale);
+  check_dtype(args.op, q.scale_name, *q.scale, compute_of(args), why_compute(args));
+  check_of_rows(args, q.scale_name, *q.scale, q.scale_per_token);
+}
+
+void check_zero_point(const LinearArgs& args) {
+  const InputQparams& q = args.qparams;
+  if (q.zero_point) {
+    check_dispatchable(args.op, q.zero_point_name, *q.zero_point);
+    check_integer(args.op, q.zero_point_name, *q.zero_point);
+    check_of_rows(args, q.zero_point_name, *q.zero_point, q.zero_point_per_token);
   }
   if (q.zero_point_number) {
     const auto [lowest, highest] = exact_integers(args.input.scalar_type());
@@ -170,30 +181,30 @@ void check_input_qparams(const LinearArgs& args, const InputQparams& q, at::Scal
   }
 }
 
-// Checks the smoothing factors [K], one for each input.
-void check_smooth_scale(const LinearArgs& args, const at::Tensor& smooth_scale,
-                        at::ScalarType compute) {
-  check_dispatchable(args.op, "smooth_scale", smooth_scale);
-  check_dtype(args.op, "smooth_scale", smooth_scale, compute, "the compute type of the input");
-  check_same_device(args.op, "smooth_scale", smooth_scale, args.input);
+// The smoothing factors [K], one for each input.
+void check_smooth_scale(const LinearArgs& args) {
+  if (!args.smooth_scale) return;
   const c10::SymInt inputs = args.depth();
-  TORCH_CHECK_VALUE(has_sizes(smooth_scale, {inputs}), args.op,
-                    ": expected smooth_scale to have shape [", inputs,
-                    "] (input.size(-1)), but got ", smooth_scale.sym_sizes());
+  check_expected(args.op,
+                 {"smooth_scale", *args.smooth_scale, compute_of(args), why_compute(args), inputs,
+                  "input.size(-1)"},
+                 args.input);
 }
 
-// Checks the dtype of a weight that is trained: it may be wider than the input, as a master weight
+// The dtype of a weight that is trained: it may be wider than the input, as a master weight
 // under autocast is, since its integers and scales depend on the compute type alone.
-void check_master_weight(const LinearArgs& args) {
+void check_trained_weight(const LinearArgs& args) {
   check_floating(args.op, "weight", args.weight);
   const at::ScalarType given = args.weight.scalar_type(), from = args.input.scalar_type();
   TORCH_CHECK_TYPE(compute_dtype(given) == compute_dtype(from), args.op, ": expected weight to be ",
                    from == at::kDouble ? "float64" : "float32, float16 or bfloat16",
                    " (the input is ", dtype_name(from), "), but got ", dtype_name(given));
+  check_matrices(args);
 }
 
-// Checks the integers and the scale that stand for a floating weight.
-void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
+// The integers and the scale that stand for a floating weight.
+void check_given_weight(const LinearArgs& args) {
+  const GivenWeight& given = args.given;
   TORCH_CHECK_VALUE(given.integers.has_value() == given.scale.has_value(), args.op,
                     ": expected qweight and weight_scale, or neither, but got ",
                     given.integers ? "qweight" : "weight_scale", " alone");
@@ -208,29 +219,85 @@ void check_given_weight(const LinearArgs& args, const GivenWeight& given) {
   TORCH_CHECK_VALUE(integers.is_contiguous(), args.op,
                     ": expected qweight to be contiguous ([N, K], row by row), but got strides ",
                     integers.sym_strides(), "; call .contiguous() first");
-  check_dispatchable(args.op, "weight_scale", *given.scale);
-  check_dtype(args.op, "weight_scale", *given.scale, compute_dtype(args.input.scalar_type()),
-              "the compute type of the input");
-  check_per_output(args, "weight_scale", *given.scale);
-}
-
-// Checks an input and a weight of integers, and that int32 holds their sums.
-void check_integers(const LinearArgs& args, const InputQparams& qparams) {
-  check_all_dispatchable(args);
-  const at::ScalarType from = args.input.scalar_type();
-  check_quantized_input(args.op, args.input);
-  check_integer_weight(args);
-  check_depth(args, from == at::kByte || qparams.has_zero_point());
+  check_scale_of(args, *given.scale);
 }
 
 // An op with a floating input needs an output of the same compute type: scales and bias have it.
-void check_same_compute(const LinearArgs& args, at::ScalarType dtype) {
+void check_same_compute(const LinearArgs& args) {
   const at::ScalarType compute = compute_dtype(args.input.scalar_type());
-  TORCH_CHECK_TYPE(is_supported_floating(dtype) && compute_dtype(dtype) == compute, args.op,
+  TORCH_CHECK_TYPE(is_supported_floating(args.dtype) && compute_of(args) == compute, args.op,
                    ": expected dtype to be ",
                    compute == at::kDouble ? "float64" : "float32, float16 or bfloat16",
                    " (the input, ", dtype_name(args.input.scalar_type()), ", is computed with in ",
-                   dtype_name(compute), "), but got ", dtype_name(dtype));
+                   dtype_name(compute), "), but got ", dtype_name(args.dtype));
+}
+
+void check_input_of_integers(const LinearArgs& args) { check_quantized_input(args.op, args.input); }
+
+void check_floating_input(const LinearArgs& args) { check_floating(args.op, "input", args.input); }
+
+void check_sums(const LinearArgs& args) {
+  check_dtype(args.op, "input", args.input, at::kInt, "the sums of a product of integers");
+  check_has_dimension(args);
+}
+
+void check_output(const LinearArgs& args) { check_output_dtype(args.op, args.dtype); }
+
+void check_static_range(const LinearArgs& args) {
+  check_range(args.op, args.scheme.quant_min, args.scheme.quant_max, at::kChar);
+}
+
+void check_scheme(const LinearArgs& args) { range::check_row_scheme(args.op, args.scheme); }
+
+void check_weight_scheme(const LinearArgs& args) {
+  range::check_row_scheme(args.op, args.weight_scheme, "weight_");
+}
+
+// ---- The rules of each kind of op, in the order in which a user hears of mistakes ---------------
+
+using LinearRule = Rule<LinearArgs>;
+
+constexpr LinearRule kProductRules[] = {check_all_dispatchable, check_input_of_integers,
+                                        check_integer_weight,   check_depth,
+                                        check_output,           check_weight_scale,
+                                        check_weight_sum,       check_input_scale,
+                                        check_zero_point,       check_bias};
+constexpr LinearRule kSumsRules[] = {check_all_dispatchable, check_input_of_integers,
+                                     check_integer_weight,   check_depth,
+                                     check_weight_sum,       check_zero_point};
+constexpr LinearRule kRescalingRules[] = {check_all_dispatchable, check_sums,         check_output,
+                                          check_input_scale,      check_weight_scale, check_bias};
+constexpr LinearRule kDynamicRules[] = {
+    check_all_dispatchable, check_floating_input, check_same_compute,
+    check_integer_weight,   check_depth,          check_scheme,
+    check_weight_scale,     check_weight_sum,     check_bias};
+constexpr LinearRule kStaticRules[] = {
+    check_all_dispatchable, check_floating_input, check_same_compute,
+    check_integer_weight,   check_depth,          check_static_range,
+    check_weight_scale,     check_weight_sum,     check_input_scale,
+    check_zero_point,       check_smooth_scale,   check_bias};
+constexpr LinearRule kTrainedRules[] = {
+    check_all_dispatchable, check_floating_input, check_trained_weight, check_depth,
+    check_weight_scheme,    check_scheme,         check_bias,           check_given_weight};
+
+// ---- _integer_backward --------------------------------------------------------------------------
+
+constexpr const char* kBackwardOp = "baraquant::_integer_backward";
+
+// Checks a tensor that has to be there, its dtype, and its number of elements.
+void check_kept(const at::Tensor& grad, const char* name, const OptionalTensor& tensor,
+                at::ScalarType dtype, const c10::SymInt& count) {
+  TORCH_CHECK_TYPE(tensor.has_value(), kBackwardOp, ": expected ", name,
+                   " to be a tensor, but got none");
+  check_dispatchable(kBackwardOp, name, *tensor);
+  check_dtype(kBackwardOp, name, *tensor, dtype, "as the forward pass keeps it");
+  check_same_device(kBackwardOp, name, *tensor, grad, "gradient");
+  TORCH_CHECK_VALUE(same_size(tensor->sym_numel(), count), kBackwardOp, ": expected ", name,
+                    " to have ", count, " elements, but got shape ", tensor->sym_sizes());
+}
+
+void check_constant(const LinearArgs& args, const char* name, const at::Tensor* tensor) {
+  if (tensor) check_scale(args.op, name, *tensor);
 }
 
 }  // namespace
@@ -241,75 +308,37 @@ void check_all_dispatchable(const LinearArgs& args) {
   if (args.int4) int4::check_groups_dispatchable(args.op, *args.int4);
   if (args.weight_scale) check_dispatchable(args.op, "weight_scale", *args.weight_scale);
   if (args.bias) check_dispatchable(args.op, "bias", *args.bias);
-  if (args.weight_sum && *args.weight_sum) {
-    check_dispatchable(args.op, "weight_sum", **args.weight_sum);
-  }
+  if (args.weight_sum) check_dispatchable(args.op, "weight_sum", *args.weight_sum);
   if (args.offsets) check_dispatchable(args.op, "offsets", *args.offsets);
 }
 
-void check_product(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
-  check_integers(args, qparams);
-  check_output_dtype(args.op, dtype);
-  const at::ScalarType compute = compute_dtype(dtype);
-  check_weight_qparams(args, compute, "the compute type of the output");
-  check_input_qparams(args, qparams, compute, "the compute type of the output");
-  check_bias(args, dtype);
-}
-
-void check_integer_product(const LinearArgs& args, const InputQparams& qparams) {
-  check_integers(args, qparams);
-  check_weight_sum(args);
-  check_input_qparams(args, qparams, at::kFloat, "");
-}
-
-void check_rescale(const LinearArgs& args, const InputQparams& qparams, at::ScalarType dtype) {
+// NB: in the order of the schemas, where act_scale follows weight_scale.
+void check_constants(const LinearArgs& args) {
+  const InputQparams& q = args.qparams;
   check_all_dispatchable(args);
-  check_dtype(args.op, "input", args.input, at::kInt, "the sums of a product of integers");
-  check_has_dimension(args);
-  check_output_dtype(args.op, dtype);
-  const at::ScalarType compute = compute_dtype(dtype);
-  check_input_qparams(args, qparams, compute, "the compute type of the output");
-  check_weight_scale(args, compute, "the compute type of the output");
-  check_bias(args, dtype);
+  if (q.scale_per_token) check_constant(args, q.scale_name, q.scale);
+  check_constant(args, "weight_scale", args.weight_scale);
+  if (!q.scale_per_token) check_constant(args, q.scale_name, q.scale);
+  if (q.zero_point) check_dispatchable(args.op, q.zero_point_name, *q.zero_point);
+  check_constant(args, "smooth_scale", args.smooth_scale);
+  if (!args.has_weight()) check_constant(args, "bias", args.bias);
 }
 
-void check_quantized_linear(const LinearArgs& args, const RowScheme& scheme, at::ScalarType dtype) {
-  check_all_dispatchable(args);
-  check_floating(args.op, "input", args.input);
-  check_same_compute(args, dtype);
-  check_integer_weight(args);
-  check_depth(args, !scheme.symmetric);
-  range::check_row_scheme(args.op, scheme);
-  check_weight_qparams(args, compute_dtype(dtype), "the compute type of the input");
-  check_bias(args, dtype);
-}
-
-void check_static_quantized_linear(const LinearArgs& args, const InputQparams& qparams,
-                                   const OptionalTensor& smooth_scale, int64_t quant_min,
-                                   int64_t quant_max, at::ScalarType dtype) {
-  check_all_dispatchable(args);
-  check_floating(args.op, "input", args.input);
-  check_same_compute(args, dtype);
-  check_integer_weight(args);
-  check_depth(args, qparams.has_zero_point());
-  check_range(args.op, quant_min, quant_max, at::kChar);
-  const at::ScalarType compute = compute_dtype(dtype);
-  check_weight_qparams(args, compute, "the compute type of the input");
-  check_input_qparams(args, qparams, compute, "the compute type of the input");
-  if (smooth_scale) check_smooth_scale(args, *smooth_scale, compute);
-  check_bias(args, dtype);
-}
-
-void check_qat_linear(const LinearArgs& args, const Schemes& schemes, const GivenWeight& given) {
-  check_all_dispatchable(args);
-  check_floating(args.op, "input", args.input);
-  check_master_weight(args);
-  check_matrices(args);
-  check_depth(args, !schemes.input.symmetric);
-  range::check_row_scheme(args.op, schemes.weight, "weight_");
-  range::check_row_scheme(args.op, schemes.input);
-  check_bias(args, args.input.scalar_type());
-  check_given_weight(args, given);
+void check_arguments(const LinearArgs& args) {
+  switch (args.kind) {
+    case Kind::kProduct:
+      return check_all(args, kProductRules);
+    case Kind::kSums:
+      return check_all(args, kSumsRules);
+    case Kind::kRescaling:
+      return check_all(args, kRescalingRules);
+    case Kind::kDynamic:
+      return check_all(args, kDynamicRules);
+    case Kind::kStatic:
+      return check_all(args, kStaticRules);
+    case Kind::kTrained:
+      return check_all(args, kTrainedRules);
+  }
 }
 
 void check_backward(const LinearArgs& args, const BackwardArgs& b) {
@@ -341,6 +370,52 @@ void check_offset_values(const LinearArgs& args) {
                       ") at most, but got ", ends[g], " at index ", g,
                       g == 0 ? "" : " behind " + std::to_string(least));
   }
+}
+
+void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_dispatchable(kBackwardOp, "grad", grad);
+  const auto check = [](const char* name, const OptionalTensor& tensor) {
+    if (tensor) check_dispatchable(kBackwardOp, name, *tensor);
+  };
+  check("qinput", args.qinput);
+  check("input_scale", args.input_scale);
+  check("input_zero_point", args.input_zero_point);
+  check("weight", args.weight);
+  check("weight_scale", args.weight_scale);
+  check("random", args.random);
+}
+
+void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
+  check_dispatchable(kBackwardOp, "grad", grad);
+  check_floating(kBackwardOp, "grad", grad);
+  TORCH_CHECK_VALUE(grad.dim() >= 1, kBackwardOp, ": expected grad to have at least 1 dimension");
+  const at::ScalarType compute = compute_dtype(grad.scalar_type());
+  c10::SymInt rows = 1;
+  for (const auto& size : grad.sym_sizes().slice(0, grad.dim() - 1)) rows *= size;
+  if (args.weight) {
+    TORCH_CHECK_VALUE(args.weight->dim() == 2, kBackwardOp,
+                      ": expected weight to have 2 dimensions");
+    const c10::SymInt outputs = grad.sym_size(-1);
+    const bool is_rounded = args.weight->scalar_type() == at::kChar;
+    const at::ScalarType given = args.weight->scalar_type();
+    const bool fits =
+        is_rounded || (is_supported_floating(given) && compute_dtype(given) == compute);
+    check_kept(grad, "weight", args.weight, fits ? given : grad.scalar_type(),
+               outputs * args.weight->sym_size(1));
+    check_kept(grad, "weight_scale", args.weight_scale, compute, outputs);
+  }
+  if (args.qinput) {
+    TORCH_CHECK_VALUE(args.qinput->dim() >= 1, kBackwardOp,
+                      ": expected qinput to have at least 1 dimension");
+    check_kept(grad, "qinput", args.qinput, at::kChar, rows * args.qinput->sym_size(-1));
+    check_kept(grad, "input_scale", args.input_scale, compute, rows);
+    if (args.input_zero_point) {
+      check_kept(grad, "input_zero_point", args.input_zero_point, at::kInt, rows);
+    }
+  }
+  if (args.random) check_kept(grad, "random", args.random, at::kLong, 2);
+  TORCH_CHECK_TYPE(!args.bias_dtype || at::isFloatingType(*args.bias_dtype), kBackwardOp,
+                   ": expected bias_dtype to be a floating type, but got ", *args.bias_dtype);
 }
 
 }  // namespace baraquant::int8_mm

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of the integer matrix family that train, through the dispatcher. What each computes
-// stands with its schema in schema.cpp.
+// The ops of the integer matrix family: the arguments of each as one struct (frame/core_op.h), in
+// the order of its schema. What each op computes, and what its arguments are, stands in schema.cpp.
+// A field has one name in all structs, so that one template makes of each what they share: linear()
+// in checks.h. `options` are the arguments that a schema has by keyword alone.
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 
 #include "granularity/arguments.h"
 #include "range/quantize_rows.h"
@@ -13,76 +17,267 @@ namespace baraquant::int8_mm {
 
 using range::RowScheme;
 
-// How input and weight become integers. The weight's scheme is symmetric.
-struct Schemes {
-  RowScheme input, weight;
+// What an op takes and computes. It decides which rules its arguments have to keep (checks.cpp).
+enum class Kind {
+  kProduct,    // an input of integers
+  kSums,       // the same without scales: the sums of integers
+  kRescaling,  // these sums as the input
+  kDynamic,    // a floating input, quantized with scales of its own rows
+  kStatic,     // a floating input, quantized with a given scale
+  kTrained,    // kDynamic, and a floating weight that is quantized too
+};
 
-  static constexpr const char* kSchema =
-      "bool symmetric, int weight_quant_min, int weight_quant_max, int quant_min, int quant_max";
-  using Flat = std::tuple<bool, int64_t, int64_t, int64_t, int64_t>;
-  Flat flat() const {
-    return {input.symmetric, weight.quant_min, weight.quant_max, input.quant_min, input.quant_max};
-  }
-  static Schemes from_flat(bool symmetric, int64_t weight_quant_min, int64_t weight_quant_max,
-                           int64_t quant_min, int64_t quant_max) {
-    return {.input = {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
-            .weight = {
-                .symmetric = true, .quant_min = weight_quant_min, .quant_max = weight_quant_max}};
+// ---- Parts --------------------------------------------------------------------------------------
+
+// The weight of a grouped op. The other ops have a tensor in its place.
+struct GroupedWeight {
+  const at::Tensor& values;   // [E, N, K]
+  const at::Tensor& offsets;  // [E]
+
+  static constexpr int kFields = 2;
+};
+
+template <typename Weight>
+constexpr bool kIsGrouped = std::is_same_v<Weight, GroupedWeight>;
+
+struct SumOptions {
+  const OptionalTensor &zero_point, &weight_sum;
+
+  static constexpr int kFields = 2;
+};
+
+// Of an input that is integers. The zero point is a tensor or a number.
+template <typename ZeroPoint>
+struct IntegerOptions {
+  ZeroPoint zero_point;
+  const OptionalTensor& weight_sum;
+  at::ScalarType dtype;
+
+  static constexpr int kFields = 3;
+};
+
+// Of an input that is quantized with scales of its own rows.
+struct DynamicOptions {
+  bool symmetric;
+  const OptionalTensor& weight_sum;
+  int64_t quant_min, quant_max;
+  std::optional<at::ScalarType> dtype;
+
+  static constexpr int kFields = 5;
+  RowScheme scheme() const {
+    return {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max};
   }
 };
 
-// A weight that is integers already, both or neither. The floating weight then takes the gradient,
-// and is not read.
-struct GivenWeight {
-  const OptionalTensor &integers, &scale;
+// Of an input that is quantized with a given scale.
+struct StaticOptions {
+  const OptionalTensor &zero_point, &smooth_scale, &weight_sum;
+  int64_t quant_min, quant_max;
+  std::optional<at::ScalarType> dtype;
 
-  static constexpr const char* kSchema = "Tensor? qweight=None, Tensor? weight_scale=None";
-  using Flat = std::tuple<const OptionalTensor&, const OptionalTensor&>;
-  Flat flat() const { return {integers, scale}; }
-  static GivenWeight from_flat(const OptionalTensor& integers, const OptionalTensor& scale) {
-    return {integers, scale};
+  static constexpr int kFields = 6;
+};
+
+// ---- Ops whose weight is integers ---------------------------------------------------------------
+
+template <typename Weight>
+struct Int8LinearOf {
+  const at::Tensor& input;
+  Weight weight;
+  const at::Tensor &input_scale, &weight_scale;
+  const OptionalTensor& bias;
+  IntegerOptions<const OptionalTensor&> options;
+
+  static constexpr int kFields = 6;
+  static constexpr Kind kKind = Kind::kProduct;
+  static constexpr const char* kOp =
+      kIsGrouped<Weight> ? "baraquant::int8_grouped_linear" : "baraquant::int8_linear";
+};
+
+using Int8Linear = Int8LinearOf<const at::Tensor&>;
+using Int8GroupedLinear = Int8LinearOf<GroupedWeight>;
+
+struct Int8Product {
+  const at::Tensor &input, &weight;
+  SumOptions options;
+
+  static constexpr int kFields = 3;
+  static constexpr Kind kKind = Kind::kSums;
+  static constexpr const char* kOp = "baraquant::int8_product";
+};
+
+struct RescaleProduct {
+  const at::Tensor &input, &input_scale, &weight_scale;
+  const OptionalTensor& bias;
+  at::ScalarType dtype;
+
+  static constexpr int kFields = 5;
+  static constexpr Kind kKind = Kind::kRescaling;
+  static constexpr const char* kOp = "baraquant::rescale_product";
+};
+
+template <typename Scale, typename ZeroPoint>
+struct SmoothquantLinearOf {
+  const at::Tensor &input, &weight, &weight_scale;
+  Scale act_scale;
+  const OptionalTensor& bias;
+  IntegerOptions<ZeroPoint> options;
+
+  static constexpr int kFields = 6;
+  static constexpr Kind kKind = Kind::kProduct;
+  static constexpr const char* kOp = "baraquant::smoothquant_linear";
+  static constexpr const char* kOverload = std::is_same_v<Scale, double> ? "number" : "";
+};
+
+using SmoothquantLinear = SmoothquantLinearOf<const at::Tensor&, const OptionalTensor&>;
+using SmoothquantLinearNumber = SmoothquantLinearOf<double, std::optional<int64_t>>;
+
+template <typename Weight>
+struct QuantizedLinearOf {
+  const at::Tensor& input;
+  Weight weight;
+  const at::Tensor& weight_scale;
+  const OptionalTensor& bias;
+  DynamicOptions options;
+
+  static constexpr int kFields = 5;
+  static constexpr Kind kKind = Kind::kDynamic;
+  static constexpr const char* kOp =
+      kIsGrouped<Weight> ? "baraquant::quantized_grouped_linear" : "baraquant::quantized_linear";
+  static constexpr const char* kMaskedOp = kIsGrouped<Weight>
+                                               ? "baraquant::_quantized_grouped_linear_with_mask"
+                                               : "baraquant::_quantized_linear_with_mask";
+};
+
+using QuantizedLinear = QuantizedLinearOf<const at::Tensor&>;
+using QuantizedGroupedLinear = QuantizedLinearOf<GroupedWeight>;
+
+struct StaticQuantizedLinear {
+  const at::Tensor &input, &weight, &weight_scale, &act_scale;
+  const OptionalTensor& bias;
+  StaticOptions options;
+
+  static constexpr int kFields = 6;
+  static constexpr Kind kKind = Kind::kStatic;
+  static constexpr const char* kOp = "baraquant::static_quantized_linear";
+  static constexpr const char* kMaskedOp = "baraquant::_static_quantized_linear_with_mask";
+};
+
+// ---- Ops whose weight is packed numbers of four bits --------------------------------------------
+
+struct Int4Linear {
+  const at::Tensor &input, &packed, &input_scale, &weight_scale, &group_factor;
+  int64_t group_size;
+  const OptionalTensor &bias, &group_zero_point;
+  IntegerOptions<const OptionalTensor&> options;
+
+  static constexpr int kFields = 9;
+  static constexpr Kind kKind = Kind::kProduct;
+  static constexpr const char* kOp = "baraquant::int4_linear";
+  Int8Linear with(const at::Tensor& weight) const {
+    return {input, weight, input_scale, weight_scale, bias, options};
   }
-  static GivenWeight none() {
-    static const OptionalTensor no_tensor;
-    return {no_tensor, no_tensor};
+};
+
+struct QuantizedInt4Linear {
+  const at::Tensor &input, &packed, &weight_scale, &group_factor;
+  int64_t group_size;
+  const OptionalTensor &bias, &group_zero_point;
+  DynamicOptions options;
+
+  static constexpr int kFields = 8;
+  static constexpr Kind kKind = Kind::kDynamic;
+  static constexpr const char* kOp = "baraquant::quantized_int4_linear";
+  QuantizedLinear with(const at::Tensor& weight) const {
+    return {input, weight, weight_scale, bias, options};
   }
-  explicit operator bool() const { return integers.has_value(); }
+};
+
+struct StaticQuantizedInt4Linear {
+  const at::Tensor &input, &packed, &weight_scale, &group_factor;
+  int64_t group_size;
+  const at::Tensor& act_scale;
+  const OptionalTensor &bias, &group_zero_point;
+  StaticOptions options;
+
+  static constexpr int kFields = 9;
+  static constexpr Kind kKind = Kind::kStatic;
+  static constexpr const char* kOp = "baraquant::static_quantized_int4_linear";
+  StaticQuantizedLinear with(const at::Tensor& weight) const {
+    return {input, weight, weight_scale, act_scale, bias, options};
+  }
+};
+
+// The output, and a bit for each element of the input, row by row: whether it lay inside the range.
+using MaskedProduct = std::tuple<at::Tensor, at::Tensor>;
+
+// ---- Ops that train -----------------------------------------------------------------------------
+
+// How input and weight become integers. The weight's scheme is symmetric.
+struct Schemes {
+  bool symmetric;
+  int64_t weight_quant_min, weight_quant_max, quant_min, quant_max;
+
+  static constexpr int kFields = 5;
+  static constexpr const char* kSchema =
+      "bool symmetric, int weight_quant_min, int weight_quant_max, int quant_min, int quant_max";
+  RowScheme input() const {
+    return {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max};
+  }
+  RowScheme weight() const {
+    return {.symmetric = true, .quant_min = weight_quant_min, .quant_max = weight_quant_max};
+  }
 };
 
 // How a backward pass computes gradients, by the names that a user gives.
 struct BackwardArgs {
-  std::string_view backward = "float", rounding = "nearest";
+  std::string_view backward, rounding;
 
+  static constexpr int kFields = 2;
   static constexpr const char* kSchema = "str backward=\"float\", str rounding=\"nearest\"";
-  using Flat = std::tuple<std::string_view, std::string_view>;
-  Flat flat() const { return {backward, rounding}; }
-  static BackwardArgs from_flat(std::string_view backward, std::string_view rounding) {
-    return {backward, rounding};
-  }
   bool is_float() const { return backward == "float"; }
   bool has_weight() const { return backward == "int8"; }
   bool is_stochastic() const { return rounding == "stochastic"; }
 };
 
-// The output, and a bit for each element of the input, row by row: whether it lay inside the range.
-using MaskedProduct = std::tuple<at::Tensor, at::Tensor>;
+inline const OptionalTensor kNoTensor;
+
+// A weight that is integers already, both or neither. The floating weight then takes the gradient,
+// and is not read.
+struct GivenWeight {
+  const OptionalTensor &integers = kNoTensor, &scale = kNoTensor;
+
+  static constexpr int kFields = 2;
+  static constexpr const char* kSchema = "Tensor? qweight=None, Tensor? weight_scale=None";
+  explicit operator bool() const { return integers.has_value(); }
+};
+
+template <typename Weight>
+struct QatLinearOf {
+  const at::Tensor& input;
+  Weight weight;
+  const OptionalTensor& bias;
+  Schemes schemes;
+
+  static constexpr int kFields = 4;
+  static constexpr Kind kKind = Kind::kTrained;
+  static constexpr const char* kOp =
+      kIsGrouped<Weight> ? "baraquant::qat_grouped_linear" : "baraquant::qat_linear";
+};
+
+using QatLinear = QatLinearOf<const at::Tensor&>;
+using QatGroupedLinear = QatLinearOf<GroupedWeight>;
 
 // (output, input's integers, scales, zero points, mask; weight's integers, scales). What a
 // scheme does not have is an empty tensor, and so are the weight's of a given weight.
 using KeptByQatLinear =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias,
-                      const Schemes& schemes, const BackwardArgs& backward,
+// These call the ops through the dispatcher.
+at::Tensor qat_linear(const QatLinear& call, const BackwardArgs& backward,
                       const GivenWeight& given);
-KeptByQatLinear qat_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                const OptionalTensor& bias, const Schemes& schemes, bool with_mask,
-                                const GivenWeight& given);
-at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                              const at::Tensor& offsets, const OptionalTensor& bias,
-                              const Schemes& schemes, const BackwardArgs& backward);
-KeptByQatLinear qat_grouped_linear_kept(const at::Tensor& input, const at::Tensor& weight,
-                                        const at::Tensor& offsets, const OptionalTensor& bias,
-                                        const Schemes& schemes, bool with_mask);
+KeptByQatLinear qat_linear_kept(const QatLinear& call, bool with_mask, const GivenWeight& given);
+at::Tensor qat_grouped_linear(const QatGroupedLinear& call, const BackwardArgs& backward);
+KeptByQatLinear qat_grouped_linear_kept(const QatGroupedLinear& call, bool with_mask);
 
 }  // namespace baraquant::int8_mm

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the integer matrix family below autograd, one function each for CPU, CUDA and Meta. It
 // checks, allocates, quantizes what is floating and launches the product. Meta stops before the
-// launches, so shapes and errors are the same on every device. Outputs are contiguous. A grouped op
-// is the plain one with offsets among its LinearArgs.
+// launches, so shapes and errors are the same on every device. Outputs are contiguous. All work on
+// the view of a call, LinearArgs: a grouped op is the plain one with offsets, an op with a weight of
+// four bits the one of int8 with groups.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -12,10 +13,12 @@
 #include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
+#include "int4/expand.h"
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
-#include "int8_mm/multiply.h"
-#include "int8_mm/products.h"
+#include "int8_mm/grouped_products.h"
+#include "int8_mm/integer_backward.h"
+#include "int8_mm/launch.h"
 
 namespace baraquant::int8_mm {
 namespace {
@@ -23,163 +26,234 @@ namespace {
 using range::quantize_rows;
 using range::QuantizedRows;
 
-at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
-                       const at::Tensor& input_scale, const at::Tensor& weight_scale,
-                       const OptionalTensor& bias, const OptionalTensor& input_zero_point,
-                       const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({.op = "baraquant::int8_linear",
-                  .input = input,
-                  .weight = weight,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum},
-                 token_qparams(input_scale, input_zero_point), dtype);
+// ---- From checked arguments to a launch ---------------------------------------------------------
+
+// Whether a grouped op has no groups, so that there is nothing to multiply.
+bool lacks_groups(const LinearArgs& args) {
+  return args.is_grouped() && !args.input.is_meta() && args.offsets->numel() == 0;
 }
 
-at::Tensor int8_product(const at::Tensor& input, const at::Tensor& weight,
-                        const OptionalTensor& input_zero_point, const OptionalTensor& weight_sum) {
-  const OptionalTensor no_bias;
-  return integer_product({.op = "baraquant::int8_product",
-                          .input = input,
-                          .weight = weight,
-                          .bias = no_bias,
-                          .weight_sum = &weight_sum},
-                         token_zero_points(input_zero_point));
+// Whether the packed weight is read from the arguments themselves, not from copies of them.
+bool reads_as_given(const int4::PackedWeight& packed, const at::Tensor& values,
+                    const int4::Groups& groups) {
+  return packed.values.is_same(values) && packed.factor.is_same(groups.factor) &&
+         (!groups.zero_point || packed.zero_point.is_same(*groups.zero_point));
 }
 
-at::Tensor rescale_product(const at::Tensor& input, const at::Tensor& input_scale,
-                           const at::Tensor& weight_scale, const OptionalTensor& bias,
-                           at::ScalarType dtype) {
-  const OptionalTensor no_zero_point;
-  return rescaled({.op = "baraquant::rescale_product",
-                   .input = input,
-                   .weight = input,
-                   .weight_scale = &weight_scale,
-                   .bias = bias,
-                   .has_weight = false},
-                  token_qparams(input_scale, no_zero_point), dtype);
+at::Tensor sums_of_rows(const ProductCall& call, const Kernels& of_device) {
+  const bool is_packed = call.packed.values.defined();
+  const at::Tensor weight = is_packed ? int4::expanded(call.packed) : call.weight;
+  const at::Tensor sums =
+      at::empty(weight.sizes().slice(0, weight.dim() - 1), weight.options().dtype(at::kInt));
+  of_device.weight_sums(weight, sums);
+  return sums;
 }
 
-at::Tensor int8_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
-                               const at::Tensor& offsets, const at::Tensor& input_scale,
-                               const at::Tensor& weight_scale, const OptionalTensor& bias,
-                               const OptionalTensor& input_zero_point,
-                               const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({.op = "baraquant::int8_grouped_linear",
-                  .input = input,
-                  .weight = weight,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum,
-                  .offsets = &offsets},
-                 token_qparams(input_scale, input_zero_point), dtype);
+// The output [..., N]; zeros if there is nothing to multiply.
+at::Tensor empty_output(const LinearArgs& args) {
+  std::vector<c10::SymInt> sizes = args.input.sym_sizes().vec();
+  sizes.back() = args.weight.sym_size(-2);
+  const auto options = args.input.options().dtype(args.dtype);
+  if (lacks_groups(args)) return filled(sizes, 0, options);
+  return empty_dense(sizes, options);
 }
 
-at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,
-                              const at::Tensor& weight_scale, const at::Tensor& act_scale,
-                              const OptionalTensor& bias, const OptionalTensor& act_zero_point,
-                              const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({.op = "baraquant::smoothquant_linear",
-                  .input = input,
-                  .weight = weight,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum},
-                 {.scale_name = "act_scale",
-                  .zero_point_name = "act_zero_point",
-                  .scale_per_token = false,
-                  .scale = &act_scale,
-                  .zero_point = &act_zero_point},
-                 dtype);
+// An input [..., K] as a contiguous [tokens, K], also if K is 0.
+at::Tensor contiguous_rows(const at::Tensor& input) {
+  int64_t tokens = 1;
+  for (const int64_t size : input.sizes().slice(0, input.dim() - 1)) tokens *= size;
+  return contiguous(input).view({tokens, input.size(-1)});
 }
 
-at::Tensor smoothquant_linear_number(const at::Tensor& input, const at::Tensor& weight,
-                                     const at::Tensor& weight_scale, double act_scale,
-                                     const OptionalTensor& bias,
-                                     std::optional<int64_t> act_zero_point,
-                                     const OptionalTensor& weight_sum, at::ScalarType dtype) {
-  return product({.op = "baraquant::smoothquant_linear",
-                  .input = input,
-                  .weight = weight,
-                  .weight_scale = &weight_scale,
-                  .bias = bias,
-                  .weight_sum = &weight_sum},
-                 {.scale_name = "act_scale",
-                  .zero_point_name = "act_zero_point",
-                  .scale_per_token = false,
-                  .scale_number = act_scale,
-                  .zero_point_number = act_zero_point},
-                 dtype);
+// A scale or zero point in any allowed shape as one dimension: one for all, or one for each token.
+at::Tensor of_rows(const at::Tensor& tensor) { return contiguous(tensor).view({tensor.numel()}); }
+
+// Whether anything is left to multiply into an output of empty_output().
+bool is_left_to_do(const LinearArgs& args, const at::Tensor& output) {
+  return has_work(output) && !lacks_groups(args);
 }
 
-MaskedProduct quantized_linear(bool with_mask, const at::Tensor& input, const at::Tensor& weight,
-                               const at::Tensor& weight_scale, const OptionalTensor& bias,
-                               bool symmetric, const OptionalTensor& weight_sum, int64_t quant_min,
-                               int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  return quantized_product(with_mask,
-                           {.op = "baraquant::quantized_linear",
-                            .input = input,
-                            .weight = weight,
-                            .weight_scale = &weight_scale,
-                            .bias = bias,
-                            .weight_sum = &weight_sum},
-                           {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
-                           dtype);
-}
-
-MaskedProduct quantized_grouped_linear(bool with_mask, const at::Tensor& input,
-                                       const at::Tensor& weight, const at::Tensor& offsets,
-                                       const at::Tensor& weight_scale, const OptionalTensor& bias,
-                                       bool symmetric, const OptionalTensor& weight_sum,
-                                       int64_t quant_min, int64_t quant_max,
-                                       std::optional<at::ScalarType> dtype) {
-  return quantized_product(with_mask,
-                           {.op = "baraquant::quantized_grouped_linear",
-                            .input = input,
-                            .weight = weight,
-                            .weight_scale = &weight_scale,
-                            .bias = bias,
-                            .weight_sum = &weight_sum,
-                            .offsets = &offsets},
-                           {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max},
-                           dtype);
-}
-
-MaskedProduct static_quantized_linear(bool with_mask, const at::Tensor& input,
-                                      const at::Tensor& weight, const at::Tensor& weight_scale,
-                                      const at::Tensor& act_scale, const OptionalTensor& bias,
-                                      const OptionalTensor& act_zero_point,
-                                      const OptionalTensor& smooth_scale,
-                                      const OptionalTensor& weight_sum, int64_t quant_min,
-                                      int64_t quant_max, std::optional<at::ScalarType> dtype) {
-  return static_product(with_mask,
-                        {.op = "baraquant::static_quantized_linear",
-                         .input = input,
-                         .weight = weight,
-                         .weight_scale = &weight_scale,
-                         .bias = bias,
-                         .weight_sum = &weight_sum},
-                        act_scale, act_zero_point, smooth_scale, quant_min, quant_max, dtype);
-}
-
-// Makes two kernels from a function whose first argument says whether the mask is wanted: that of
-// the op, and that of its form that returns the mask too.
-template <auto function>
-struct KernelsOf;
-
-template <typename... Args, MaskedProduct (*function)(bool, Args...)>
-struct KernelsOf<function> {
-  static at::Tensor plain(Args... args) { return std::get<0>(function(false, args...)); }
-  static MaskedProduct with_mask(Args... args) { return function(true, args...); }
+// The weight as the kernels multiply it.
+struct IntegerWeight {
+  const at::Tensor& values;
+  const at::Tensor& scale;  // undefined if the sums are wanted
 };
+
+// Everything in a call but the scales and zero points of the input.
+ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const IntegerWeight& weight,
+                    const at::Tensor& output) {
+  ProductCall call;
+  call.input = rows;
+  if (args.int4) {
+    call.packed = int4::packed_weight(weight.values, *args.int4, rows.size(1));
+  } else {
+    call.weight = weight.values;
+  }
+  if (weight.scale.defined()) call.weight_scale = contiguous(weight.scale);
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(output.scalar_type())));
+  if (args.is_grouped()) call.offsets = contiguous(*args.offsets);
+  call.output = output.view({rows.size(0), weight.values.size(-2)});
+  return call;
+}
+
+// Launches the product. A zero point needs the sums of the weight: they are computed if absent.
+void launch(ProductCall& call, const at::Tensor* weight_sum) {
+  const Kernels& of_device = kernels(call.input);
+  if (call.packed.values.defined() && !of_device.takes_packed(call)) {
+    call.weight = int4::expanded(call.packed);
+    call.packed = {};
+  }
+  if (call.has_zero_point && weight_sum) {
+    call.weight_sum = contiguous(*weight_sum);
+  } else if (call.has_zero_point && !of_device.finds_sums(call)) {
+    call.weight_sum = sums_of_rows(call, of_device);
+  }
+  of_device.product(call);
+}
+
+// Multiplies rows of integers that have the given scale and zero point.
+void multiply_given(const LinearArgs& args, const at::Tensor& rows, const at::Tensor& output) {
+  const at::Tensor no_scale;
+  ProductCall call =
+      prepare(args, rows, {args.weight, args.weight_scale ? *args.weight_scale : no_scale}, output);
+  const InputQparams& q = args.qparams;
+  if (q.scale) call.input_scale = of_rows(*q.scale);
+  call.input_scale_number = q.scale_number;
+  if (q.zero_point) call.zero_point = of_rows(cast_to_int32(*q.zero_point));
+  call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
+  call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
+  launch(call, args.weight_sum);
+}
+
+// Multiplies rows that have the scales and zero points of their own data.
+void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows,
+                        const IntegerWeight& weight, const at::Tensor& output) {
+  ProductCall call = prepare(args, rows.values, weight, output);
+  call.input_scale = rows.scale;
+  call.zero_point = rows.zero_point;
+  call.has_zero_point = rows.zero_point.defined();
+  call.input_is_newest = args.int4 && reads_as_given(call.packed, weight.values, *args.int4);
+  launch(call, args.weight_sum);
+}
+
+// ---- Ops whose weight is integers ---------------------------------------------------------------
+
+// Checks values where that makes no device wait. A planned call has no values.
+void check_values(const LinearArgs& args) {
+  if (!is_planning()) check_offset_values(args);
+}
+
+void check(const LinearArgs& args) {
+  check_arguments(args);
+  check_values(args);
+}
+
+// The product of an input that is integers; without scales their sums.
+at::Tensor product_of(const LinearArgs& args) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check(args);
+  const at::Tensor output = empty_output(args);
+  if (!is_left_to_do(args, output)) return output;
+  multiply_given(args, contiguous_rows(args.input), output);
+  return output;
+}
+
+// The last step of a product alone.
+at::Tensor rescaled(const LinearArgs& args) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check(args);
+  const at::Tensor& sums = args.input;
+  const at::Tensor output = at::empty_symint(sums.sym_sizes(), sums.options().dtype(args.dtype));
+  if (!has_work(output)) return output;
+  const at::Tensor rows = contiguous_rows(sums);
+  RescaleCall call{.sums = rows,
+                   .input_scale = of_rows(*args.qparams.scale),
+                   .weight_scale = contiguous(*args.weight_scale),
+                   .bias = {},
+                   .output = output.view(rows.sizes())};
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.dtype)));
+  kernels(sums).rescale(call);
+  return output;
+}
+
+// The product of a floating input that is quantized with a scale for each row.
+MaskedProduct dynamic_product(const LinearArgs& args, bool with_mask) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check(args);
+  const at::Tensor& input = args.input;
+  const at::Tensor output = empty_output(args);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !is_left_to_do(args, output)) return {output, {}};
+  const QuantizedRows rows = quantize_rows(contiguous_rows(input), args.scheme, with_mask);
+  if (is_left_to_do(args, output)) {
+    multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
+  }
+  return {output, rows.mask};
+}
+
+// Quantizes rows [tokens, K] to int8, with one scale for all or one for each k, by the ops of the
+// affine family.
+MaskedProduct quantize_static(const LinearArgs& args, const at::Tensor& rows, bool with_mask) {
+  const at::Tensor* smooth_scale = args.smooth_scale;
+  const OptionalTensor scale(smooth_scale ? *smooth_scale : *args.qparams.scale);
+  OptionalTensor zero_point;
+  if (args.qparams.zero_point) zero_point = *args.qparams.zero_point;
+  if (zero_point && smooth_scale) zero_point = zero_point->expand({rows.size(1)});
+  const affine::QuantArgs q{
+      .scale = scale,
+      .zero_point = zero_point,
+      .scope = smooth_scale ? PerChannel::from_flat(1) : PerTensor::from_flat(),
+      .quant_min = args.scheme.quant_min,
+      .quant_max = args.scheme.quant_max};
+  if (with_mask) return affine::quantize_with_mask(rows, q, at::kChar, /*order=*/{});
+  return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
+}
+
+// The product of a floating input that is quantized with a given scale.
+MaskedProduct static_product(const LinearArgs& args, bool with_mask) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check(args);
+  const at::Tensor& input = args.input;
+  const at::Tensor output = empty_output(args);
+  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
+  if (!with_mask && !has_work(output)) return {output, {}};
+  const auto [rows, mask] = quantize_static(args, contiguous_rows(input), with_mask);
+  if (has_work(output)) multiply_given(args, rows, output);
+  return {output, mask};
+}
+
+// The kernels of an op with these arguments: the op's own, and that of the form that returns the
+// mask too.
+template <typename Call>
+MaskedProduct masked(const Call& call, bool with_mask) {
+  if constexpr (Call::kKind == Kind::kStatic) return static_product(linear(call), with_mask);
+  return dynamic_product(linear(call), with_mask);
+}
+
+template <typename Call>
+at::Tensor kernel(const Call& call) {
+  if constexpr (Call::kKind == Kind::kProduct || Call::kKind == Kind::kSums) {
+    return product_of(linear(call));
+  } else if constexpr (Call::kKind == Kind::kRescaling) {
+    return rescaled(linear(call));
+  } else {
+    return std::get<0>(masked(call, /*with_mask=*/false));
+  }
+}
+
+template <typename Call>
+MaskedProduct masked_kernel(const Call& call) {
+  return masked(call, /*with_mask=*/true);
+}
+
+// ---- qat_linear and qat_grouped_linear ----------------------------------------------------------
 
 // Returns the weight's integers [N, K] and scales [N], or [E, N, K] and [E, N]: the given ones, or
 // those of the floating weight.
-QuantizedRows quantize_weight(const LinearArgs& args, const Schemes& schemes,
-                              const GivenWeight& given) {
-  if (given) return {*given.integers, given.scale->contiguous(), {}, {}};
+QuantizedRows quantize_weight(const LinearArgs& args) {
+  if (args.given) return {*args.given.integers, args.given.scale->contiguous(), {}, {}};
   QuantizedRows w =
-      quantize_rows(contiguous_rows(args.weight), schemes.weight, /*with_mask=*/false);
+      quantize_rows(contiguous_rows(args.weight), args.weight_scheme, /*with_mask=*/false);
   const auto sizes = args.weight.sizes();
   w.values = w.values.view(sizes);
   w.scale = w.scale.view(sizes.slice(0, sizes.size() - 1));
@@ -188,36 +262,29 @@ QuantizedRows quantize_weight(const LinearArgs& args, const Schemes& schemes,
 
 // Quantizes weight and input, and multiplies where there is something to do.
 std::pair<QuantizedRows, QuantizedRows> quantize_and_multiply(const LinearArgs& args,
-                                                              const Schemes& schemes,
                                                               bool with_mask,
-                                                              const at::Tensor& output,
-                                                              const GivenWeight& given) {
-  const QuantizedRows w = quantize_weight(args, schemes, given);
-  const QuantizedRows rows = quantize_rows(contiguous_rows(args.input), schemes.input, with_mask);
+                                                              const at::Tensor& output) {
+  const QuantizedRows w = quantize_weight(args);
+  const QuantizedRows rows = quantize_rows(contiguous_rows(args.input), args.scheme, with_mask);
   if (is_left_to_do(args, output)) multiply_quantized(args, rows, {w.values, w.scale}, output);
   return {rows, w};
 }
 
-at::Tensor qat_product(const LinearArgs& args, const Schemes& schemes, const BackwardArgs& backward,
-                       const GivenWeight& given = GivenWeight::none()) {
-  check_qat_linear(args, schemes, given);
+at::Tensor trained_product(const LinearArgs& args, const BackwardArgs& backward) {
+  check_arguments(args);
   check_backward(args, backward);
   check_values(args);
-  const at::Tensor output = empty_output(args, args.input.scalar_type());
-  if (is_left_to_do(args, output)) {
-    quantize_and_multiply(args, schemes, /*with_mask=*/false, output, given);
-  }
+  const at::Tensor output = empty_output(args);
+  if (is_left_to_do(args, output)) quantize_and_multiply(args, /*with_mask=*/false, output);
   return output;
 }
 
 // The same, with all that backward may need; see KeptByQatLinear.
-KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes, bool with_mask,
-                                 const GivenWeight& given = GivenWeight::none()) {
-  check_qat_linear(args, schemes, given);
-  check_values(args);
+KeptByQatLinear trained_product_kept(const LinearArgs& args, bool with_mask) {
+  check(args);
   const at::Tensor &input = args.input, &weight = args.weight;
-  const bool symmetric = schemes.input.symmetric;
-  const at::Tensor output = empty_output(args, input.scalar_type());
+  const bool symmetric = args.scheme.symmetric, given = bool(args.given);
+  const at::Tensor output = empty_output(args);
   const auto options = input.options();
   const auto compute = options.dtype(compute_dtype(input.scalar_type()));
   std::vector<c10::SymInt> per_token = input.sym_sizes().vec();
@@ -234,7 +301,7 @@ KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes,
         given ? at::empty({0}, compute)
               : at::empty_symint(weight.sym_sizes().slice(0, weight.dim() - 1), compute)};
   }
-  const auto [rows, w] = quantize_and_multiply(args, schemes, with_mask, output, given);
+  const auto [rows, w] = quantize_and_multiply(args, with_mask, output);
   return {output,
           rows.values.view_symint(input.sym_sizes()),
           rows.scale.view_symint(per_token),
@@ -244,62 +311,48 @@ KeptByQatLinear qat_product_kept(const LinearArgs& args, const Schemes& schemes,
           given ? at::empty({0}, compute) : w.scale};
 }
 
-at::Tensor qat_linear_device(const at::Tensor& input, const at::Tensor& weight,
-                             const OptionalTensor& bias, const Schemes& schemes,
-                             const BackwardArgs& backward, const GivenWeight& given) {
-  return qat_product(
-      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
-      backward, given);
+at::Tensor qat_linear_device(const QatLinear& call, const BackwardArgs& backward,
+                             const GivenWeight& given) {
+  return trained_product(linear(call, given), backward);
 }
 
-KeptByQatLinear qat_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
-                                       const OptionalTensor& bias, const Schemes& schemes,
-                                       bool with_mask, const GivenWeight& given) {
-  return qat_product_kept(
-      {.op = "baraquant::qat_linear", .input = input, .weight = weight, .bias = bias}, schemes,
-      with_mask, given);
+KeptByQatLinear qat_linear_kept_device(const QatLinear& call, bool with_mask,
+                                       const GivenWeight& given) {
+  return trained_product_kept(linear(call, given), with_mask);
 }
 
-at::Tensor qat_grouped_linear_device(const at::Tensor& input, const at::Tensor& weight,
-                                     const at::Tensor& offsets, const OptionalTensor& bias,
-                                     const Schemes& schemes, const BackwardArgs& backward) {
-  return qat_product({.op = "baraquant::qat_grouped_linear",
-                      .input = input,
-                      .weight = weight,
-                      .bias = bias,
-                      .offsets = &offsets},
-                     schemes, backward);
+at::Tensor qat_grouped_linear_device(const QatGroupedLinear& call, const BackwardArgs& backward) {
+  return trained_product(linear(call), backward);
 }
 
-KeptByQatLinear qat_grouped_linear_kept_device(const at::Tensor& input, const at::Tensor& weight,
-                                               const at::Tensor& offsets,
-                                               const OptionalTensor& bias, const Schemes& schemes,
-                                               bool with_mask) {
-  return qat_product_kept({.op = "baraquant::qat_grouped_linear",
-                           .input = input,
-                           .weight = weight,
-                           .bias = bias,
-                           .offsets = &offsets},
-                          schemes, with_mask);
+KeptByQatLinear qat_grouped_linear_kept_device(const QatGroupedLinear& call, bool with_mask) {
+  return trained_product_kept(linear(call), with_mask);
 }
 
 void register_kernels(torch::Library& m) {
-  m.impl("int8_linear", &int8_linear);
-  m.impl("int8_product", &int8_product);
-  m.impl("rescale_product", &rescale_product);
-  m.impl("int8_grouped_linear", &int8_grouped_linear);
-  m.impl("smoothquant_linear", &smoothquant_linear);
-  m.impl("smoothquant_linear.number", &smoothquant_linear_number);
-  m.impl("quantized_linear", &KernelsOf<&quantized_linear>::plain);
-  m.impl("_quantized_linear_with_mask", &KernelsOf<&quantized_linear>::with_mask);
-  m.impl("quantized_grouped_linear", &KernelsOf<&quantized_grouped_linear>::plain);
-  m.impl("_quantized_grouped_linear_with_mask", &KernelsOf<&quantized_grouped_linear>::with_mask);
-  m.impl("static_quantized_linear", &KernelsOf<&static_quantized_linear>::plain);
-  m.impl("_static_quantized_linear_with_mask", &KernelsOf<&static_quantized_linear>::with_mask);
+  m.impl("int8_linear", kernel_of<&kernel<Int8Linear>>);
+  m.impl("int8_grouped_linear", kernel_of<&kernel<Int8GroupedLinear>>);
+  m.impl("int8_product", kernel_of<&kernel<Int8Product>>);
+  m.impl("rescale_product", kernel_of<&kernel<RescaleProduct>>);
+  m.impl("smoothquant_linear", kernel_of<&kernel<SmoothquantLinear>>);
+  m.impl("smoothquant_linear.number", kernel_of<&kernel<SmoothquantLinearNumber>>);
+  m.impl("quantized_linear", kernel_of<&kernel<QuantizedLinear>>);
+  m.impl("quantized_grouped_linear", kernel_of<&kernel<QuantizedGroupedLinear>>);
+  m.impl("static_quantized_linear", kernel_of<&kernel<StaticQuantizedLinear>>);
+  m.impl(QuantizedLinear::kMaskedOp, kernel_of<&masked_kernel<QuantizedLinear>>);
+  m.impl(QuantizedGroupedLinear::kMaskedOp, kernel_of<&masked_kernel<QuantizedGroupedLinear>>);
+  m.impl(StaticQuantizedLinear::kMaskedOp, kernel_of<&masked_kernel<StaticQuantizedLinear>>);
+  m.impl("int4_linear", kernel_of<&kernel<Int4Linear>>);
+  m.impl("quantized_int4_linear", kernel_of<&kernel<QuantizedInt4Linear>>);
+  m.impl("static_quantized_int4_linear", kernel_of<&kernel<StaticQuantizedInt4Linear>>);
   m.impl("qat_linear", kernel_of<&qat_linear_device>);
   m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_device>);
   m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_device>);
   m.impl("_qat_grouped_linear_kept", kernel_of<&qat_grouped_linear_kept_device>);
+  m.impl("_integer_backward", kernel_of<&integer_backward_device>);
+  m.impl("_grouped_matmul", &grouped_matmul_device);
+  m.impl("_grouped_outer", &grouped_outer_device);
+  m.impl("_grouped_sum", &grouped_sum_device);
 }
 
 }  // namespace

@@ -21,4 +21,9 @@ at::Tensor grouped_outer(const at::Tensor& left, const at::Tensor& right,
 // rows [T, A] -> [E, A] of dtype: the sum over the rows of each group.
 at::Tensor grouped_sum(const at::Tensor& rows, const at::Tensor& offsets, at::ScalarType dtype);
 
+// These ops below autograd, for CPU, CUDA and Meta.
+decltype(grouped_matmul) grouped_matmul_device;
+decltype(grouped_outer) grouped_outer_device;
+decltype(grouped_sum) grouped_sum_device;
+
 }  // namespace baraquant::int8_mm

@@ -3,15 +3,13 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
-#include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
+#include "int8_mm/checks.h"
 #include "int8_mm/launch.h"
 #include "int8_mm/math.h"
 #include "scaled/quantize.h"
@@ -22,11 +20,8 @@ namespace {
 using scaled::Part;
 using scaled::RandomState;
 
-constexpr const char* kOp = "baraquant::_integer_backward";
 // The second of the two states in `random` is for the gradient of the weight.
 constexpr uint64_t kWeightStep = 1;
-
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 // A sum of `depth` terms, cut into blocks that int32 holds.
 struct SumBlocks {
@@ -137,56 +132,10 @@ at::Tensor gradient_of_weight(const Part& grad, const IntegerBackwardArgs& args,
   return total.result();
 }
 
-// ---- Checks -------------------------------------------------------------------------------------
-
-// Checks a tensor that has to be there, its dtype, and its number of elements.
-void check_kept(const at::Tensor& grad, const char* name, const OptionalTensor& tensor,
-                at::ScalarType dtype, const c10::SymInt& count) {
-  TORCH_CHECK_TYPE(tensor.has_value(), kOp, ": expected ", name, " to be a tensor, but got none");
-  check_dispatchable(kOp, name, *tensor);
-  check_dtype(kOp, name, *tensor, dtype, "as the forward pass keeps it");
-  check_same_device(kOp, name, *tensor, grad, "gradient");
-  TORCH_CHECK_VALUE(same_size(tensor->sym_numel(), count), kOp, ": expected ", name, " to have ",
-                    count, " elements, but got shape ", tensor->sym_sizes());
-}
-
-void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_dispatchable(kOp, "grad", grad);
-  check_floating(kOp, "grad", grad);
-  TORCH_CHECK_VALUE(grad.dim() >= 1, kOp, ": expected grad to have at least 1 dimension");
-  const at::ScalarType compute = compute_dtype(grad.scalar_type());
-  c10::SymInt rows = 1;
-  for (const auto& size : grad.sym_sizes().slice(0, grad.dim() - 1)) rows *= size;
-  if (args.weight) {
-    TORCH_CHECK_VALUE(args.weight->dim() == 2, kOp, ": expected weight to have 2 dimensions");
-    const c10::SymInt outputs = grad.sym_size(-1);
-    const bool is_rounded = args.weight->scalar_type() == at::kChar;
-    const at::ScalarType given = args.weight->scalar_type();
-    const bool fits =
-        is_rounded || (is_supported_floating(given) && compute_dtype(given) == compute);
-    check_kept(grad, "weight", args.weight, fits ? given : grad.scalar_type(),
-               outputs * args.weight->sym_size(1));
-    check_kept(grad, "weight_scale", args.weight_scale, compute, outputs);
-  }
-  if (args.qinput) {
-    TORCH_CHECK_VALUE(args.qinput->dim() >= 1, kOp,
-                      ": expected qinput to have at least 1 dimension");
-    check_kept(grad, "qinput", args.qinput, at::kChar, rows * args.qinput->sym_size(-1));
-    check_kept(grad, "input_scale", args.input_scale, compute, rows);
-    if (args.input_zero_point) {
-      check_kept(grad, "input_zero_point", args.input_zero_point, at::kInt, rows);
-    }
-  }
-  if (args.random) check_kept(grad, "random", args.random, at::kLong, 2);
-  TORCH_CHECK_TYPE(!args.bias_dtype || at::isFloatingType(*args.bias_dtype), kOp,
-                   ": expected bias_dtype to be a floating type, but got ", *args.bias_dtype);
-}
-
 // What stands for a gradient that is not computed.
 at::Tensor nothing_like(const at::Tensor& grad) { return at::empty({0}, grad.options()); }
 
-Gradients integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_integer_backward(grad, args);
+Gradients empty_gradients(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   at::Tensor dx = nothing_like(grad), dw = nothing_like(grad), db = nothing_like(grad);
   if (args.weight) {
     std::vector<c10::SymInt> sizes = grad.sym_sizes().vec();
@@ -202,9 +151,12 @@ Gradients integer_backward_meta(const at::Tensor& grad, const IntegerBackwardArg
   return {dx, dw, db};
 }
 
+}  // namespace
+
 Gradients integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_integer_backward(grad, args);
+  if (grad.is_meta()) return empty_gradients(grad, args);
   const Part rows = scaled::whole(grad);
   const at::Tensor state = args.random ? contiguous(*args.random) : at::Tensor();
   const SumBlocks tokens(rows.rows, args.input_zero_point ? kMaxShiftedDepth : kMaxDepth);
@@ -228,52 +180,6 @@ Gradients integer_backward_device(const at::Tensor& grad, const IntegerBackwardA
     db = cast(scaled::total(sums), *args.bias_dtype);
   }
   return {dx, dw, db};
-}
-
-// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
-void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_dispatchable(kOp, "grad", grad);
-  const auto check = [](const char* name, const OptionalTensor& tensor) {
-    if (tensor) check_dispatchable(kOp, name, *tensor);
-  };
-  check("qinput", args.qinput);
-  check("input_scale", args.input_scale);
-  check("input_zero_point", args.input_zero_point);
-  check("weight", args.weight);
-  check("weight_scale", args.weight_scale);
-  check("random", args.random);
-}
-
-void refuse_to_record(const at::Tensor& grad) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && grad.requires_grad()), kOp,
-                              ": a gradient that is rounded to integers cannot be differentiated");
-}
-
-Gradients integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_all_dispatchable(grad, args);
-  refuse_to_record(grad);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return integer_backward(grad, args);
-}
-
-}  // namespace
-
-Gradients integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  static const CoreOp<decltype(integer_backward)> op(kOp);
-  return op(grad, args);
-}
-
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) {
-  m.impl("_integer_backward", kernel_of<&integer_backward_device>);
-}
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) {
-  m.impl("_integer_backward", kernel_of<&integer_backward_device>);
-}
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) {
-  m.impl("_integer_backward", kernel_of<&integer_backward_meta>);
-}
-TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("_integer_backward", kernel_of<&integer_backward_autograd>);
 }
 
 }  // namespace baraquant::int8_mm

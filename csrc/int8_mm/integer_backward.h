@@ -11,6 +11,8 @@
 // own; the blocks are added in the compute type, in order.
 #pragma once
 
+#include <tuple>
+
 #include "granularity/arguments.h"
 
 namespace baraquant::int8_mm {
@@ -25,30 +27,19 @@ struct IntegerBackwardArgs {
   int64_t weight_quant_min = -128, weight_quant_max = 127;
   std::optional<at::ScalarType> bias_dtype;  // of db
 
+  static constexpr int kFields = 9;
   static constexpr const char* kSchema =
       "Tensor? qinput, Tensor? input_scale, Tensor? input_zero_point, Tensor? weight, "
       "Tensor? weight_scale, Tensor? random, int weight_quant_min=-128, int weight_quant_max=127, "
       "ScalarType? bias_dtype=None";
-  using Flat =
-      std::tuple<OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor, OptionalTensor,
-                 OptionalTensor, int64_t, int64_t, std::optional<at::ScalarType>>;
-  Flat flat() const {
-    return {qinput, input_scale,      input_zero_point, weight,    weight_scale,
-            random, weight_quant_min, weight_quant_max, bias_dtype};
-  }
-  static IntegerBackwardArgs from_flat(OptionalTensor qinput, OptionalTensor input_scale,
-                                       OptionalTensor input_zero_point, OptionalTensor weight,
-                                       OptionalTensor weight_scale, OptionalTensor random,
-                                       int64_t weight_quant_min, int64_t weight_quant_max,
-                                       std::optional<at::ScalarType> bias_dtype) {
-    return {std::move(qinput), std::move(input_scale),  std::move(input_zero_point),
-            std::move(weight), std::move(weight_scale), std::move(random),
-            weight_quant_min,  weight_quant_max,        bias_dtype};
-  }
 };
 
-// Returns dx and dw, in the dtype of grad, and db; an empty tensor for one that is not computed.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> integer_backward(const at::Tensor& grad,
-                                                                const IntegerBackwardArgs& args);
+// dx and dw, in the dtype of grad, and db; an empty tensor for one that is not computed.
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+Gradients integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args);
+
+// The op below autograd, for CPU, CUDA and Meta.
+Gradients integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args);
 
 }  // namespace baraquant::int8_mm

@@ -139,6 +139,10 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
                 GivenWeight::kSchema + kept);
   define(m, "_qat_grouped_linear_kept(Tensor input, Tensor weight, Tensor offsets, Tensor? bias, " +
                 how + kept);
+  // Floating products of groups of rows: grouped_products.h.
+  define(m, "_grouped_matmul(Tensor rows, Tensor matrices, Tensor offsets) -> Tensor");
+  define(m, "_grouped_outer(Tensor left, Tensor right, Tensor offsets) -> Tensor");
+  define(m, "_grouped_sum(Tensor rows, Tensor offsets, ScalarType dtype) -> Tensor");
 }
 
 }  // namespace baraquant::int8_mm

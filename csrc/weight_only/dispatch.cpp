@@ -22,7 +22,6 @@
 #include "frame/saved_tensors.h"
 #include "int4/core_ops.h"
 #include "int8_mm/gradients.h"
-#include "int8_mm/served_checks.h"
 #include "weight_only/checks.h"
 #include "weight_only/launch.h"
 
