@@ -116,10 +116,10 @@ docs: ## the pages and the reference of the API as HTML: build/docs/index.html
 	"$$py" scripts/build.py; \
 	"$$py" scripts/docs.py
 
-headers: ## write the C++ functions of the ops, csrc/api/ops, after a schema or docstring changed
+headers: ## write what follows from the ops' schemas and texts (csrc/*/ops.txt): Python, C++, pages
 	@set -e; py=$$($(ENVIRONMENT) --need lint); \
 	"$$py" scripts/build.py; \
-	"$$py" scripts/cpp_headers.py; \
+	"$$py" scripts/ops.py; \
 	"$$py" scripts/lint.py --fix
 
 build: ## build libbaraquant.so and baraquant._C in place

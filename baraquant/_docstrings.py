@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Completes docstrings, so that what several functions or classes share is said once.
+"""Completes docstrings, so that what several classes share is said once.
 
-A function's own docstring holds its first sentence and its example. A template holds the rest; in
-it ``$`` marks the words that differ between the functions, and ``$example`` where the example goes.
+A class's own docstring holds its first sentence and its example. A template holds the rest; in
+it ``$`` marks the words that differ between the classes, and ``$example`` where the example goes.
 """
 
 import inspect

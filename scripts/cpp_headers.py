@@ -1,36 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Writes the C++ functions of the public ops, csrc/api/ops/*.h, out of the registered schemas.
-
-    python scripts/cpp_headers.py            write them; `make format` then breaks the lines
-    python scripts/cpp_headers.py --check    exit with 1 if they are stale, line breaks aside
-
-The comments come from the docstrings of `baraquant.ops`: what C++ users read is what Python users
-read. Needs the built package.
-"""
+"""Schemas and docstrings of the ops as C++: the headers of csrc/api/ops, for scripts/ops.py."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "csrc" / "api" / "ops"
-FAMILIES = {
-    "affine": "quantize, dequantize and fake_quantize with given scales and zero points",
-    "range": "scales and zero points from the range of the data",
-    "fused": "norms, activations and a rotation of vectors, and the same quantized",
-    "int4": "weights of four bits, and their products",
-    "int8_mm": "products of integers",
-    "int8_conv": "the convolution of integers",
-    "scaled": "scaled quantization, transposes and random states, for a backward of integers",
-    "weight_only": "the product of a floating input and a weight of integers",
-    "backward": "the gradients of the affine ops, for programs that call them by hand",
-}
 
 # The types of a schema, as parameters of a C++ function.
 PARAMETERS = {
@@ -65,6 +41,7 @@ class Argument:
     type: str
     name: str
     default: str | None
+    keyword: bool = False
 
     @property
     def parameter(self) -> str:
@@ -90,14 +67,16 @@ class Schema:
         """Read the text of a registered schema."""
         match = re.fullmatch(r"baraquant::(\w+)\.?(\w*)\((.*)\) -> (.*)", text)
         assert match is not None, text
-        arguments = []
+        arguments: list[Argument] = []
+        keyword = False
         for part in match[3].split(", "):
             if part == "*":
+                keyword = True
                 continue
             typed, _, name = part.partition(" ")
             name, _, default = name.partition("=")
             typed = re.sub(r"\(\w+!?\)", "", typed)
-            arguments.append(Argument(typed, name, default or None))
+            arguments.append(Argument(typed, name, default or None, keyword))
         count = match[4].count("Tensor")
         tuple_of = f"std::tuple<{', '.join(['at::Tensor'] * count)}>"
         returns = {0: "void", 1: "at::Tensor"}.get(count, tuple_of)
@@ -169,63 +148,17 @@ def declaration(schema: Schema) -> str:
     )
 
 
-def header(family: str) -> str:
-    """The text of a header."""
-    import importlib
-
-    import torch
-
-    module = importlib.import_module(f"baraquant.ops.{family}")
+def header(family: str, title: str, ops: list[tuple[list[str], list[Schema]]]) -> str:
+    """The text of a header below its first two lines, from docstrings and overloads."""
     inner = "baraquant::backward" if family == "backward" else "baraquant"
-    lines = [
-        "// SPDX-License-Identifier: BSD-3-Clause",
-        "// Written by scripts/cpp_headers.py out of the registered schemas: do not edit.",
-        f"/// @file\n/// {FAMILIES[family][0].upper()}{FAMILIES[family][1:]}.",
-        "#pragma once",
-        "",
-        '#include "find.h"',
-        "",
-        f"namespace {inner} {{",
-        "",
-    ]
-    names = [n for n, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__]
-    public = [name for name in names if hasattr(torch.ops.baraquant, name) and name[0] != "_"]
-    for name in public:
-        packet = getattr(torch.ops.baraquant, name)
-        for overload in packet.overloads():
-            schema = Schema.parse(str(getattr(packet, overload)._schema))
+    lines = [f"/// @file\n/// {title}"]
+    lines += ["#pragma once", "", '#include "find.h"', "", f"namespace {inner} {{", ""]
+    for docstring, schemas in ops:
+        for schema in schemas:
             given = {argument.name for argument in schema.arguments}
-            if overload == "default":
-                lines += comment(getattr(module, name).__doc__, given)
+            if schema.overload:
+                lines.append(f"/// {OVERLOADS[schema.overload]}")
             else:
-                lines.append(f"/// {OVERLOADS[overload]}")
+                lines += comment("\n".join(docstring), given)
             lines += [declaration(schema), ""]
     return "\n".join([*lines, f"}}  // namespace {inner}", ""])
-
-
-def same(a: str, b: str) -> bool:
-    """Whether two texts differ by white space alone."""
-    return "".join(a.split()) == "".join(b.split())
-
-
-def main() -> int:
-    """Write the headers, or compare them."""
-    sys.path.insert(0, str(ROOT))  # the package in the source tree
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a header is stale")
-    check = parser.parse_args().check
-    stale = []
-    for family in FAMILIES:
-        path, text = FOLDER / f"{family}.h", header(family)
-        if not path.exists() or not same(path.read_text(), text):
-            stale.append(path.name)
-            if not check:
-                FOLDER.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-    if check and stale:
-        print(f"stale: {', '.join(stale)}; run python scripts/cpp_headers.py")
-    return int(check and bool(stale))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

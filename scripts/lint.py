@@ -22,8 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts"]
 PYTHON += ["conftest.py", "setup.py"]
 CPP = ["csrc", "tests", "examples", "benchmarks"]
-MAX_LINES = 600  # if it is one thing; a file is not split for the count
-WRITTEN = "// Written by scripts/"  # by a program: as long as it is
+MAX_LINES = 600  # of what is written by hand; a file is not split for the count
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 # A path of one machine, or the host of a package index, does not belong into a repository.
 FORBIDDEN = re.compile(
@@ -89,8 +88,7 @@ def own_rules() -> list[str]:
         name, lines = path.relative_to(ROOT), path.read_text().splitlines()
         if not lines or LICENCE not in lines[0]:
             problems.append(f"{name}:1: the first line should hold {LICENCE}")
-        is_written = any(line.startswith(WRITTEN) for line in lines[:2])
-        if len(lines) > MAX_LINES and not is_written:
+        if len(lines) > MAX_LINES and house.by_hand(path.read_text()):
             problems.append(f"{name}: {len(lines)} lines, at most {MAX_LINES} are allowed")
         problems += [
             f"{name}:{number}: a path of one machine or the host of a package index"

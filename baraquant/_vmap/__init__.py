@@ -24,17 +24,24 @@ from collections.abc import Iterator
 
 import torch
 
-from . import affine, fused, int8_conv, int8_mm, refused
+from . import affine, by_name, fused, int8_conv, int8_mm
 from . import range as ranges
+from .table import BATCHED
 
 
 def register() -> None:
     """Register the rules; called once, when the library is loaded."""
     for name, rule in {**affine.RULES, **ranges.RULES, **fused.RULES}.items():
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
-    int8_mm.register(_library)
-    int8_conv.register(_library)
-    refused.register(_library)
+    for family, batched in BATCHED.items():
+        rule = int8_conv.rule if family == "int8_conv" else int8_mm.rule
+        for name, arguments in batched.items():
+            packet = getattr(torch.ops.baraquant, name)
+            for op in (getattr(packet, overload) for overload in packet.overloads()):
+                tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
+                of_op = tuple(argument for argument in arguments if argument in tensors)
+                by_name.register_rule(_library, op, rule(op, of_op))
+    by_name.refuse(_library)
     for op in _public_ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
             # A public op calls core ops, which have the rules.

@@ -2,7 +2,7 @@
 """What the batching rules share: they bring tensors into the layout of a batch, and back."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,3 +72,12 @@ def check_axis(batch: Tensor, granularity: int, axis: int) -> None:
             f"baraquant (in vmap): expected axis to be in [{-dim}, {dim - 1}] for an input with "
             f"{dim} dimensions, but got {axis}"
         )
+
+
+def call_in_order(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
+    """Call with all arguments in the order of the schema."""
+    arguments = op._schema.arguments
+    positional = sum(not argument.kwarg_only for argument in arguments)
+    keywords = {a.name: v for a, v in zip(arguments[positional:], args[positional:], strict=True)}
+    result: Tensor = op(*args[:positional], **keywords)
+    return result

@@ -7,22 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import InDims, to_front
-from .int8_mm import call_in_order, register_rule
+from .batch import call_in_order, to_front
 
 
-def _rule(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    names = [argument.name for argument in op._schema.arguments]
+def rule(op: torch._ops.OpOverload, batched: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the rule of the op."""
 
-    def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
-        given = dict(zip(names, args, strict=True))
+    def of_batch(info: Any, dims: dict[str, Any], given: dict[str, Any]) -> tuple[Tensor, int]:
         # NB: a list of numbers has a list of None in place of None.
-        dims = dict(zip(names, in_dims, strict=True))
-        for name in names[1:]:
-            if isinstance(dims[name], int):
+        for name, dim in dims.items():
+            if isinstance(dim, int) and name not in batched:
                 raise NotImplementedError(
-                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only input can "
-                    "be batched. Call the op in a loop instead"
+                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only "
+                    f"{' and '.join(batched)} can be batched. Call the op in a loop instead"
                 )
         input = to_front(given["input"], dims["input"], info.batch_size)
         is_batched = input.dim() > given["weight"].dim()
@@ -30,9 +27,4 @@ def _rule(op: torch._ops.OpOverload) -> Callable[..., Any]:
         output = call_in_order(op, tuple(given.values()))
         return (output.unflatten(0, input.shape[:2]) if is_batched else output), 0
 
-    return rule
-
-
-def register(library: torch.library.Library) -> None:
-    """Register the rule."""
-    register_rule(library, "int8_conv", _rule)
+    return of_batch

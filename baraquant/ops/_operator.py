@@ -4,14 +4,13 @@
 import functools
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.jit._builtins
 
 from baraquant._C import eager_call
-from baraquant._docstrings import completed
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -21,26 +20,13 @@ _MISMATCH = re.compile(
 )
 
 
-def operator(template: str, words: Mapping[str, str] | None = None) -> Callable[[F], F]:
-    """Declare a function to be the op ``baraquant::<its name>``, and complete its docstring.
+def operator(function: F) -> F:
+    """Declare a function to be the op ``baraquant::<its name>``.
 
     The body defines what the function does. Two shortcuts do the same faster: TorchScript calls the
     op instead of compiling the body, and eager mode bypasses the conversions of ``torch.ops`` if
     all arguments are plain. So does ``torch.ops.baraquant.<its name>`` itself.
-
-    Args:
-        template: The sections of the docstring that the function shares with its siblings.
-        words: What stands for the ``$`` marks in the template.
     """
-
-    def declare(function: F) -> F:
-        function.__doc__ = completed(function.__doc__ or "", template, words or {})
-        return cast(F, _with_shortcuts(function))
-
-    return declare
-
-
-def _with_shortcuts(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
     packet = getattr(torch.ops.baraquant, name)
     overloads = packet.overloads()
@@ -57,7 +43,7 @@ def _with_shortcuts(function: Callable[..., Any]) -> Callable[..., Any]:
         return _call_with_others(function, args, kwargs)
 
     torch.jit._builtins._register_builtin(call, f"baraquant::{name}")
-    return call
+    return cast(F, call)
 
 
 class _EagerPacket(torch._ops.OpOverloadPacket):  # type: ignore[misc]

@@ -1,22 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The gradients of the affine family as functions of their own.
-
-Autograd calls these ops. Call one yourself only for a gradient that you assemble by hand.
-"""
+# Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit.
+"""The gradients of the affine ops, for programs that call them by hand."""
 
 import torch
 from torch import Tensor
 
-from ._docs.affine import (
-    DEQUANTIZE_BACKWARD,
-    FAKE_QUANTIZE_BACKWARD,
-    FAKE_QUANTIZE_BACKWARD_QPARAMS,
-    PER_CHANNEL,
-    PER_GROUP,
-    PER_TENSOR,
-    PER_TOKEN,
-    QUANTIZE_BACKWARD,
-)
 from ._operator import operator
 
 __all__ = [
@@ -39,7 +27,7 @@ __all__ = [
 ]
 
 
-@operator(QUANTIZE_BACKWARD, PER_TENSOR)
+@operator
 def quantize_per_tensor_backward(
     grad: Tensor,
     input: Tensor,
@@ -50,18 +38,50 @@ def quantize_per_tensor_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.quantize_per_tensor` in its input.
 
+    ``dx = grad / s where quant_min <= rint(x / s) + z <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, floating: the gradient of the quantized values.
+        input: The tensor that was quantized, floating, of any shape.
+        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.quantize_per_tensor_backward
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([2., 2., 0.])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.quantize_per_tensor_backward.default(
+    result: Tensor = torch.ops.baraquant.quantize_per_tensor_backward.default(
         grad, input, scale, zero_point, quant_min, quant_max
     )
+    return result
 
 
-@operator(QUANTIZE_BACKWARD, PER_CHANNEL)
+@operator
 def quantize_per_channel_backward(
     grad: Tensor,
     input: Tensor,
@@ -73,19 +93,52 @@ def quantize_per_channel_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.quantize_per_channel` in its input.
 
+    ``dx = grad / s[c] where quant_min <= rint(x / s[c]) + z[c] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, floating: the gradient of the quantized values.
+        input: The tensor that was quantized, floating, of any shape.
+        scale: ``[C]``, for the ``C`` indices of ``axis``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
+        axis: The dimension of the channels; a negative one counts from the end.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.quantize_per_channel_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
         >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)
         tensor([[2., 2.],
                 [4., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.quantize_per_channel_backward.default(
+    result: Tensor = torch.ops.baraquant.quantize_per_channel_backward.default(
         grad, input, scale, zero_point, axis, quant_min, quant_max
     )
+    return result
 
 
-@operator(QUANTIZE_BACKWARD, PER_TOKEN)
+@operator
 def quantize_per_token_backward(
     grad: Tensor,
     input: Tensor,
@@ -96,19 +149,52 @@ def quantize_per_token_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.quantize_per_token` in its input.
 
+    ``dx = grad / s[t] where quant_min <= rint(x / s[t]) + z[t] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, floating: the gradient of the quantized values.
+        input: The tensor that was quantized, floating, of any shape.
+        scale: ``[..., 1]`` or ``[...]``, for a tensor ``[..., D]``, float32 (float64 for a float64
+            input).
+        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.quantize_per_token_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([[2., 2.],
                 [4., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.quantize_per_token_backward.default(
+    result: Tensor = torch.ops.baraquant.quantize_per_token_backward.default(
         grad, input, scale, zero_point, quant_min, quant_max
     )
+    return result
 
 
-@operator(QUANTIZE_BACKWARD, PER_GROUP)
+@operator
 def quantize_per_group_backward(
     grad: Tensor,
     input: Tensor,
@@ -121,37 +207,115 @@ def quantize_per_group_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.quantize_per_group` in its input.
 
+    ``dx = grad / s[g] where quant_min <= rint(x / s[g]) + z[g] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, floating: the gradient of the quantized values.
+        input: The tensor that was quantized, floating, of any shape.
+        scale: ``[..., G, ...]``, where ``G = ceil(n / group_size)`` for the ``n`` along ``axis``,
+            float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, any integer dtype; None stands for 0.
+        group_size: The number of neighbours that share a scale; the last group may be shorter.
+        axis: The dimension along which the groups lie.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.quantize_per_group_backward
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
         >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)
         tensor([[2., 2., 4., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.quantize_per_group_backward.default(
+    result: Tensor = torch.ops.baraquant.quantize_per_group_backward.default(
         grad, input, scale, zero_point, group_size, axis, quant_min, quant_max
     )
+    return result
 
 
-@operator(DEQUANTIZE_BACKWARD, PER_TENSOR)
+@operator
 def dequantize_per_tensor_backward(
     grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.dequantize_per_tensor` in its input.
+
+    ``dq = grad * s``
+
+    Args:
+        grad: Any shape, floating: the gradient of the numbers.
+        scale: ``[]`` or ``[1]``, float32 or float64, which is the dtype of the computation.
+        dtype: The dtype of the gradient; None stands for that of ``grad``.
+
+    Returns:
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> op = baraquant.ops.backward.dequantize_per_tensor_backward
         >>> grad, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
         >>> op(grad, scale)
         tensor([ 0.2500,  0.7500, -4.5000])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 if ``input`` or ``dtype`` is
+        float64, else float32), with one rounding to the result's dtype, ties to even. NaN stays
+        NaN.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.dequantize_per_tensor_backward.default(grad, scale, dtype=dtype)
+    result: Tensor = torch.ops.baraquant.dequantize_per_tensor_backward.default(
+        grad, scale, dtype=dtype
+    )
+    return result
 
 
-@operator(DEQUANTIZE_BACKWARD, PER_CHANNEL)
+@operator
 def dequantize_per_channel_backward(
     grad: Tensor, scale: Tensor, axis: int, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.dequantize_per_channel` in its input.
+
+    ``dq = grad * s[c]``
+
+    Args:
+        grad: Any shape, floating: the gradient of the numbers.
+        scale: ``[C]``, for the ``C`` indices of ``axis``, float32 or float64, which is the dtype of
+            the computation.
+        axis: The dimension of the channels; a negative one counts from the end.
+        dtype: The dtype of the gradient; None stands for that of ``grad``.
+
+    Returns:
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> op = baraquant.ops.backward.dequantize_per_channel_backward
@@ -159,17 +323,47 @@ def dequantize_per_channel_backward(
         >>> op(grad, scale, 0)
         tensor([[0.2500, 0.7500],
                 [0.1250, 0.3750]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 if ``input`` or ``dtype`` is
+        float64, else float32), with one rounding to the result's dtype, ties to even. NaN stays
+        NaN.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.dequantize_per_channel_backward.default(
+    result: Tensor = torch.ops.baraquant.dequantize_per_channel_backward.default(
         grad, scale, axis, dtype=dtype
     )
+    return result
 
 
-@operator(DEQUANTIZE_BACKWARD, PER_TOKEN)
+@operator
 def dequantize_per_token_backward(
     grad: Tensor, scale: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.dequantize_per_token` in its input.
+
+    ``dq = grad * s[t]``
+
+    Args:
+        grad: Any shape, floating: the gradient of the numbers.
+        scale: ``[..., 1]`` or ``[...]``, for a tensor ``[..., D]``, float32 or float64, which is
+            the dtype of the computation.
+        dtype: The dtype of the gradient; None stands for that of ``grad``.
+
+    Returns:
+        The gradient, with the shape of ``grad`` and of ``dtype``.
 
     Example:
         >>> op = baraquant.ops.backward.dequantize_per_token_backward
@@ -177,11 +371,32 @@ def dequantize_per_token_backward(
         >>> op(grad, scale)
         tensor([[0.2500, 0.7500],
                 [0.1250, 0.3750]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 if ``input`` or ``dtype`` is
+        float64, else float32), with one rounding to the result's dtype, ties to even. NaN stays
+        NaN.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.dequantize_per_token_backward.default(grad, scale, dtype=dtype)
+    result: Tensor = torch.ops.baraquant.dequantize_per_token_backward.default(
+        grad, scale, dtype=dtype
+    )
+    return result
 
 
-@operator(DEQUANTIZE_BACKWARD, PER_GROUP)
+@operator
 def dequantize_per_group_backward(
     grad: Tensor,
     scale: Tensor,
@@ -192,18 +407,50 @@ def dequantize_per_group_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.dequantize_per_group` in its input.
 
+    ``dq = grad * s[g]``
+
+    Args:
+        grad: Any shape, floating: the gradient of the numbers.
+        scale: ``[..., G, ...]``, where ``G = ceil(n / group_size)`` for the ``n`` along ``axis``,
+            float32 or float64, which is the dtype of the computation.
+        group_size: The number of neighbours that share a scale; the last group may be shorter.
+        axis: The dimension along which the groups lie.
+        dtype: The dtype of the gradient; None stands for that of ``grad``.
+
+    Returns:
+        The gradient, with the shape of ``grad`` and of ``dtype``.
+
     Example:
         >>> op = baraquant.ops.backward.dequantize_per_group_backward
         >>> grad, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
         >>> op(grad, scale, 2)
         tensor([[0.2500, 0.7500, 0.1250, 0.3750]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Computed in the dtype of ``scale`` (for a number: float64 if ``input`` or ``dtype`` is
+        float64, else float32), with one rounding to the result's dtype, ties to even. NaN stays
+        NaN.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
     """
-    return torch.ops.baraquant.dequantize_per_group_backward.default(
+    result: Tensor = torch.ops.baraquant.dequantize_per_group_backward.default(
         grad, scale, group_size, axis, dtype=dtype
     )
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD, PER_TENSOR)
+@operator
 def fake_quantize_per_tensor_backward(
     grad: Tensor,
     input: Tensor,
@@ -214,18 +461,52 @@ def fake_quantize_per_tensor_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.fake_quantize_per_tensor` in its input.
 
+    ``dx = grad where quant_min <= rint(x / s) + z <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_tensor_backward
         >>> x, scale = torch.tensor([0.5, 1.5, -9.0]), torch.tensor(0.5)
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([1., 1., 0.])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    return torch.ops.baraquant.fake_quantize_per_tensor_backward.default(
+    result: Tensor = torch.ops.baraquant.fake_quantize_per_tensor_backward.default(
         grad, input, scale, zero_point, quant_min, quant_max
     )
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD, PER_CHANNEL)
+@operator
 def fake_quantize_per_channel_backward(
     grad: Tensor,
     input: Tensor,
@@ -237,19 +518,54 @@ def fake_quantize_per_channel_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.fake_quantize_per_channel` in its input.
 
+    ``dx = grad where quant_min <= rint(x / s[c]) + z[c] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[C]``, for the ``C`` indices of ``axis``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        axis: The dimension of the channels; a negative one counts from the end.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_channel_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([0.5, 0.25])
         >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)
         tensor([[1., 1.],
                 [1., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    return torch.ops.baraquant.fake_quantize_per_channel_backward.default(
+    result: Tensor = torch.ops.baraquant.fake_quantize_per_channel_backward.default(
         grad, input, scale, zero_point, axis, quant_min, quant_max
     )
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD, PER_TOKEN)
+@operator
 def fake_quantize_per_token_backward(
     grad: Tensor,
     input: Tensor,
@@ -260,19 +576,54 @@ def fake_quantize_per_token_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.fake_quantize_per_token` in its input.
 
+    ``dx = grad where quant_min <= rint(x / s[t]) + z[t] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[..., 1]`` or ``[...]``, for a tensor ``[..., D]``, float32 (float64 for a float64
+            input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_token_backward
         >>> x, scale = torch.tensor([[0.5, 1.5], [0.5, 1.5]]), torch.tensor([[0.5], [0.25]])
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)
         tensor([[1., 1.],
                 [1., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    return torch.ops.baraquant.fake_quantize_per_token_backward.default(
+    result: Tensor = torch.ops.baraquant.fake_quantize_per_token_backward.default(
         grad, input, scale, zero_point, quant_min, quant_max
     )
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD, PER_GROUP)
+@operator
 def fake_quantize_per_group_backward(
     grad: Tensor,
     input: Tensor,
@@ -285,18 +636,55 @@ def fake_quantize_per_group_backward(
 ) -> Tensor:
     """Gradient of :func:`baraquant.ops.fake_quantize_per_group` in its input.
 
+    ``dx = grad where quant_min <= rint(x / s[g]) + z[g] <= quant_max, else 0``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[..., G, ...]``, where ``G = ceil(n / group_size)`` for the ``n`` along ``axis``,
+            float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        group_size: The number of neighbours that share a scale; the last group may be shorter.
+        axis: The dimension along which the groups lie.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradient, with the shape and the dtype of ``input``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_group_backward
         >>> x, scale = torch.tensor([[0.5, 1.5, 0.5, 1.5]]), torch.tensor([[0.5, 0.25]])
         >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)
         tensor([[1., 1., 1., 0.]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        Linear in ``grad``, and differentiable in it.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. A NaN x lies outside the range.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    return torch.ops.baraquant.fake_quantize_per_group_backward.default(
+    result: Tensor = torch.ops.baraquant.fake_quantize_per_group_backward.default(
         grad, input, scale, zero_point, group_size, axis, quant_min, quant_max
     )
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_TENSOR)
+@operator
 def fake_quantize_per_tensor_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -307,21 +695,57 @@ def fake_quantize_per_tensor_backward_qparams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of :func:`baraquant.ops.fake_quantize_per_tensor` in input, scale and zero point.
 
+    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
+    ``dz = sum(0 where x is inside the range, else -s * grad)``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[]`` or ``[1]``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, computed in one pass; each
+        has the shape and the dtype of its tensor. For a ``zero_point`` that is not floating the
+        dtype is that of ``scale``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_tensor_backward_qparams
         >>> x, scale = torch.tensor([0.625, 1.5, -9.0]), torch.tensor(0.5)
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)[1]
         tensor(-8.2500)
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        None: the gradients of scale and zero point cannot be differentiated again.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. Sums are float64; a NaN x adds nothing to the scale's sum.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    gradients: tuple[Tensor, Tensor, Tensor] = (
+    result: tuple[Tensor, Tensor, Tensor] = (
         torch.ops.baraquant.fake_quantize_per_tensor_backward_qparams.default(
             grad, input, scale, zero_point, quant_min, quant_max
         )
     )
-    return gradients
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_CHANNEL)
+@operator
 def fake_quantize_per_channel_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -333,21 +757,58 @@ def fake_quantize_per_channel_backward_qparams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of :func:`baraquant.ops.fake_quantize_per_channel` in input, scale and zero point.
 
+    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
+    ``dz = sum(0 where x is inside the range, else -s * grad)``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[C]``, for the ``C`` indices of ``axis``, float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        axis: The dimension of the channels; a negative one counts from the end.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, computed in one pass; each
+        has the shape and the dtype of its tensor. For a ``zero_point`` that is not floating the
+        dtype is that of ``scale``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_channel_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([0.5, 0.25])
         >>> op(torch.ones_like(x), x, scale, None, 0, -8, 4)[1]
         tensor([-0.2500,  3.5000])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        None: the gradients of scale and zero point cannot be differentiated again.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. Sums are float64; a NaN x adds nothing to the scale's sum.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    gradients: tuple[Tensor, Tensor, Tensor] = (
+    result: tuple[Tensor, Tensor, Tensor] = (
         torch.ops.baraquant.fake_quantize_per_channel_backward_qparams.default(
             grad, input, scale, zero_point, axis, quant_min, quant_max
         )
     )
-    return gradients
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_TOKEN)
+@operator
 def fake_quantize_per_token_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -358,22 +819,59 @@ def fake_quantize_per_token_backward_qparams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of :func:`baraquant.ops.fake_quantize_per_token` in input, scale and zero point.
 
+    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
+    ``dz = sum(0 where x is inside the range, else -s * grad)``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[..., 1]`` or ``[...]``, for a tensor ``[..., D]``, float32 (float64 for a float64
+            input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, computed in one pass; each
+        has the shape and the dtype of its tensor. For a ``zero_point`` that is not floating the
+        dtype is that of ``scale``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_token_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5], [0.625, 1.5]]), torch.tensor([[0.5], [0.25]])
         >>> op(torch.ones_like(x), x, scale, None, -8, 4)[1]
         tensor([[-0.2500],
                 [ 3.5000]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        None: the gradients of scale and zero point cannot be differentiated again.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. Sums are float64; a NaN x adds nothing to the scale's sum.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    gradients: tuple[Tensor, Tensor, Tensor] = (
+    result: tuple[Tensor, Tensor, Tensor] = (
         torch.ops.baraquant.fake_quantize_per_token_backward_qparams.default(
             grad, input, scale, zero_point, quant_min, quant_max
         )
     )
-    return gradients
+    return result
 
 
-@operator(FAKE_QUANTIZE_BACKWARD_QPARAMS, PER_GROUP)
+@operator
 def fake_quantize_per_group_backward_qparams(
     grad: Tensor,
     input: Tensor,
@@ -386,15 +884,54 @@ def fake_quantize_per_group_backward_qparams(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of :func:`baraquant.ops.fake_quantize_per_group` in input, scale and zero point.
 
+    ``ds = sum(grad * (rint(x / s) - x / s where x is inside the range, else q - z))``
+    ``dz = sum(0 where x is inside the range, else -s * grad)``
+
+    Args:
+        grad: Shaped like ``input``, of its dtype.
+        input: The tensor that was rounded, floating, of any shape.
+        scale: ``[..., G, ...]``, where ``G = ceil(n / group_size)`` for the ``n`` along ``axis``,
+            float32 (float64 for a float64 input).
+        zero_point: Shaped like ``scale``, integer or floating; None stands for 0.
+        group_size: The number of neighbours that share a scale; the last group may be shorter.
+        axis: The dimension along which the groups lie.
+        quant_min: The smallest integer.
+        quant_max: The largest integer.
+
+    Returns:
+        The gradients of ``input``, of ``scale`` and of ``zero_point``, computed in one pass; each
+        has the shape and the dtype of its tensor. For a ``zero_point`` that is not floating the
+        dtype is that of ``scale``.
+
     Example:
         >>> op = baraquant.ops.backward.fake_quantize_per_group_backward_qparams
         >>> x, scale = torch.tensor([[0.625, 1.5, 0.625, 1.5]]), torch.tensor([[0.5, 0.25]])
         >>> op(torch.ones_like(x), x, scale, None, 2, -1, -8, 4)[1]
         tensor([[-0.2500,  3.5000]])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        IndexError: An ``axis`` that ``input`` does not have.
+        NotImplementedError: No kernel for the device, or a gradient that has no formula.
+
+    Gradient:
+        None: the gradients of scale and zero point cannot be differentiated again.
+
+    Rounding:
+        Ties go to the even integer; ``x / s`` is a true division; the zero point is added after
+        rounding. Computed in float32, or in float64 for a float64 input, with one rounding to the
+        result's dtype. Sums are float64; a NaN x adds nothing to the scale's sum.
+
+    References:
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Gradient of the scale: Esser et al. 2020, "Learned Step Size Quantization"; of the zero
+        point: Bhalgat et al. 2020, "LSQ+".
     """
-    gradients: tuple[Tensor, Tensor, Tensor] = (
+    result: tuple[Tensor, Tensor, Tensor] = (
         torch.ops.baraquant.fake_quantize_per_group_backward_qparams.default(
             grad, input, scale, zero_point, group_size, axis, quant_min, quant_max
         )
     )
-    return gradients
+    return result

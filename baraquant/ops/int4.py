@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of four bits, whose products are exact sums of integers.
-
-The other sections of the docstrings are in ``_docs/int4.py``.
-"""
+# Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit.
+"""Weights of four bits, and their products."""
 
 import torch
 from torch import Tensor
 
-from ._docs.int4 import (
-    CHOOSE_INT4_QPARAMS,
-    EXPAND_INT4,
-    INT4_LINEAR,
-    PACK_INT4,
-    QUANTIZE_INT4,
-    QUANTIZED_INT4_LINEAR,
-    STATIC_QUANTIZED_INT4_LINEAR,
-)
 from ._operator import operator
 
+__all__ = [
+    "choose_int4_qparams",
+    "expand_int4",
+    "int4_linear",
+    "pack_int4",
+    "quantize_int4",
+    "quantized_int4_linear",
+    "static_quantized_int4_linear",
+]
 
-@operator(CHOOSE_INT4_QPARAMS)
+
+@operator
 def choose_int4_qparams(
     weight: Tensor, group_size: int, *, symmetric: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -27,12 +26,47 @@ def choose_int4_qparams(
 
     ``w8 = (u - z) * f`` is an int8 and stands for ``w8 * scale``; ``u`` has four bits
 
+    Args:
+        weight: ``[N, K]``, float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        symmetric: True puts 0 in the middle: all zero points are 8. False gives each group the zero
+            point of its range ``[min(0, min w), max(0, max w)]``.
+
+    Returns:
+        The scale, ``[N]``, float32 (float64 for a float64 weight).
+        The factor ``f``, ``[N, ceil(K / group_size)]``, uint8, 1 to 16.
+        The zero point ``z``, of the same shape and dtype, 0 to 15.
+
     Example:
         >>> w = torch.tensor([[0.7, -0.1, 11.2, 3.2], [0.0, 0.0, 0.0, 0.0]])
         >>> scale, factor, zero_point = baraquant.ops.choose_int4_qparams(w, 2)
         >>> scale, factor
         (tensor([0.1000, 1.0000]), tensor([[ 1, 16],
                 [ 1,  1]], dtype=torch.uint8))
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        None: autograd takes what is chosen from data as a constant, and integers have no gradient.
+
+    Rounding:
+        ``scale = max |w| / 112`` (of a row; 1 for zeros, otherwise at least the smallest normal
+        number). Symmetric: ``f = ceil((max |w| / 7) / scale)`` of a group. Asymmetric, with ``low``
+        and ``high`` the ends of its range: ``f = ceil((high / 15 - low / 15) / scale)`` and
+        ``z = rint(-low / (scale * f))``. Each step is rounded in the dtype of ``scale``; ``f`` is
+        clamped to [1, 16] and ``z`` to [0, 15], where a NaN gives 1 and 0. One NaN or infinity
+        makes the scale of its row NaN or infinite, and so all factors of the row 1, and its zero
+        points 0 if they are not 8.
+
+    References:
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant.choose_int4_qparams.default(
         weight, group_size, symmetric=symmetric
@@ -40,7 +74,7 @@ def choose_int4_qparams(
     return result
 
 
-@operator(QUANTIZE_INT4)
+@operator
 def quantize_int4(
     weight: Tensor,
     scale: Tensor,
@@ -53,19 +87,55 @@ def quantize_int4(
 
     ``u = clamp(rint(w / (scale * f)) + z, 0, 15)``, two of them in a byte
 
+    Args:
+        weight: ``[N, K]``, float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first.
+        scale: ``[N]``, float32 (float64 for a float64 weight).
+        group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+
+    Returns:
+        The packed numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the low
+        four bits of byte ``i``, number ``2 i + 1`` in the high ones. The last byte of an odd row
+        has zeros there.
+
     Example:
         >>> w = torch.tensor([[0.7, -0.1, 11.2, 3.2]])
         >>> scale, factor, zero_point = baraquant.ops.choose_int4_qparams(w, 2)
         >>> packed = baraquant.ops.quantize_int4(w, scale, factor, 2)
         >>> [hex(byte) for byte in packed[0].tolist()]  # 7 + 8 and -1 + 8; 7 + 8 and 2 + 8
         ['0x7f', '0xaf']
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        None: autograd takes what is chosen from data as a constant, and integers have no gradient.
+
+    Rounding:
+        As :func:`quantize_per_channel` with the scale ``scale * f``, rounded once, and the zero
+        point ``z``. The range is [0, 15] without the numbers whose ``(u - z) * f`` an int8 cannot
+        hold; with what :func:`choose_int4_qparams` gives there are none of those. A NaN becomes
+        ``z``.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
-    return torch.ops.baraquant.quantize_int4.default(
+    result: Tensor = torch.ops.baraquant.quantize_int4.default(
         weight, scale, group_factor, group_size, group_zero_point=group_zero_point
     )
+    return result
 
 
-@operator(EXPAND_INT4)
+@operator
 def expand_int4(
     packed: Tensor,
     group_factor: Tensor,
@@ -78,32 +148,86 @@ def expand_int4(
 
     ``w8 = (u - z) * f``
 
+    Args:
+        packed: The numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the
+            low four bits of byte ``i``, number ``2 i + 1`` in the high ones.
+        group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        in_features: K.
+        group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+
+    Returns:
+        ``w8``, ``[N, K]``, int8, contiguous. It is computed modulo 256 where an int8 cannot hold
+        it, which :func:`quantize_int4` never gives.
+
     Example:
         >>> packed = torch.tensor([[0x7F, 0xAF]], dtype=torch.uint8)
         >>> factor = torch.tensor([[1, 16]], dtype=torch.uint8)
         >>> baraquant.ops.expand_int4(packed, factor, 2, in_features=4)
         tensor([[  7,  -1, 112,  32]], dtype=torch.int8)
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        None: autograd takes what is chosen from data as a constant, and integers have no gradient.
+
+    Rounding:
+        None: integers are multiplied.
+
+    References:
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
-    return torch.ops.baraquant.expand_int4.default(
+    result: Tensor = torch.ops.baraquant.expand_int4.default(
         packed, group_factor, group_size, in_features, group_zero_point=group_zero_point
     )
+    return result
 
 
-@operator(PACK_INT4)
+@operator
 def pack_int4(integers: Tensor) -> Tensor:
     """Pack integers of -8 to 7, two in a byte.
 
     ``byte = (q[2 i] + 8) | (q[2 i + 1] + 8) << 4``
 
+    Args:
+        integers: ``q``, ``[N, K]``, int8, -8 to 7; of others the low four bits of ``q + 8`` count.
+            Any strides; what is not contiguous is copied first.
+
+    Returns:
+        ``[N, ceil(K / 2)]``, uint8, contiguous. With ``group_zero_point`` None, :func:`expand_int4`
+        gives ``q * f``. In memory each row has the bits of compressed-tensors' ``weight_packed``
+        for four bits if K is a multiple of 8.
+
     Example:
         >>> q = torch.tensor([[7, -1, 7, 2, -8]], dtype=torch.int8)
         >>> [hex(byte) for byte in baraquant.ops.pack_int4(q)[0].tolist()]
         ['0x7f', '0xaf', '0x0']
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        None: integers have no gradient.
+
+    Rounding:
+        None: integers are copied.
+
+    References:
+        The format of rows: compressed-tensors, "pack-quantized".
     """
-    return torch.ops.baraquant.pack_int4.default(integers)
+    result: Tensor = torch.ops.baraquant.pack_int4.default(integers)
+    return result
 
 
-@operator(INT4_LINEAR)
+@operator
 def int4_linear(
     input: Tensor,
     packed: Tensor,
@@ -122,6 +246,28 @@ def int4_linear(
 
     ``y[t, n] = (sum_k (q[t, k] - z[t]) * w8[n, k]) * sw[n] * s[t] + bias[n]``
 
+    Args:
+        input: The integers ``q``, ``[..., K]``; int8 or uint8. Any strides; what is not contiguous
+            is copied first. K is at most 131071, or 65536 for uint8 or with a zero point.
+        packed: The numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the
+            low four bits of byte ``i``, number ``2 i + 1`` in the high ones. Contiguous.
+        input_scale: ``s``: one for all, ``[]`` or ``[1]``, or one for each token, ``[...]`` or
+            ``[..., 1]``; float32 (float64 for a float64 result).
+        weight_scale: ``sw``, ``[N]``, of the dtype of ``input_scale``.
+        group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        bias: ``[N]``, of the dtype of ``input_scale`` or of the result; None adds no bias.
+        group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+        input_zero_point: ``z``, shaped as ``input_scale`` may be, of any integer dtype; None stands
+            for 0. A value that the dtype of ``input`` does not hold counts as the nearest one.
+        weight_sum: ``w8.sum(1, dtype=torch.int32)``, ``[N]``; needed with a zero point of the
+            input. If it is None, each call expands the weight and computes it.
+        dtype: The dtype of the result: float32, float64, float16 or bfloat16.
+
+    Returns:
+        ``[..., N]``, of ``dtype``, contiguous.
+
     Example:
         >>> w, x = torch.randn(32, 64), torch.randn(4, 64)
         >>> scale, factor, _ = baraquant.ops.choose_int4_qparams(w, 32)
@@ -131,8 +277,31 @@ def int4_linear(
         >>> w8 = baraquant.ops.expand_int4(packed, factor, 32, in_features=64)
         >>> torch.equal(y, baraquant.ops.int8_linear(q, w8, s, scale))
         True
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        That of :func:`int8_linear` with the expanded weight, which is kept for the backward pass as
+        int8. The packed weight and its factors have none; a scale that requires grad raises
+        NotImplementedError.
+
+    Rounding:
+        The bits are those of :func:`int8_linear` with ``weight = expand_int4(packed, group_factor,
+        group_size, K, group_zero_point=group_zero_point)``: all of K is one exact sum of integers.
+        On the CPU the weight is expanded part by part, in a cache. On a GPU it is expanded into
+        memory first.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
-    return torch.ops.baraquant.int4_linear.default(
+    result: Tensor = torch.ops.baraquant.int4_linear.default(
         input,
         packed,
         input_scale,
@@ -145,9 +314,10 @@ def int4_linear(
         weight_sum=weight_sum,
         dtype=dtype,
     )
+    return result
 
 
-@operator(QUANTIZED_INT4_LINEAR)
+@operator
 def quantized_int4_linear(
     input: Tensor,
     packed: Tensor,
@@ -165,8 +335,32 @@ def quantized_int4_linear(
 ) -> Tensor:
     """Quantize each token with the scale of its data, and multiply it by a weight of four bits.
 
-    ``y = int4_linear(q, packed, s, sw, f, group_size, bias, input_zero_point=z)`` with
-    ``q, s, z = dynamic_range_quantize_per_token(x)``
+    ``y = int4_linear(q, packed, s, sw, f, group_size, bias, input_zero_point=z)`` with ``q, s, z =
+    dynamic_range_quantize_per_token(x)``
+
+    Args:
+        input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first. K is at most 131071, or 65536 if ``symmetric`` is False.
+        packed: The numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the
+            low four bits of byte ``i``, number ``2 i + 1`` in the high ones. Contiguous.
+        weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
+        group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        bias: ``[N]``, of the dtype of ``weight_scale`` or of the result; None adds no bias.
+        group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+        symmetric: True maps 0 of the input to the middle of the integers' range. False maps
+            ``[min(0, min x), max(0, max x)]`` of each token to ``[quant_min, quant_max]``.
+        weight_sum: ``w8.sum(1, dtype=torch.int32)``, ``[N]``; needed if ``symmetric`` is False. If
+            it is None, each call expands the weight and computes it.
+        quant_min: The smallest integer of the input, at least -128. If ``symmetric`` is True, it is
+            ``-quant_max`` or one less.
+        quant_max: The largest integer of the input, at most 127.
+        dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+            None takes the dtype of ``input``.
+
+    Returns:
+        ``[..., N]``, of ``dtype``, contiguous.
 
     Example:
         >>> w, x = torch.randn(32, 64), torch.randn(4, 64)
@@ -175,8 +369,33 @@ def quantized_int4_linear(
         >>> y = baraquant.ops.quantized_int4_linear(x, packed, scale, factor, 32)
         >>> y.shape
         torch.Size([4, 32])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        That of :func:`quantized_linear` with the expanded weight, which is kept for the backward
+        pass as int8. The packed weight and its factors have none; a scale that requires grad raises
+        NotImplementedError.
+
+    Rounding:
+        The bits are those of :func:`quantized_linear` with ``weight = expand_int4(packed,
+        group_factor, group_size, K, group_zero_point=group_zero_point)``: all of K is one exact sum
+        of integers. On the CPU the weight is expanded part by part, in a cache. On a GPU it is
+        expanded into memory first. One NaN or infinity makes its token's results NaN.
+
+    References:
+        Activations quantized on the fly, with a scale for each token: Yao et al. 2022, "ZeroQuant:
+        Efficient and Affordable Post-Training Quantization for Large-Scale Transformers".
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
-    return torch.ops.baraquant.quantized_int4_linear.default(
+    result: Tensor = torch.ops.baraquant.quantized_int4_linear.default(
         input,
         packed,
         weight_scale,
@@ -190,9 +409,10 @@ def quantized_int4_linear(
         quant_max=quant_max,
         dtype=dtype,
     )
+    return result
 
 
-@operator(STATIC_QUANTIZED_INT4_LINEAR)
+@operator
 def static_quantized_int4_linear(
     input: Tensor,
     packed: Tensor,
@@ -212,8 +432,34 @@ def static_quantized_int4_linear(
 ) -> Tensor:
     """Quantize the input with one given scale, and multiply it by a weight of four bits.
 
-    ``y = int4_linear(q, packed, s, sw, f, group_size, bias, input_zero_point=z)`` with
-    ``q = quantize_per_tensor(x, s, z)``
+    ``y = int4_linear(q, packed, s, sw, f, group_size, bias, input_zero_point=z)`` with ``q =
+    quantize_per_tensor(x, s, z)``
+
+    Args:
+        input: ``[..., K]``; float32, float64, float16 or bfloat16. Any strides; what is not
+            contiguous is copied first. K is at most 131071, or 65536 with a zero point.
+        packed: The numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the
+            low four bits of byte ``i``, number ``2 i + 1`` in the high ones. Contiguous.
+        weight_scale: ``sw``, ``[N]``, float32 (float64 for a float64 input).
+        group_factor: ``f``, ``[N, G]``, uint8, 1 to 16, with ``G = ceil(K / group_size)``.
+        group_size: The columns of a group, an even number of at most 2147483646; the last group of
+            a row may have fewer.
+        act_scale: ``s``, ``[]`` or ``[1]``, of the dtype of ``weight_scale``.
+        bias: ``[N]``, of that dtype or of the result's; None adds no bias.
+        group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+        act_zero_point: ``z``, ``[]`` or ``[1]``, of any integer dtype; None stands for 0. In the
+            sums, a value that int8 does not hold counts as the nearest one.
+        smooth_scale: ``s * smooth``, ``[K]``, of the dtype of ``weight_scale``: the input is
+            divided by ``smooth``, and the weight was multiplied by it. None: no smoothing.
+        weight_sum: ``w8.sum(1, dtype=torch.int32)``, ``[N]``; needed with a zero point of the
+            input. If it is None, each call expands the weight and computes it.
+        quant_min: The smallest integer of the input, at least -128.
+        quant_max: The largest integer of the input, at most 127.
+        dtype: The dtype of the result: float32, float16 or bfloat16 (float64 for a float64 input);
+            None takes the dtype of ``input``.
+
+    Returns:
+        ``[..., N]``, of ``dtype``, contiguous.
 
     Example:
         >>> w, x = torch.randn(32, 64), torch.randn(4, 64)
@@ -223,8 +469,33 @@ def static_quantized_int4_linear(
         >>> y = layer(x, packed, scale, factor, 32, s)
         >>> y.shape
         torch.Size([4, 32])
+
+    Raises:
+        ValueError: A shape, a device, a range or a number that does not fit.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        NotImplementedError: No kernel for the device; :func:`torch.vmap`.
+
+    Gradient:
+        That of :func:`static_quantized_linear` with the expanded weight, which is kept for the
+        backward pass as int8. The packed weight and its factors have none; a scale that requires
+        grad raises NotImplementedError.
+
+    Rounding:
+        The bits are those of :func:`static_quantized_linear` with ``weight = expand_int4(packed,
+        group_factor, group_size, K, group_zero_point=group_zero_point)``: all of K is one exact sum
+        of integers. On the CPU the weight is expanded part by part, in a cache. On a GPU it is
+        expanded into memory first. A NaN becomes the zero point, an infinity an end of the range.
+
+    References:
+        Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+        Integer-Arithmetic-Only Inference".
+        Straight-through estimator: Bengio et al. 2013, "Estimating or Propagating Gradients Through
+        Stochastic Neurons for Conditional Computation".
+        Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
+        section 3. Here the inner one is a whole number, so that products stay sums of integers: Lin
+        et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
-    return torch.ops.baraquant.static_quantized_int4_linear.default(
+    result: Tensor = torch.ops.baraquant.static_quantized_int4_linear.default(
         input,
         packed,
         weight_scale,
@@ -240,3 +511,4 @@ def static_quantized_int4_linear(
         quant_max=quant_max,
         dtype=dtype,
     )
+    return result

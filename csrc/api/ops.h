@@ -13,6 +13,7 @@
 /// Link with libbaraquant.so, which registers the ops.
 #pragma once
 
+// Written by scripts/ops.py:
 #include "ops/affine.h"
 #include "ops/backward.h"
 #include "ops/fused.h"

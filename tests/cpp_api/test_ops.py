@@ -20,7 +20,7 @@ API = toolchain.CSRC / "api"
 
 
 def test_the_headers_are_those_of_the_schemas() -> None:
-    checked = run(sys.executable, toolchain.ROOT / "scripts" / "cpp_headers.py", "--check")
+    checked = run(sys.executable, toolchain.ROOT / "scripts" / "ops.py", "--check")
     assert checked.returncode == 0, checked.stdout
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Written by scripts/cpp_headers.py out of the registered schemas: do not edit.
+// Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit.
 /// @file
 /// Norms, activations and a rotation of vectors, and the same quantized.
 #pragma once
@@ -18,8 +18,8 @@ namespace baraquant {
 ///     dtype of the computation.
 /// @return The result, with the shape and the dtype of `input`, contiguous; with a residual also
 ///     the sum `input + residual`.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor rms_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                            double eps) {
@@ -56,8 +56,8 @@ inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input,
 /// @return The integers, with the shape of the input and of `dtype`, contiguous. The scale, `[...,
 ///     1]`, float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale. With a residual also the sum `input + residual`.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta. Or an
 ///     argument requires grad.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_quantize_per_token(
@@ -93,8 +93,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rms_norm_quant
 ///     dtype of the computation.
 /// @return The result, with the shape and the dtype of `input`, contiguous; with a residual also
 ///     the sum `input + residual`.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor layer_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                              const std::optional<at::Tensor>& bias, double eps) {
@@ -133,8 +133,8 @@ inline std::tuple<at::Tensor, at::Tensor> layer_norm(const at::Tensor& input,
 /// @return The integers, with the shape of the input and of `dtype`, contiguous. The scale, `[...,
 ///     1]`, float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale. With a residual also the sum `input + residual`.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta. Or an
 ///     argument requires grad.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_quantize_per_token(
@@ -168,8 +168,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> layer_norm_qua
 ///     `x.chunk(2, -1)` gives it.
 /// @param up Like `gate`, of the same shape and dtype.
 /// @return The product, with the shape and the dtype of `gate`, contiguous.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
   static const auto op =
@@ -192,8 +192,8 @@ inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
 /// @return The integers, with the shape of the input and of `dtype`, contiguous. The scale, `[...,
 ///     1]`, float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta. Or an
 ///     argument requires grad.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_quantize_per_token(
@@ -213,8 +213,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_quantize_per_toke
 /// @param input `[..., D]`; float32, float16 or bfloat16.
 /// @param approximate "none" or "tanh".
 /// @return The result, with the shape and the dtype of `input`, contiguous.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none") {
   static const auto op = api::find<at::Tensor(const at::Tensor&, std::string_view)>("gelu", "");
@@ -237,8 +237,8 @@ inline at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "
 /// @return The integers, with the shape of the input and of `dtype`, contiguous. The scale, `[...,
 ///     1]`, float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta. Or an
 ///     argument requires grad.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> gelu_quantize_per_token(
@@ -258,8 +258,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> gelu_quantize_per_token(
 /// @param input `[..., D]`; float32, float64, float16 or bfloat16.
 /// @param block A power of two that divides `D`, at most 32768.
 /// @return The rotated vectors, with the shape and the dtype of `input`, contiguous.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor hadamard(const at::Tensor& input, int64_t block) {
   static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t)>("hadamard", "");
@@ -282,8 +282,8 @@ inline at::Tensor hadamard(const at::Tensor& input, int64_t block) {
 /// @return The integers, with the shape of the input and of `dtype`, contiguous. The scale, `[...,
 ///     1]`, float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale.
-/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::ValueError A shape, a device or a number does not fit.
+/// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta. Or an
 ///     argument requires grad.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> hadamard_quantize_per_token(

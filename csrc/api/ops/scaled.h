@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Written by scripts/cpp_headers.py out of the registered schemas: do not edit.
+// Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit.
 /// @file
 /// Scaled quantization, transposes and random states, for a backward of integers.
 #pragma once
