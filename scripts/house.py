@@ -5,7 +5,7 @@
     house.py --check    fail where one is above scripts/house.json (part of `make lint`)
     house.py --write    commit to the numbers as they are
 
-    lines        of code by top folder, without what a program wrote
+    lines        of code and texts of ops by top folder, without what a program wrote
     op           the largest number of files that name one op
     pairs        folders of csrc that include each other
     circles      circles of folders of csrc, and of modules of baraquant (late imports count)
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = Path(__file__).with_suffix(".json")
 FOLDERS = ("baraquant", "csrc", "scripts", "tests", "benchmarks", "examples")
 PRODUCT = ("baraquant", "csrc", "scripts")
-CODE = (".py", ".pyi", ".cpp", ".h", ".cuh", ".cu")
+CODE = (".py", ".pyi", ".cpp", ".h", ".cuh", ".cu", ".txt")
 BUILT = {"include", "share", "__pycache__"}
 WRITTEN = "Written by scripts/"  # in one of the first two lines of a file that a program wrote
 SLACK = 1.005  # lines may grow this much before the budget speaks
