@@ -64,14 +64,14 @@ BARAQUANT_HD C quantized_value(C v, C zero_point, QuantRange<C> range) {
 }
 
 template <typename C>
-BARAQUANT_HD C dequantize(C q, C scale, C zero_point) {
+BARAQUANT_HD C dequantized_value(C q, C scale, C zero_point) {
   return (q - zero_point) * scale;
 }
 
 // A NaN position gives NaN.
 template <typename C>
-BARAQUANT_HD C fake_quantize(C v, C scale, C zero_point, QuantRange<C> range) {
-  return dequantize(clamp(v, range), scale, zero_point);
+BARAQUANT_HD C fake_quantized_value(C v, C scale, C zero_point, QuantRange<C> range) {
+  return dequantized_value(clamp(v, range), scale, zero_point);
 }
 
 // A floating-point zero point is learned; the forward uses the integer that it stands for.

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
     Pack<T, kPacked> result;
 #pragma unroll
     for (int j = 0; j < kPacked; ++j) {
-      result.at[j] = from_compute<T>(affine::dequantize(w[j], scale[g], zero));
+      result.at[j] = from_compute<T>(affine::dequantized_value(w[j], scale[g], zero));
     }
     store(result, target, int64_t(i) * kPacked, kPacked, /*aligned=*/true);
   }
