@@ -114,7 +114,7 @@ class FastGrid {
 
   BARAQUANT_HD FastGrid(float scale, float zero_point, QuantRange<float> range)
       : scale_(scale),
-        reciprocal_(reciprocal(scale)),
+        reciprocal_(reciprocal_of(scale)),
         reciprocal_rest_(fmaf(-scale, reciprocal_, 1.0f) * reciprocal_),
         zero_point_(zero_point),
         lowest_(range.min - zero_point),
@@ -148,16 +148,7 @@ class FastGrid {
     inside = q == r;  // NB: false for a NaN
     return q + zero_point_;
   }
-  BARAQUANT_HD float dequantize(float q) const {
-    return dequantized_value(q, scale_, zero_point_);
-  }
-  BARAQUANT_HD static float reciprocal(float scale) {
-#if defined(__CUDA_ARCH__)
-    return __frcp_rn(scale);
-#else
-    return 1.0f / scale;
-#endif
-  }
+  BARAQUANT_HD float dequantize(float q) const { return dequantized_value(q, scale_, zero_point_); }
   // NB: not for an x that is_tiny(), because here the quotient itself matters.
   BARAQUANT_HD float slope(float x, bool& inside, bool& valid) const {
     const float ratio = quotient(widely(x));
