@@ -79,8 +79,8 @@ bool is_recorded_call(const LinearArgs& args) {
 
 at::Tensor expanded(const LinearArgs& args) {
   const int4::Groups& groups = *args.int4;
-  return int4::expand_int4(args.weight, groups.factor, groups.size, args.depth(),
-                           groups.zero_point);
+  return int4::expand_int4(
+      {args.weight, groups.factor, groups.size, args.depth(), groups.zero_point});
 }
 
 at::Tensor int4_linear_autograd(Keys keys, const at::Tensor& input, const at::Tensor& packed,
