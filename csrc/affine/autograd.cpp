@@ -12,8 +12,9 @@
 
 #include "affine/core_ops.h"
 #include "affine/saved.h"
-#include "frame/core_op.h"
+#include "frame/checks.h"
 #include "frame/dtypes.h"
+#include "frame/recorded.h"
 #include "granularity/memory_order.h"
 
 namespace baraquant::affine {
@@ -24,26 +25,17 @@ using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-bool requires_grad(const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); }
+bool is_learned(const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); }
+bool is_learned(const QuantArgs& q) { return is_learned(q.scale) || is_learned(q.zero_point); }
 
-bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
-
-// Whether autograd has anything to record. Forward-mode tangents count: the Function refuses them,
-// while a plain call would drop them.
-bool is_recorded(const at::Tensor& first, const QuantArgs& q, const at::Tensor& grad = {}) {
-  if (at::GradMode::is_enabled() &&
-      (first.requires_grad() || requires_grad(q.scale) || requires_grad(q.zero_point) ||
-       (grad.defined() && grad.requires_grad()))) {
-    return true;
-  }
-  return has_tangent(first) || (q.scale && has_tangent(*q.scale)) ||
-         (q.zero_point && has_tangent(*q.zero_point)) || (grad.defined() && has_tangent(grad));
+// Whether autograd has anything to record.
+bool records(const at::Tensor& first, const QuantArgs& q) {
+  return is_recorded(first) || is_recorded(q.scale) || is_recorded(q.zero_point);
 }
 
 void refuse_learned_qparams(const char* verb, const QuantArgs& q) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !(at::GradMode::is_enabled() && (requires_grad(q.scale) || requires_grad(q.zero_point))),
-      OpName{verb, q.scope.granularity},
+      !(at::GradMode::is_enabled() && is_learned(q)), OpName{verb, q.scope.granularity},
       ": the gradient of scale and zero_point is given by fake_quantize only; use "
       "fake_quantize_",
       granularity_name(q.scope.granularity), ", or detach them (scale.detach())");
@@ -216,9 +208,8 @@ at::Tensor quantize_autograd(const at::Tensor& input, const QuantArgs& q, at::Sc
                              std::optional<bool> save_mask) {
   const bool differentiable = at::isFloatingType(dtype);
   if (differentiable) refuse_learned_qparams("quantize", q);
-  if (!differentiable || !is_recorded(input, q)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return quantize(input, q, dtype, std::nullopt);
+  if (!differentiable || !records(input, q)) {
+    return quantize.below_autograd(input, q, dtype, std::nullopt);
   }
   return Forward<true>::apply(input, q.scale, q.zero_point, q, dtype,
                               save_mask.value_or(!is_kept_anyway(input)), OptionalTensor());
@@ -226,11 +217,10 @@ at::Tensor quantize_autograd(const at::Tensor& input, const QuantArgs& q, at::Sc
 
 at::Tensor fake_quantize_autograd(const at::Tensor& input, const QuantArgs& q,
                                   std::optional<bool> save_mask, const OptionalTensor& enabled) {
-  if (!is_recorded(input, q)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return fake_quantize(input, q, std::nullopt, enabled);
+  if (!records(input, q)) {
+    return fake_quantize.below_autograd(input, q, std::nullopt, enabled);
   }
-  const bool learned = requires_grad(q.scale) || requires_grad(q.zero_point);
+  const bool learned = is_learned(q);
   TORCH_CHECK_NOT_IMPLEMENTED(!(enabled && learned), OpName{"fake_quantize", q.scope.granularity},
                               ": a learned scale or zero point cannot be switched off");
   // The switch may change before backward; the mask holds what it was.
@@ -241,18 +231,16 @@ at::Tensor fake_quantize_autograd(const at::Tensor& input, const QuantArgs& q,
 
 at::Tensor dequantize_autograd(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {
   refuse_learned_qparams("dequantize", q);
-  if (!is_recorded(input, q)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return dequantize(input, q, dtype);
+  if (!records(input, q)) {
+    return dequantize.below_autograd(input, q, dtype);
   }
   return DequantizeFunction::apply(input, q.scale, q.zero_point, q, dtype);
 }
 
 at::Tensor input_gradient_autograd(const at::Tensor& input, const QuantArgs& q,
                                    const at::Tensor& grad, bool through_quantize) {
-  if (!is_recorded(input, q, grad)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return input_gradient(input, q, grad, through_quantize);
+  if (!records(input, q) && !is_recorded(grad)) {
+    return input_gradient.below_autograd(input, q, grad, through_quantize);
   }
   return InputGradientFunction::apply(input, q.scale, q.zero_point, q, grad, through_quantize);
 }
@@ -260,27 +248,41 @@ at::Tensor input_gradient_autograd(const at::Tensor& input, const QuantArgs& q,
 at::Tensor masked_gradient_autograd(const at::Tensor& grad, const QuantArgs& q,
                                     const at::Tensor& mask, at::IntArrayRef order,
                                     at::ScalarType dtype, bool through_quantize) {
-  if (!is_recorded(grad, q)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return masked_gradient(grad, q, mask, order, dtype, through_quantize);
+  if (!records(grad, q)) {
+    return masked_gradient.below_autograd(grad, q, mask, order, dtype, through_quantize);
   }
   return MaskedGradientFunction::apply(grad, q.scale, q, mask, order, dtype, through_quantize);
 }
 
 TensorTriple qparams_gradient_autograd(const at::Tensor& input, const QuantArgs& q,
                                        const at::Tensor& grad, bool zero_point_gradient) {
-  if (!is_recorded(input, q, grad)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return qparams_gradient(input, q, grad, zero_point_gradient);
+  if (!records(input, q) && !is_recorded(grad)) {
+    return qparams_gradient.below_autograd(input, q, grad, zero_point_gradient);
   }
   auto outputs =
       QparamsGradientFunction::apply(input, q.scale, q.zero_point, q, grad, zero_point_gradient);
   return {outputs[0], outputs[1], outputs[2]};
 }
 
+class RoundMasterFunction : public Function<RoundMasterFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static Variable forward(AutogradContext*, const at::Tensor& input, bool to_bfloat16) {
+    return round_master.below_autograd(input, to_bfloat16);
+  }
+  static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
+};
+
+at::Tensor round_master_autograd(const at::Tensor& input, bool to_bfloat16) {
+  check_dispatchable("baraquant::_round_master", "input", input);
+  if (!is_recorded(input)) return round_master.below_autograd(input, to_bfloat16);
+  return RoundMasterFunction::apply(input, to_bfloat16);
+}
+
 // Forward calls the forms that return the mask, below autograd. Nobody else differentiates them.
 void refuse_gradient(const OpName& op, const at::Tensor& input, const QuantArgs& q) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!is_recorded(input, q), op,
+  TORCH_CHECK_NOT_IMPLEMENTED(!records(input, q), op,
                               ": the form that returns the mask is not differentiable; call the op "
                               "itself with save_mask=True");
 }
@@ -288,15 +290,13 @@ void refuse_gradient(const OpName& op, const at::Tensor& input, const QuantArgs&
 TensorPair quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs& q,
                                        at::ScalarType dtype, at::IntArrayRef order) {
   refuse_gradient({"quantize", q.scope.granularity}, input, q);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return quantize_with_mask(input, q, dtype, order);
+  return quantize_with_mask.below_autograd(input, q, dtype, order);
 }
 
 TensorPair fake_quantize_with_mask_autograd(const at::Tensor& input, const QuantArgs& q,
                                             at::IntArrayRef order, const OptionalTensor& enabled) {
   refuse_gradient({"fake_quantize", q.scope.granularity}, input, q);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return fake_quantize_with_mask(input, q, order, enabled);
+  return fake_quantize_with_mask.below_autograd(input, q, order, enabled);
 }
 
 }  // namespace
@@ -310,6 +310,7 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("_input_gradient", kernel_of<&input_gradient_autograd>);
   m.impl("_masked_gradient", kernel_of<&masked_gradient_autograd>);
   m.impl("_qparams_gradient", kernel_of<&qparams_gradient_autograd>);
+  m.impl("_round_master", kernel_of<&round_master_autograd>);
 }
 
 }  // namespace baraquant::affine

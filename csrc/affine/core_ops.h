@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The core ops of the affine family, one for each verb and each gradient, through the dispatcher.
-// What each computes stands with its schema in schema.cpp.
+// The core ops of the affine family, one for each verb and each gradient. What each computes stands
+// with its schema in schema.cpp.
 #pragma once
 
+#include <string>
 #include <tuple>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::affine {
@@ -19,49 +21,52 @@ struct QuantArgs {
   Scope scope = {};
   int64_t quant_min = -128, quant_max = 127;
 
+  static constexpr int kFields = 7;
   static std::string schema() {
     return std::string(
                "Tensor? scale, Tensor? zero_point, float scale_number, int zero_point_number, ") +
            Scope::kSchema + ", int quant_min, int quant_max";
-  }
-  using Flat = std::tuple<const OptionalTensor&, const OptionalTensor&, double, int64_t, int64_t,
-                          int64_t, c10::SymInt, int64_t, int64_t>;
-  Flat flat() const {
-    return std::tuple_cat(std::tie(scale, zero_point),
-                          std::make_tuple(scale_number, zero_point_number), scope.flat(),
-                          std::make_tuple(quant_min, quant_max));
-  }
-  static QuantArgs from_flat(const OptionalTensor& scale, const OptionalTensor& zero_point,
-                             double scale_number, int64_t zero_point_number, int64_t granularity,
-                             int64_t axis, c10::SymInt group_size, int64_t quant_min,
-                             int64_t quant_max) {
-    return {.scale = scale,
-            .zero_point = zero_point,
-            .scale_number = scale_number,
-            .zero_point_number = zero_point_number,
-            .scope = Scope::from_flat(granularity, axis, std::move(group_size)),
-            .quant_min = quant_min,
-            .quant_max = quant_max};
   }
 };
 
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-at::Tensor quantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
-                    std::optional<bool> save_mask);
-at::Tensor fake_quantize(const at::Tensor& input, const QuantArgs& q, std::optional<bool> save_mask,
-                         const OptionalTensor& enabled);
-at::Tensor dequantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype);
-TensorPair quantize_with_mask(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
-                              at::IntArrayRef order);
-TensorPair fake_quantize_with_mask(const at::Tensor& input, const QuantArgs& q,
-                                   at::IntArrayRef order, const OptionalTensor& enabled);
-at::Tensor input_gradient(const at::Tensor& input, const QuantArgs& q, const at::Tensor& grad,
-                          bool through_quantize);
-at::Tensor masked_gradient(const at::Tensor& grad, const QuantArgs& q, const at::Tensor& mask,
-                           at::IntArrayRef order, at::ScalarType dtype, bool through_quantize);
-TensorTriple qparams_gradient(const at::Tensor& input, const QuantArgs& q, const at::Tensor& grad,
-                              bool zero_point_gradient);
+inline constexpr NamedOp<"baraquant::_quantize",
+                         at::Tensor(const at::Tensor& input, const QuantArgs& q,
+                                    at::ScalarType dtype, std::optional<bool> save_mask)>
+    quantize;
+inline constexpr NamedOp<"baraquant::_fake_quantize",
+                         at::Tensor(const at::Tensor& input, const QuantArgs& q,
+                                    std::optional<bool> save_mask, const OptionalTensor& enabled)>
+    fake_quantize;
+inline constexpr NamedOp<"baraquant::_dequantize",
+                         at::Tensor(const at::Tensor& input, const QuantArgs& q,
+                                    at::ScalarType dtype)>
+    dequantize;
+inline constexpr NamedOp<"baraquant::_quantize_with_mask",
+                         TensorPair(const at::Tensor& input, const QuantArgs& q,
+                                    at::ScalarType dtype, at::IntArrayRef order)>
+    quantize_with_mask;
+inline constexpr NamedOp<"baraquant::_fake_quantize_with_mask",
+                         TensorPair(const at::Tensor& input, const QuantArgs& q,
+                                    at::IntArrayRef order, const OptionalTensor& enabled)>
+    fake_quantize_with_mask;
+inline constexpr NamedOp<"baraquant::_input_gradient",
+                         at::Tensor(const at::Tensor& input, const QuantArgs& q,
+                                    const at::Tensor& grad, bool through_quantize)>
+    input_gradient;
+inline constexpr NamedOp<"baraquant::_masked_gradient",
+                         at::Tensor(const at::Tensor& grad, const QuantArgs& q,
+                                    const at::Tensor& mask, at::IntArrayRef order,
+                                    at::ScalarType dtype, bool through_quantize)>
+    masked_gradient;
+inline constexpr NamedOp<"baraquant::_qparams_gradient",
+                         TensorTriple(const at::Tensor& input, const QuantArgs& q,
+                                      const at::Tensor& grad, bool zero_point_gradient)>
+    qparams_gradient;
+inline constexpr NamedOp<"baraquant::_round_master",
+                         at::Tensor(const at::Tensor& input, bool to_bfloat16)>
+    round_master;
 
 }  // namespace baraquant::affine

@@ -11,7 +11,6 @@
 #include "affine/launch.h"
 #include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "granularity/memory_order.h"
@@ -220,6 +219,14 @@ TensorTriple qparams_gradient_device(const at::Tensor& input, const QuantArgs& q
   return {result, dscale, is_learned ? cast(dzero, q.zero_point->scalar_type()) : dzero};
 }
 
+at::Tensor round_master_device(const at::Tensor& input, bool to_bfloat16) {
+  check_floating("baraquant::_round_master", "input", input);
+  const at::ScalarType from = input.scalar_type();
+  const at::Tensor rounded = cast(input, to_bfloat16 ? at::kBFloat16 : at::kHalf);
+  // NB: an op returns a tensor of its own, never its input.
+  return rounded.scalar_type() == from ? input.clone() : cast(rounded, from);
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("_quantize", kernel_of<&quantize_device>);
   m.impl("_fake_quantize", kernel_of<&fake_quantize_device>);
@@ -229,6 +236,7 @@ void register_kernels(torch::Library& m) {
   m.impl("_input_gradient", kernel_of<&input_gradient_device>);
   m.impl("_masked_gradient", kernel_of<&masked_gradient_device>);
   m.impl("_qparams_gradient", kernel_of<&qparams_gradient_device>);
+  m.impl("_round_master", kernel_of<&round_master_device>);
 }
 
 }  // namespace

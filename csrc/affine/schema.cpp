@@ -226,6 +226,10 @@ void define_core_ops(torch::Library& m) {
   define(m, "_qparams_gradient(Tensor input, " + args +
                 ", Tensor grad, bool zero_point_gradient) -> "
                 "(Tensor grad_input, Tensor grad_scale, Tensor grad_zero_point)");
+  // The numbers of a parameter, rounded to bfloat16 or else to float16, in the parameter's dtype; the
+  // gradient goes straight through. Two casts in Python would not do: Inductor removes them. Which
+  // one is no dtype, since a package of AOTInductor can call no op with one.
+  define(m, "_round_master(Tensor input, bool to_bfloat16) -> Tensor");
 }
 
 }  // namespace

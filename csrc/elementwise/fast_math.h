@@ -55,7 +55,7 @@ class Grid {
 
   BARAQUANT_HD bool is_inside(C x) const { return affine::is_inside(position(x), range_); }
   BARAQUANT_HD C fake_quantize(C x) const {
-    return affine::fake_quantize(position(x), scale_, zero_point_, range_);
+    return fake_quantized_value(position(x), scale_, zero_point_, range_);
   }
   BARAQUANT_HD C quantize(C x) const { return quantized_value(position(x), zero_point_, range_); }
   // The low 8 bits of q, which serve int8 and uint8.
@@ -71,7 +71,7 @@ class Grid {
     inside = is_inside(x);
     return quantize(x);
   }
-  BARAQUANT_HD C dequantize(C q) const { return affine::dequantize(q, scale_, zero_point_); }
+  BARAQUANT_HD C dequantize(C q) const { return dequantized_value(q, scale_, zero_point_); }
   // d y / d s, still without the factor dy. It is undefined unless v is `valid`, that is no NaN.
   // NB: two results beside it, because the compiler turns no loop over a struct with bools into
   // vectors; nor one over is_inside(v), of which q == v says as much.
@@ -114,7 +114,7 @@ class FastGrid {
 
   BARAQUANT_HD FastGrid(float scale, float zero_point, QuantRange<float> range)
       : scale_(scale),
-        reciprocal_(reciprocal(scale)),
+        reciprocal_(reciprocal_of(scale)),
         reciprocal_rest_(fmaf(-scale, reciprocal_, 1.0f) * reciprocal_),
         zero_point_(zero_point),
         lowest_(range.min - zero_point),
@@ -148,16 +148,7 @@ class FastGrid {
     inside = q == r;  // NB: false for a NaN
     return q + zero_point_;
   }
-  BARAQUANT_HD float dequantize(float q) const {
-    return affine::dequantize(q, scale_, zero_point_);
-  }
-  BARAQUANT_HD static float reciprocal(float scale) {
-#if defined(__CUDA_ARCH__)
-    return __frcp_rn(scale);
-#else
-    return 1.0f / scale;
-#endif
-  }
+  BARAQUANT_HD float dequantize(float q) const { return dequantized_value(q, scale_, zero_point_); }
   // NB: not for an x that is_tiny(), because here the quotient itself matters.
   BARAQUANT_HD float slope(float x, bool& inside, bool& valid) const {
     const float ratio = quotient(widely(x));

@@ -9,9 +9,7 @@
 // fused multiply-adds.
 #pragma once
 
-#include <cmath>
-
-#include "machine/host_device.h"
+#include "machine/host_device_math.h"
 
 namespace baraquant::affine {
 
@@ -19,22 +17,6 @@ template <typename C>
 struct QuantRange {
   C min, max;
 };
-
-BARAQUANT_HD float round_half_even(float x) {
-#if defined(__CUDA_ARCH__)
-  return rintf(x);
-#else
-  return __builtin_rintf(x);
-#endif
-}
-
-BARAQUANT_HD double round_half_even(double x) {
-#if defined(__CUDA_ARCH__)
-  return rint(x);
-#else
-  return __builtin_rint(x);
-#endif
-}
 
 // The unclamped position on the integer grid. The zero point is added after rounding, in floating
 // point: an integer addition could wrap. Adding it also turns -0 into +0.
@@ -64,14 +46,14 @@ BARAQUANT_HD C quantized_value(C v, C zero_point, QuantRange<C> range) {
 }
 
 template <typename C>
-BARAQUANT_HD C dequantize(C q, C scale, C zero_point) {
+BARAQUANT_HD C dequantized_value(C q, C scale, C zero_point) {
   return (q - zero_point) * scale;
 }
 
 // A NaN position gives NaN.
 template <typename C>
-BARAQUANT_HD C fake_quantize(C v, C scale, C zero_point, QuantRange<C> range) {
-  return dequantize(clamp(v, range), scale, zero_point);
+BARAQUANT_HD C fake_quantized_value(C v, C scale, C zero_point, QuantRange<C> range) {
+  return dequantized_value(clamp(v, range), scale, zero_point);
 }
 
 // A floating-point zero point is learned; the forward uses the integer that it stands for.

@@ -165,7 +165,7 @@ class QuotientGrid {
   }
   QuotientGrid() = default;  // must be assigned before use
   BARAQUANT_HD QuotientGrid(float scale, float zero_point, QuantRange<float> range)
-      : high_(FastGrid::reciprocal(scale)),
+      : high_(reciprocal_of(scale)),
         low_(fmaf(-scale, high_, 1.0f) * high_),
         zero_point_(zero_point),
         lowest_(scale * (range.min - zero_point - 1.0f)),

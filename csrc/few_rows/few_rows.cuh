@@ -45,7 +45,7 @@
 //                const Columns<count>&) const;
 //   };
 // The input's rows and the weight's are aligned to 16 bytes, and k is a multiple of kColumns, below
-// kMostColumns.
+// kMaxColumns.
 #pragma once
 
 #include <bit>
@@ -58,11 +58,11 @@
 
 namespace baraquant::few_rows {
 
-constexpr int kWarps = 8;          // of a block
-constexpr int kTile = 8;           // rows of the input that an instruction multiplies
-constexpr int kDepth = 4;          // steps whose part of the weight is in flight
-constexpr int64_t kMostRows = 64;  // with more, it is faster to decode the weight into memory first
-constexpr int64_t kMostColumns = 1 << 28;
+constexpr int kWarps = 8;         // of a block
+constexpr int kTile = 8;          // rows of the input that an instruction multiplies
+constexpr int kDepth = 4;         // steps whose part of the weight is in flight
+constexpr int64_t kMaxRows = 64;  // with more, it is faster to decode the weight into memory first
+constexpr int64_t kMaxColumns = 1 << 28;
 constexpr int kStepThreads = 4;  // that multiply the same row in a step
 constexpr int kStepShift = 7;    // their columns are 2^7
 
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(32 * kWarps, Product::kInputWords > 2 && tiles
 
 // Whether the columns are whole chunks, each of one group, whose number a shift finds.
 inline bool has_whole_chunks(int64_t columns, int64_t group_size, int chunk) {
-  return columns % chunk == 0 && columns < kMostColumns &&
+  return columns % chunk == 0 && columns < kMaxColumns &&
          (group_size >= columns ||
           (group_size % chunk == 0 && std::has_single_bit(static_cast<uint64_t>(group_size))));
 }

@@ -25,7 +25,7 @@
 
 namespace baraquant::warpgroup_rows {
 
-constexpr int kMostParts = 2;  // of the depth, in a cluster. NB: larger ones leave SMs empty
+constexpr int kMaxParts = 2;  // of the depth, in a cluster. NB: larger ones leave SMs empty
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ inline Division divide(int64_t m, int64_t n, int64_t k, int columns, int multipr
   Division best{};
   double least = 0;
   for (int along_n = groups; along_n > 0; along_n /= 2) {
-    for (unsigned parts = 1; parts <= kMostParts; parts *= 2) {
+    for (unsigned parts = 1; parts <= kMaxParts; parts *= 2) {
       const int64_t blocks = divide_up(n, kGroupRows * along_n) * divide_up(m, input_rows) * parts;
       const int64_t rounds = divide_up(blocks, multiprocessors);
       // A block takes as long as some steps to begin and to end.

@@ -14,13 +14,13 @@ namespace baraquant::files {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr int kMostLinks = 40;  // as in Linux
+constexpr int kMaxLinks = 40;  // as in Linux
 
 // The path behind links, where open() would write, also if nothing is there yet.
 fs::path behind_links(const fs::path& path) {
   fs::path target = path_text(fs::absolute(path));
   std::error_code error;
-  for (int i = 0; i < kMostLinks; ++i) {
+  for (int i = 0; i < kMaxLinks; ++i) {
     const fs::path link = fs::read_symlink(target, error);
     if (error) return target;
     target = target.parent_path() / link;  // the link itself, if it is absolute

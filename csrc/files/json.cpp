@@ -10,8 +10,8 @@
 namespace baraquant::files {
 namespace {
 
-constexpr int kDeepest = 500;         // values within values; Python's own limit is about 1000
-constexpr size_t kMostDigits = 4300;  // of a whole number, as in Python
+constexpr int kDeepest = 500;        // values within values; Python's own limit is about 1000
+constexpr size_t kMaxDigits = 4300;  // of a whole number, as in Python
 
 bool is_digit(char c) { return '0' <= c && c <= '9'; }
 
@@ -106,7 +106,7 @@ class Parser {
   }
 
   static Json integer(const std::string& digits, size_t count) {
-    if (count > kMostDigits) {
+    if (count > kMaxDigits) {
       fail("Exceeds the limit (4300 digits) for integer string conversion: value has ", count,
            " digits; use sys.set_int_max_str_digits() to increase the limit");
     }

@@ -14,7 +14,7 @@ namespace baraquant {
 namespace {
 
 #ifdef MADV_HUGEPAGE
-constexpr size_t kLeastBytes = size_t(32) << 20;  // smaller blocks glibc keeps and gives again
+constexpr size_t kMinBytes = size_t(32) << 20;  // smaller blocks glibc keeps and gives again
 
 bool are_wanted() {
   const char* const wish = std::getenv("BARAQUANT_HUGE_PAGES");
@@ -23,7 +23,7 @@ bool are_wanted() {
 
 void ask_for_huge_pages(const void* data, size_t bytes) {
   static const bool wanted = are_wanted();
-  if (!wanted || bytes < kLeastBytes) return;
+  if (!wanted || bytes < kMinBytes) return;
   static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (address + page - 1) / page * page, end = (address + bytes) / page * page;

@@ -18,8 +18,8 @@
 #include <torch/library.h>
 
 #include "frame/checks.h"
-#include "frame/core_op.h"
 #include "frame/dtypes.h"
+#include "frame/recorded.h"
 #include "frame/saved_tensors.h"
 #include "fused/checks.h"
 #include "fused/core_ops.h"
@@ -31,12 +31,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-bool is_recorded(const at::Tensor& tensor) {
-  if (at::GradMode::is_enabled() && tensor.requires_grad()) return true;
-  return tensor._fw_grad(/*level=*/0).defined();  // refused by the Function
-}
-bool is_recorded(const OptionalTensor& tensor) { return tensor && is_recorded(*tensor); }
 
 // `instead`: the float op whose result is to be fake-quantized.
 template <typename... Tensors>
@@ -101,18 +95,16 @@ class NormFunction : public Function<NormFunction> {
 
   static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
                                const OptionalTensor& residual, const OptionalTensor& weight,
-                               const OptionalTensor& bias, double eps, bool centered) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    const NormArgs args{.weight = weight, .bias = bias, .eps = eps, .centered = centered};
+                               const OptionalTensor& bias, const NormArgs& args) {
     variable_list results;
     if (residual) {
-      auto [output, sum] = norm_residual(input, *residual, args);
+      auto [output, sum] = norm_residual.below_autograd(input, *residual, args);
       results = {output, sum};
     } else {
-      results = {norm(input, args)};
+      results = {norm.below_autograd(input, args)};
     }
-    ctx->saved_data["eps"] = eps;
-    ctx->saved_data["centered"] = centered;
+    ctx->saved_data["eps"] = args.eps;
+    ctx->saved_data["centered"] = args.centered;
     save_tensors(ctx, SavedNorm{residual ? results[1] : input, weight.value_or(at::Tensor()),
                                 bias.value_or(at::Tensor())});
     return results;
@@ -121,47 +113,43 @@ class NormFunction : public Function<NormFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const NormGradients d(grads[0], saved_tensors<SavedNorm>(ctx),
                           ctx->saved_data["eps"].toDouble(), ctx->saved_data["centered"].toBool());
-    if (grads.size() == 1) return {d.x, {}, d.weight, d.bias, {}, {}};
+    if (grads.size() == 1) return {d.x, {}, d.weight, d.bias, {}};
     const at::Tensor dx = d.x + grads[1];
-    return {dx, dx, d.weight, d.bias, {}, {}};
+    return {dx, dx, d.weight, d.bias, {}};
   }
 };
 
+bool records(const at::Tensor& input, const NormArgs& args) {
+  return is_recorded(input) || is_recorded(args.weight) || is_recorded(args.bias);
+}
+
 at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
   check_dispatchable(name_of(args, false), "input", input);
-  if (!is_recorded(input) && !is_recorded(args.weight) && !is_recorded(args.bias)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return norm(input, args);
-  }
-  return NormFunction::apply(input, std::nullopt, args.weight, args.bias, args.eps,
-                             args.centered)[0];
+  if (!records(input, args)) return norm.below_autograd(input, args);
+  return NormFunction::apply(input, std::nullopt, args.weight, args.bias, args)[0];
 }
 
 TensorPair norm_residual_autograd(const at::Tensor& input, const at::Tensor& residual,
                                   const NormArgs& args) {
   check_dispatchable(name_of(args, false), "input", input);
-  if (!is_recorded(input) && !is_recorded(residual) && !is_recorded(args.weight) &&
-      !is_recorded(args.bias)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return norm_residual(input, residual, args);
+  if (!records(input, args) && !is_recorded(residual)) {
+    return norm_residual.below_autograd(input, residual, args);
   }
-  const variable_list results = NormFunction::apply(input, OptionalTensor(residual), args.weight,
-                                                    args.bias, args.eps, args.centered);
+  const variable_list results =
+      NormFunction::apply(input, OptionalTensor(residual), args.weight, args.bias, args);
   return {results[0], results[1]};
 }
 
 TensorTriple norm_quantize_autograd(const at::Tensor& input, const NormArgs& args,
                                     const QuantizeArgs& q) {
   refuse_gradient(name_of(args, true), input, args.weight, args.bias);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return norm_quantize(input, args, q);
+  return norm_quantize.below_autograd(input, args, q);
 }
 
 TensorQuadruple norm_residual_quantize_autograd(const at::Tensor& input, const at::Tensor& residual,
                                                 const NormArgs& args, const QuantizeArgs& q) {
   refuse_gradient(name_of(args, true), input, residual, args.weight, args.bias);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return norm_residual_quantize(input, residual, args, q);
+  return norm_residual_quantize.below_autograd(input, residual, args, q);
 }
 
 // dy * silu'(x). PyTorch's own op for it has no gradient, so it serves first gradients only.
@@ -184,9 +172,8 @@ class ActivationFunction : public Function<ActivationFunction> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& up,
                           int64_t number) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["activation"] = number;
-    const Variable result = activation(input, up, number);
+    const Variable result = activation.below_autograd({input, up, number});
     save_tensors(ctx, SavedActivation{input, up.value_or(at::Tensor())});
     return result;
   }
@@ -208,21 +195,17 @@ class ActivationFunction : public Function<ActivationFunction> {
   }
 };
 
-at::Tensor activation_autograd(const at::Tensor& input, const OptionalTensor& up, int64_t number) {
-  const Activation kind = activation_of(number);
-  check_dispatchable(name_of(kind, false), kind == Activation::kSiluMul ? "gate" : "input", input);
-  if (!is_recorded(input) && !is_recorded(up)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return activation(input, up, number);
-  }
-  return ActivationFunction::apply(input, up, number);
+at::Tensor activation_autograd(const ActivationArgs& args) {
+  const Activation kind = activation_of(args.activation);
+  const char* name = kind == Activation::kSiluMul ? "gate" : "input";
+  check_dispatchable(name_of(kind, false), name, args.input);
+  if (!is_recorded(args.input) && !is_recorded(args.up)) return activation.below_autograd(args);
+  return ActivationFunction::apply(args.input, args.up, args.activation);
 }
 
-TensorTriple activation_quantize_autograd(const at::Tensor& input, const OptionalTensor& up,
-                                          int64_t number, const QuantizeArgs& q) {
-  refuse_gradient(name_of(activation_of(number), true), input, up);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return activation_quantize(input, up, number, q);
+TensorTriple activation_quantize_autograd(const ActivationArgs& args, const QuantizeArgs& q) {
+  refuse_gradient(name_of(activation_of(args.activation), true), args.input, args.up);
+  return activation_quantize.below_autograd(args, q);
 }
 
 // The rotation is its own transpose, and so its own gradient.
@@ -231,28 +214,22 @@ class HadamardFunction : public Function<HadamardFunction> {
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, int64_t block) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["block"] = block;
-    return hadamard(input, block);
+    return hadamard.below_autograd({input, block});
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    return {hadamard(grads[0], ctx->saved_data["block"].toInt()), {}};
+    return {hadamard({grads[0], ctx->saved_data["block"].toInt()}), {}};
   }
 };
 
-at::Tensor hadamard_autograd(const at::Tensor& input, int64_t block) {
-  if (!is_recorded(input)) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return hadamard(input, block);
-  }
-  return HadamardFunction::apply(input, block);
+at::Tensor hadamard_autograd(const HadamardArgs& args) {
+  if (!is_recorded(args.input)) return hadamard.below_autograd(args);
+  return HadamardFunction::apply(args.input, args.block);
 }
 
-TensorTriple hadamard_quantize_autograd(const at::Tensor& input, int64_t block,
-                                        const QuantizeArgs& q) {
-  refuse_gradient({"hadamard", true}, input);
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return hadamard_quantize(input, block, q);
+TensorTriple hadamard_quantize_autograd(const HadamardArgs& args, const QuantizeArgs& q) {
+  refuse_gradient({"hadamard", true}, args.input);
+  return hadamard_quantize.below_autograd(args, q);
 }
 
 }  // namespace

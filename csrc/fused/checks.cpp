@@ -71,7 +71,7 @@ Activation activation_of(int64_t number) {
   return static_cast<Activation>(number);
 }
 
-Activation gelu_of(const char* op, std::string_view approximate) {
+Activation gelu_of(const FusedName& op, std::string_view approximate) {
   if (approximate == "none") return Activation::kGelu;
   TORCH_CHECK_VALUE(approximate == "tanh", op,
                     ": expected approximate to be \"none\" or \"tanh\", but got \"", approximate,
@@ -96,8 +96,9 @@ void check_norm(const at::Tensor& input, const at::Tensor* residual, const NormA
   check_quantize(op, q);
 }
 
-void check_activation(const at::Tensor& input, const OptionalTensor& up, Activation activation,
-                      const QuantizeArgs* q) {
+void check_activation(const ActivationArgs& args, const QuantizeArgs* q) {
+  const auto& [input, up, number] = args;
+  const Activation activation = activation_of(number);
   const FusedName op = name_of(activation, q != nullptr);
   const bool is_pair = activation == Activation::kSiluMul;
   const char* name = is_pair ? "gate" : "input";
@@ -110,7 +111,8 @@ void check_activation(const at::Tensor& input, const OptionalTensor& up, Activat
   check_quantize(op, q);
 }
 
-void check_hadamard(const at::Tensor& input, int64_t block, const QuantizeArgs* q) {
+void check_hadamard(const HadamardArgs& args, const QuantizeArgs* q) {
+  const auto& [input, block] = args;
   const FusedName op{"hadamard", q != nullptr};
   check_input(op, "input", input);
   const bool is_power = block >= 1 && (block & (block - 1)) == 0;

@@ -22,13 +22,12 @@ Activation activation_of(int64_t number);
 FusedName name_of(Activation activation, bool quantize);
 
 // From the argument `approximate` of gelu.
-Activation gelu_of(const char* op, std::string_view approximate);
+Activation gelu_of(const FusedName& op, std::string_view approximate);
 
 // q: null if the op does not quantize.
 void check_norm(const at::Tensor& input, const at::Tensor* residual, const NormArgs& args,
                 const QuantizeArgs* q);
-void check_activation(const at::Tensor& input, const OptionalTensor& up, Activation activation,
-                      const QuantizeArgs* q);
-void check_hadamard(const at::Tensor& input, int64_t block, const QuantizeArgs* q);
+void check_activation(const ActivationArgs& args, const QuantizeArgs* q);
+void check_hadamard(const HadamardArgs& args, const QuantizeArgs* q);
 
 }  // namespace baraquant::fused

@@ -7,7 +7,6 @@
 
 #include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "fused/checks.h"
 #include "fused/launch.h"
@@ -131,34 +130,32 @@ TensorQuadruple norm_residual_quantize_device(const at::Tensor& input, const at:
   return {result.values, result.scale, result.zero_point, sum};
 }
 
-void run_activation(const at::Tensor& input, const OptionalTensor& up, Activation activation,
-                    const Outputs& to) {
-  if (!has_work(input)) return;
+void run_activation(const ActivationArgs& args, const Outputs& to) {
+  if (!has_work(args.input)) return;
   ActivationCall call;
-  set_input(call, input);
-  if (up) call.up = rows_of(*up);
-  call.activation = activation;
-  run(call, to, kernels(input).activation);
+  set_input(call, args.input);
+  if (args.up) call.up = rows_of(*args.up);
+  call.activation = activation_of(args.activation);
+  run(call, to, kernels(args.input).activation);
 }
 
-at::Tensor activation_device(const at::Tensor& input, const OptionalTensor& up, int64_t number) {
-  const Activation activation = activation_of(number);
-  check_activation(input, up, activation, nullptr);
-  const at::Tensor output = empty_like(input, input.scalar_type());
-  run_activation(input, up, activation, {.output = output});
+at::Tensor activation_device(const ActivationArgs& args) {
+  check_activation(args, nullptr);
+  const at::Tensor output = empty_like(args.input, args.input.scalar_type());
+  run_activation(args, {.output = output});
   return output;
 }
 
-TensorTriple activation_quantize_device(const at::Tensor& input, const OptionalTensor& up,
-                                        int64_t number, const QuantizeArgs& q) {
-  const Activation activation = activation_of(number);
-  check_activation(input, up, activation, &q);
-  const Quantized result(input, q);
-  run_activation(input, up, activation, result.outputs());
+TensorTriple activation_quantize_device(const ActivationArgs& args, const QuantizeArgs& q) {
+  check_activation(args, &q);
+  const Quantized result(args.input, q);
+  run_activation(args, result.outputs());
   return result.triple();
 }
 
-void run_hadamard(const at::Tensor& input, int64_t block, const Outputs& to) {
+void run_hadamard(const HadamardArgs& args, const Outputs& to) {
+  const at::Tensor& input = args.input;
+  const int64_t block = args.block;
   if (!has_work(input)) return;
   HadamardCall call;
   set_input(call, input);
@@ -174,18 +171,17 @@ void run_hadamard(const at::Tensor& input, int64_t block, const Outputs& to) {
   });
 }
 
-at::Tensor hadamard_device(const at::Tensor& input, int64_t block) {
-  check_hadamard(input, block, nullptr);
-  const at::Tensor output = empty_like(input, input.scalar_type());
-  run_hadamard(input, block, {.output = output});
+at::Tensor hadamard_device(const HadamardArgs& args) {
+  check_hadamard(args, nullptr);
+  const at::Tensor output = empty_like(args.input, args.input.scalar_type());
+  run_hadamard(args, {.output = output});
   return output;
 }
 
-TensorTriple hadamard_quantize_device(const at::Tensor& input, int64_t block,
-                                      const QuantizeArgs& q) {
-  check_hadamard(input, block, &q);
-  const Quantized result(input, q);
-  run_hadamard(input, block, result.outputs());
+TensorTriple hadamard_quantize_device(const HadamardArgs& args, const QuantizeArgs& q) {
+  check_hadamard(args, &q);
+  const Quantized result(args.input, q);
+  run_hadamard(args, result.outputs());
   return result.triple();
 }
 

@@ -18,22 +18,13 @@
 // to 0 for every |x| <= kFar; x is limited likewise. A NaN passes through.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "machine/float_types.h"
-#include "machine/host_device.h"
+#include "machine/host_device_math.h"
 
 namespace baraquant::fused {
-
-BARAQUANT_HD float multiply_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return __fmaf_rn(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
 
 constexpr float kFar = 112.0f;
 
@@ -51,11 +42,7 @@ struct Sum {
 
 // numerator / denominator, to within 0.6 ulp. The one division is of 1.
 BARAQUANT_HD float divide(Sum numerator, Sum denominator) {
-#if defined(__CUDA_ARCH__)
-  const float reciprocal = __frcp_rn(denominator.main);
-#else
-  const float reciprocal = 1.0f / denominator.main;
-#endif
+  const float reciprocal = reciprocal_of(denominator.main);
   const float q = numerator.main * reciprocal;
   const float left = multiply_add(-q, denominator.main, numerator.main) +
                      multiply_add(-q, denominator.rest, numerator.rest);

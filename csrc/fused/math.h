@@ -14,10 +14,9 @@
 // number of threads gives the same bits: a thread holds neighbouring lanes.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
-#include "machine/host_device.h"
+#include "machine/host_device_math.h"
 #include "machine/integers.h"
 
 namespace baraquant::fused {
@@ -27,22 +26,6 @@ constexpr int kMaxLanes = 1 << kMaxLanesLog2;
 
 // The base-2 logarithm of the number of lanes.
 BARAQUANT_HD int lanes_log2(int64_t length) { return log2_up(length, kMaxLanesLog2); }
-
-BARAQUANT_HD float square_root(float x) {
-#if defined(__CUDA_ARCH__)
-  return __fsqrt_rn(x);
-#else
-  return __builtin_sqrtf(x);
-#endif
-}
-
-BARAQUANT_HD double square_root(double x) {
-#if defined(__CUDA_ARCH__)
-  return __dsqrt_rn(x);
-#else
-  return __builtin_sqrt(x);
-#endif
-}
 
 // What a row is shifted and scaled by.
 template <typename C>

@@ -22,114 +22,117 @@
 namespace baraquant::fused {
 namespace {
 
-void check_tensors(const char* op, const at::Tensor& input, const OptionalTensor& weight,
-                   const OptionalTensor& bias = std::nullopt,
-                   const OptionalTensor& residual = std::nullopt) {
-  check_dispatchable(op, "input", input);
-  if (weight) check_dispatchable(op, "weight", *weight);
-  if (bias) check_dispatchable(op, "bias", *bias);
-  if (residual) check_dispatchable(op, "residual", *residual);
-}
-
 const OptionalTensor kNone;
 
-NormArgs rms_args(const OptionalTensor& weight, double eps) {
-  return {.weight = weight, .bias = kNone, .eps = eps, .centered = false};
-}
-NormArgs layer_args(const OptionalTensor& weight, const OptionalTensor& bias, double eps) {
-  return {.weight = weight, .bias = bias, .eps = eps, .centered = true};
+// The arguments of each norm besides its input, as the public ops take them.
+struct RmsArgs {
+  const OptionalTensor& weight;
+  double eps;
+
+  static constexpr int kFields = 2;
+  NormArgs args() const { return {.weight = weight, .bias = kNone, .eps = eps, .centered = false}; }
+};
+
+struct LayerArgs {
+  const OptionalTensor &weight, &bias;
+  double eps;
+
+  static constexpr int kFields = 3;
+  NormArgs args() const { return {.weight = weight, .bias = bias, .eps = eps, .centered = true}; }
+};
+
+void check_tensors(const FusedName& op, const at::Tensor& input, const NormArgs& args,
+                   const at::Tensor* residual = nullptr) {
+  check_dispatchable(op, "input", input);
+  if (args.weight) check_dispatchable(op, "weight", *args.weight);
+  if (args.bias) check_dispatchable(op, "bias", *args.bias);
+  if (residual != nullptr) check_dispatchable(op, "residual", *residual);
 }
 
-at::Tensor rms_norm(const at::Tensor& input, const OptionalTensor& weight, double eps) {
-  check_tensors("baraquant::rms_norm", input, weight);
-  return norm(input, rms_args(weight, eps));
+template <typename Own>
+at::Tensor public_norm(const at::Tensor& input, const Own& own) {
+  const NormArgs args = own.args();
+  check_tensors(name_of(args, false), input, args);
+  return norm(input, args);
 }
 
-TensorPair rms_norm_residual(const at::Tensor& input, const OptionalTensor& weight, double eps,
-                             const at::Tensor& residual) {
-  check_tensors("baraquant::rms_norm", input, weight, kNone, residual);
-  return norm_residual(input, residual, rms_args(weight, eps));
+template <typename Own>
+TensorPair public_norm_residual(const at::Tensor& input, const Own& own,
+                                const at::Tensor& residual) {
+  const NormArgs args = own.args();
+  check_tensors(name_of(args, false), input, args, &residual);
+  return norm_residual(input, residual, args);
 }
 
-TensorTriple rms_norm_quantize(const at::Tensor& input, const OptionalTensor& weight, double eps,
-                               const QuantizeArgs& q) {
-  check_tensors("baraquant::rms_norm_quantize_per_token", input, weight);
-  return norm_quantize(input, rms_args(weight, eps), q);
+template <typename Own>
+TensorTriple public_norm_quantize(const at::Tensor& input, const Own& own, const QuantizeArgs& q) {
+  const NormArgs args = own.args();
+  check_tensors(name_of(args, true), input, args);
+  return norm_quantize(input, args, q);
 }
 
-TensorQuadruple rms_norm_quantize_residual(const at::Tensor& input, const OptionalTensor& weight,
-                                           double eps, const at::Tensor& residual,
-                                           const QuantizeArgs& q) {
-  check_tensors("baraquant::rms_norm_quantize_per_token", input, weight, kNone, residual);
-  return norm_residual_quantize(input, residual, rms_args(weight, eps), q);
+template <typename Own>
+TensorQuadruple public_norm_residual_quantize(const at::Tensor& input, const Own& own,
+                                              const at::Tensor& residual, const QuantizeArgs& q) {
+  const NormArgs args = own.args();
+  check_tensors(name_of(args, true), input, args, &residual);
+  return norm_residual_quantize(input, residual, args, q);
 }
 
-at::Tensor layer_norm(const at::Tensor& input, const OptionalTensor& weight,
-                      const OptionalTensor& bias, double eps) {
-  check_tensors("baraquant::layer_norm", input, weight, bias);
-  return norm(input, layer_args(weight, bias, eps));
+template <typename Own>
+void implement_norm(torch::Library& m, const std::string& name) {
+  const std::string quantize = name + "_quantize_per_token";
+  m.impl(name.c_str(), kernel_of<&public_norm<Own>>);
+  m.impl((name + ".residual").c_str(), kernel_of<&public_norm_residual<Own>>);
+  m.impl(quantize.c_str(), kernel_of<&public_norm_quantize<Own>>);
+  m.impl((quantize + ".residual").c_str(), kernel_of<&public_norm_residual_quantize<Own>>);
 }
 
-TensorPair layer_norm_residual(const at::Tensor& input, const OptionalTensor& weight,
-                               const OptionalTensor& bias, double eps, const at::Tensor& residual) {
-  check_tensors("baraquant::layer_norm", input, weight, bias, residual);
-  return norm_residual(input, residual, layer_args(weight, bias, eps));
+ActivationArgs silu_mul_args(const FusedName& op, const at::Tensor& gate,
+                             const OptionalTensor& up) {
+  check_dispatchable(op, "gate", gate);
+  check_dispatchable(op, "up", *up);
+  return {gate, up, static_cast<int64_t>(Activation::kSiluMul)};
 }
-
-TensorTriple layer_norm_quantize(const at::Tensor& input, const OptionalTensor& weight,
-                                 const OptionalTensor& bias, double eps, const QuantizeArgs& q) {
-  check_tensors("baraquant::layer_norm_quantize_per_token", input, weight, bias);
-  return norm_quantize(input, layer_args(weight, bias, eps), q);
-}
-
-TensorQuadruple layer_norm_quantize_residual(const at::Tensor& input, const OptionalTensor& weight,
-                                             const OptionalTensor& bias, double eps,
-                                             const at::Tensor& residual, const QuantizeArgs& q) {
-  check_tensors("baraquant::layer_norm_quantize_per_token", input, weight, bias, residual);
-  return norm_residual_quantize(input, residual, layer_args(weight, bias, eps), q);
-}
-
-constexpr int64_t kSiluMul = static_cast<int64_t>(Activation::kSiluMul);
 
 at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
-  check_dispatchable("baraquant::silu_mul", "gate", gate);
-  check_dispatchable("baraquant::silu_mul", "up", up);
-  return activation(gate, up, kSiluMul);
+  return activation(silu_mul_args({"silu_mul", false}, gate, up));
 }
 
 TensorTriple silu_mul_quantize(const at::Tensor& gate, const at::Tensor& up,
                                const QuantizeArgs& q) {
-  check_dispatchable("baraquant::silu_mul_quantize_per_token", "gate", gate);
-  check_dispatchable("baraquant::silu_mul_quantize_per_token", "up", up);
-  return activation_quantize(gate, up, kSiluMul, q);
+  return activation_quantize(silu_mul_args({"silu_mul", true}, gate, up), q);
+}
+
+ActivationArgs gelu_args(const FusedName& op, const at::Tensor& input,
+                         std::string_view approximate) {
+  check_dispatchable(op, "input", input);
+  return {input, kNone, static_cast<int64_t>(gelu_of(op, approximate))};
 }
 
 at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
-  const char* op = "baraquant::gelu";
-  check_dispatchable(op, "input", input);
-  return activation(input, kNone, static_cast<int64_t>(gelu_of(op, approximate)));
+  return activation(gelu_args({"gelu", false}, input, approximate));
 }
 
 TensorTriple gelu_quantize(const at::Tensor& input, std::string_view approximate,
                            const QuantizeArgs& q) {
-  const char* op = "baraquant::gelu_quantize_per_token";
-  check_dispatchable(op, "input", input);
-  return activation_quantize(input, kNone, static_cast<int64_t>(gelu_of(op, approximate)), q);
+  return activation_quantize(gelu_args({"gelu", true}, input, approximate), q);
 }
 
-at::Tensor public_hadamard(const at::Tensor& input, int64_t block) {
-  check_dispatchable("baraquant::hadamard", "input", input);
-  return hadamard(input, block);
+at::Tensor public_hadamard(const HadamardArgs& args) {
+  check_dispatchable("baraquant::hadamard", "input", args.input);
+  return hadamard(args);
 }
 
-TensorTriple public_hadamard_quantize(const at::Tensor& input, int64_t block,
-                                      const QuantizeArgs& q) {
-  check_dispatchable("baraquant::hadamard_quantize_per_token", "input", input);
-  return hadamard_quantize(input, block, q);
+TensorTriple public_hadamard_quantize(const HadamardArgs& args, const QuantizeArgs& q) {
+  check_dispatchable("baraquant::hadamard_quantize_per_token", "input", args.input);
+  return hadamard_quantize(args, q);
 }
 
 void define_core_ops(torch::Library& m) {
-  const std::string norm = NormArgs::schema(), quantize = ", " + QuantizeArgs::schema();
+  const std::string norm = NormArgs::kSchema, activation = ActivationArgs::kSchema,
+                    hadamard = HadamardArgs::kSchema,
+                    quantize = std::string(", ") + QuantizeArgs::kSchema;
   const std::string quantized = "Tensor output, Tensor scale, Tensor zero_point";
   define(m, "_norm(Tensor input, " + norm + ") -> Tensor");
   define(m, "_norm_residual(Tensor input, Tensor residual, " + norm +
@@ -137,11 +140,10 @@ void define_core_ops(torch::Library& m) {
   define(m, "_norm_quantize(Tensor input, " + norm + quantize + ") -> (" + quantized + ")");
   define(m, "_norm_residual_quantize(Tensor input, Tensor residual, " + norm + quantize + ") -> (" +
                 quantized + ", Tensor residual_out)");
-  define(m, "_activation(Tensor input, Tensor? up, int activation) -> Tensor");
-  define(m, "_activation_quantize(Tensor input, Tensor? up, int activation" + quantize + ") -> (" +
-                quantized + ")");
-  define(m, "_hadamard(Tensor input, int block) -> Tensor");
-  define(m, "_hadamard_quantize(Tensor input, int block" + quantize + ") -> (" + quantized + ")");
+  define(m, "_activation(" + activation + ") -> Tensor");
+  define(m, "_activation_quantize(" + activation + quantize + ") -> (" + quantized + ")");
+  define(m, "_hadamard(" + hadamard + ") -> Tensor");
+  define(m, "_hadamard_quantize(" + hadamard + quantize + ") -> (" + quantized + ")");
 }
 
 // Defines a float op and the one that quantizes, and for a norm the overloads with a residual.
@@ -173,19 +175,13 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
 }
 
 TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
-  m.impl("rms_norm", &rms_norm);
-  m.impl("rms_norm.residual", &rms_norm_residual);
-  m.impl("rms_norm_quantize_per_token", kernel_of<&rms_norm_quantize>);
-  m.impl("rms_norm_quantize_per_token.residual", kernel_of<&rms_norm_quantize_residual>);
-  m.impl("layer_norm", &layer_norm);
-  m.impl("layer_norm.residual", &layer_norm_residual);
-  m.impl("layer_norm_quantize_per_token", kernel_of<&layer_norm_quantize>);
-  m.impl("layer_norm_quantize_per_token.residual", kernel_of<&layer_norm_quantize_residual>);
+  implement_norm<RmsArgs>(m, "rms_norm");
+  implement_norm<LayerArgs>(m, "layer_norm");
   m.impl("silu_mul", &silu_mul);
   m.impl("silu_mul_quantize_per_token", kernel_of<&silu_mul_quantize>);
   m.impl("gelu", &gelu);
   m.impl("gelu_quantize_per_token", kernel_of<&gelu_quantize>);
-  m.impl("hadamard", &public_hadamard);
+  m.impl("hadamard", kernel_of<&public_hadamard>);
   m.impl("hadamard_quantize_per_token", kernel_of<&public_hadamard_quantize>);
 }
 

@@ -52,15 +52,17 @@ void check_packed(const char* op, const char* name, const at::Tensor& packed,
                     packed.sym_sizes());
 }
 
-void check_choose(const at::Tensor& weight, int64_t group_size) {
+void check_choose(const ChooseArgs& args) {
+  const at::Tensor& weight = args.weight;
   const char* op = "baraquant::choose_int4_qparams";
   check_dispatchable(op, "weight", weight);
   check_floating(op, "weight", weight);
   check_matrix(op, "weight", weight);
-  check_group_size(op, group_size);
+  check_group_size(op, args.group_size);
 }
 
-void check_quantize(const at::Tensor& weight, const at::Tensor& scale, const Groups& groups) {
+void check_quantize(const QuantizeArgs& args) {
+  const at::Tensor &weight = args.weight, &scale = args.scale;
   const char* op = "baraquant::quantize_int4";
   check_dispatchable(op, "weight", weight);
   check_floating(op, "weight", weight);
@@ -72,16 +74,18 @@ void check_quantize(const at::Tensor& weight, const at::Tensor& scale, const Gro
   const c10::SymInt rows = weight.sym_size(0);
   TORCH_CHECK_VALUE(has_sizes(scale, {rows}), op, ": expected scale to have shape [", rows,
                     "] (weight.size(0)), but got ", scale.sym_sizes());
-  check_groups(op, groups, rows, weight.sym_size(1), weight, "weight");
+  check_groups(op, args.groups(), rows, weight.sym_size(1), weight, "weight");
 }
 
-void check_expand(const at::Tensor& packed, const Groups& groups, const c10::SymInt& in_features) {
+void check_expand(const ExpandArgs& args) {
+  const at::Tensor& packed = args.packed;
+  const c10::SymInt& in_features = args.in_features;
   const char* op = "baraquant::expand_int4";
   check_dispatchable(op, "packed", packed);
   TORCH_CHECK_VALUE(in_features.sym_ge(0).expect_true(__FILE__, __LINE__), op,
                     ": expected in_features to be at least 0, but got ", in_features);
   check_packed(op, "packed", packed, in_features, "in_features");
-  check_groups(op, groups, packed.sym_size(0), in_features, packed, "packed numbers");
+  check_groups(op, args.groups(), packed.sym_size(0), in_features, packed, "packed numbers");
 }
 
 void check_pack(const at::Tensor& integers) {

@@ -16,9 +16,9 @@ void check_groups_dispatchable(const char* op, const Groups& groups);
 void check_packed(const char* op, const char* name, const at::Tensor& packed,
                   const c10::SymInt& columns, const char* what);
 
-void check_choose(const at::Tensor& weight, int64_t group_size);
-void check_quantize(const at::Tensor& weight, const at::Tensor& scale, const Groups& groups);
-void check_expand(const at::Tensor& packed, const Groups& groups, const c10::SymInt& in_features);
+void check_choose(const ChooseArgs& args);
+void check_quantize(const QuantizeArgs& args);
+void check_expand(const ExpandArgs& args);
 void check_pack(const at::Tensor& integers);
 
 }  // namespace baraquant::int4

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of four-bit weights, through the dispatcher. What each computes stands with its schema in
-// schema.cpp.
+// The ops of four-bit weights. What each computes stands with its schema in schema.cpp.
 #pragma once
 
 #include <tuple>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::int4 {
@@ -18,12 +18,38 @@ struct Groups {
   int64_t size;
 };
 
-Qparams choose_int4_qparams(const at::Tensor& weight, int64_t group_size, bool symmetric);
-at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
-                         const at::Tensor& group_factor, int64_t group_size,
-                         const OptionalTensor& group_zero_point);
-at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor, int64_t group_size,
-                       c10::SymInt in_features, const OptionalTensor& group_zero_point);
-at::Tensor pack_int4(const at::Tensor& integers);
+struct ChooseArgs {
+  const at::Tensor& weight;
+  int64_t group_size;
+  bool symmetric;
+
+  static constexpr int kFields = 3;
+};
+
+struct QuantizeArgs {
+  const at::Tensor &weight, &scale, &group_factor;
+  int64_t group_size;
+  const OptionalTensor& group_zero_point;
+
+  static constexpr int kFields = 5;
+  Groups groups() const { return {group_factor, group_zero_point, group_size}; }
+};
+
+struct ExpandArgs {
+  const at::Tensor &packed, &group_factor;
+  int64_t group_size;
+  c10::SymInt in_features;
+  const OptionalTensor& group_zero_point;
+
+  static constexpr int kFields = 5;
+  Groups groups() const { return {group_factor, group_zero_point, group_size}; }
+};
+
+inline constexpr NamedOp<"baraquant::choose_int4_qparams", Qparams(const ChooseArgs& args)>
+    choose_int4_qparams;
+inline constexpr NamedOp<"baraquant::quantize_int4", at::Tensor(const QuantizeArgs& args)>
+    quantize_int4;
+inline constexpr NamedOp<"baraquant::expand_int4", at::Tensor(const ExpandArgs& args)> expand_int4;
+inline constexpr NamedOp<"baraquant::pack_int4", at::Tensor(const at::Tensor& integers)> pack_int4;
 
 }  // namespace baraquant::int4

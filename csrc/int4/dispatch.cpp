@@ -6,9 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/sizes.h"
 #include "int4/checks.h"
@@ -17,9 +15,10 @@
 namespace baraquant::int4 {
 namespace {
 
-Qparams choose_device(const at::Tensor& weight, int64_t group_size, bool symmetric) {
+Qparams choose_device(const ChooseArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  check_choose(weight, group_size);
+  check_choose(args);
+  const auto& [weight, group_size, symmetric] = args;
   const c10::SymInt rows = weight.sym_size(0);
   const c10::SymInt groups = divide_up(weight.sym_size(1), group_size);
   const auto options = weight.options();
@@ -39,31 +38,28 @@ Qparams choose_device(const at::Tensor& weight, int64_t group_size, bool symmetr
   return result;
 }
 
-at::Tensor quantize_device(const at::Tensor& weight, const at::Tensor& scale,
-                           const at::Tensor& group_factor, int64_t group_size,
-                           const OptionalTensor& group_zero_point) {
+at::Tensor quantize_device(const QuantizeArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const Groups groups{group_factor, group_zero_point, group_size};
-  check_quantize(weight, scale, groups);
+  check_quantize(args);
+  const at::Tensor& weight = args.weight;
   const at::Tensor packed = at::empty_symint({weight.sym_size(0), divide_up(weight.sym_size(1), 2)},
                                              weight.options().dtype(at::kByte));
   if (has_work(packed)) {
-    kernels(weight).quantize(contiguous(weight), contiguous(scale),
-                             packed_weight(packed, groups, weight.size(1)));
+    kernels(weight).quantize(contiguous(weight), contiguous(args.scale),
+                             packed_weight(packed, args.groups(), weight.size(1)));
   }
   return packed;
 }
 
-at::Tensor expand_device(const at::Tensor& packed, const at::Tensor& group_factor,
-                         int64_t group_size, c10::SymInt in_features,
-                         const OptionalTensor& group_zero_point) {
+at::Tensor expand_device(const ExpandArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const Groups groups{group_factor, group_zero_point, group_size};
-  check_expand(packed, groups, in_features);
+  check_expand(args);
+  const at::Tensor& packed = args.packed;
   if (packed.is_meta()) {
-    return at::empty_symint({packed.sym_size(0), in_features}, packed.options().dtype(at::kChar));
+    return at::empty_symint({packed.sym_size(0), args.in_features},
+                            packed.options().dtype(at::kChar));
   }
-  return expanded(packed_weight(packed, groups, in_features.expect_int()));
+  return expanded(packed_weight(packed, args.groups(), args.in_features.expect_int()));
 }
 
 at::Tensor pack_device(const at::Tensor& integers) {
@@ -79,42 +75,6 @@ at::Tensor pack_device(const at::Tensor& integers) {
                          packed);
   }
   return packed;
-}
-
-// ---- Autograd: integers and what is chosen from data are constants to it ------------------------
-// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
-
-Qparams choose_autograd(const at::Tensor& weight, int64_t group_size, bool symmetric) {
-  check_dispatchable("baraquant::choose_int4_qparams", "weight", weight);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return choose_int4_qparams(weight, group_size, symmetric);
-}
-
-at::Tensor quantize_autograd(const at::Tensor& weight, const at::Tensor& scale,
-                             const at::Tensor& group_factor, int64_t group_size,
-                             const OptionalTensor& group_zero_point) {
-  const char* op = "baraquant::quantize_int4";
-  check_dispatchable(op, "weight", weight);
-  check_dispatchable(op, "scale", scale);
-  check_groups_dispatchable(op, {group_factor, group_zero_point, group_size});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return quantize_int4(weight, scale, group_factor, group_size, group_zero_point);
-}
-
-at::Tensor expand_autograd(const at::Tensor& packed, const at::Tensor& group_factor,
-                           int64_t group_size, c10::SymInt in_features,
-                           const OptionalTensor& group_zero_point) {
-  const char* op = "baraquant::expand_int4";
-  check_dispatchable(op, "packed", packed);
-  check_groups_dispatchable(op, {group_factor, group_zero_point, group_size});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return expand_int4(packed, group_factor, group_size, std::move(in_features), group_zero_point);
-}
-
-at::Tensor pack_autograd(const at::Tensor& integers) {
-  check_dispatchable("baraquant::pack_int4", "integers", integers);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return pack_int4(integers);
 }
 
 void register_kernels(torch::Library& m) {
@@ -148,11 +108,5 @@ at::Tensor expanded(const PackedWeight& packed) {
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("choose_int4_qparams", kernel_of<&choose_autograd>);
-  m.impl("quantize_int4", kernel_of<&quantize_autograd>);
-  m.impl("expand_int4", kernel_of<&expand_autograd>);
-  m.impl("pack_int4", kernel_of<&pack_autograd>);
-}
 
 }  // namespace baraquant::int4

@@ -42,7 +42,7 @@ BARAQUANT_HD C row_scale(C amax) {
 template <typename C>
 BARAQUANT_HD uint8_t factor_of(C steps) {
   // Rounds up: the smallest integer that is not below steps.
-  const C rounded = affine::round_half_even(steps);
+  const C rounded = round_half_even(steps);
   const C up = rounded < steps ? rounded + C(1) : rounded;
   return static_cast<uint8_t>(up > C(1) ? (up < C(kMaxFactor) ? up : C(kMaxFactor)) : C(1));
 }
@@ -56,7 +56,7 @@ BARAQUANT_HD Group choose_symmetric(C amax, C scale) {
 template <typename C>
 BARAQUANT_HD Group choose_asymmetric(C low, C high, C scale) {
   const uint8_t factor = factor_of((high / C(kLargest) - low / C(kLargest)) / scale);
-  const C position = affine::round_half_even(-low / (scale * static_cast<C>(factor)));
+  const C position = round_half_even(-low / (scale * static_cast<C>(factor)));
   const C zero_point = position > C(0) ? position : C(0);  // a NaN gives 0
   return {factor, static_cast<uint8_t>(zero_point < C(kLargest) ? zero_point : C(kLargest))};
 }

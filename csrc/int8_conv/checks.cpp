@@ -94,15 +94,15 @@ void check_per_output(const char* name, const at::Tensor& tensor, const ConvArgs
 }
 
 void check_scales(const ConvArgs& args) {
-  check_output_dtype(kOp, args.dtype);
-  const at::ScalarType compute = compute_dtype(args.dtype);
+  const at::ScalarType dtype = args.output_dtype(), compute = compute_dtype(dtype);
+  check_output_dtype(kOp, dtype);
   constexpr const char* kWhy = "the compute type of the output";
   check_dtype(kOp, "input_scale", args.input_scale, compute, kWhy);
   check_one("input_scale", args.input_scale, args);
   check_dtype(kOp, "weight_scale", args.weight_scale, compute, kWhy);
   check_per_output("weight_scale", args.weight_scale, args);
   if (args.bias) {
-    check_bias_dtype(kOp, *args.bias, args.dtype);
+    check_bias_dtype(kOp, *args.bias, dtype);
     check_per_output("bias", *args.bias, args);
   }
   if (args.weight_sum) {

@@ -78,7 +78,7 @@ ConvCall prepare(const ConvArgs& args, bool on_cpu, bool channels_last, const at
   take_weight(args, on_cpu, call);
   call.input_scale = vector(args.input_scale);
   call.weight_scale = contiguous(args.weight_scale);
-  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.dtype)));
+  if (args.bias) call.bias = contiguous(cast(*args.bias, compute_dtype(args.output_dtype())));
   if (args.input_zero_point) {
     call.zero_point = vector(cast_zero_point(*args.input_zero_point, args.input.scalar_type()));
     if (args.weight_sum || !on_cpu || !finds_sums_on_cpu(call.shape)) {
@@ -89,20 +89,13 @@ ConvCall prepare(const ConvArgs& args, bool on_cpu, bool channels_last, const at
   return call;
 }
 
-at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
-                     const at::Tensor& input_scale, const at::Tensor& weight_scale,
-                     const OptionalTensor& bias, const OptionalTensor& input_zero_point,
-                     const OptionalTensor& weight_sum, at::IntArrayRef stride,
-                     at::IntArrayRef padding, at::IntArrayRef dilation, int64_t groups,
-                     std::optional<at::ScalarType> dtype) {
+at::Tensor int8_conv_device(const ConvArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const ConvArgs args{input,   weight,           input_scale, weight_scale,
-                      bias,    input_zero_point, weight_sum,  stride,
-                      padding, dilation,         groups,      output_dtype(dtype, weight_scale)};
+  const at::Tensor& input = args.input;
   const auto sizes = check_conv(args);
   const at::MemoryFormat format = format_of(args);
   const at::Tensor output =
-      empty_dense(sizes, input.options().dtype(args.dtype).memory_format(format));
+      empty_dense(sizes, input.options().dtype(args.output_dtype()).memory_format(format));
   if (!has_work(output)) return output;
   const bool on_cpu = !input.is_cuda() && !patches_are_forced.load(std::memory_order_relaxed);
   const ConvCall call = prepare(args, on_cpu, format != at::MemoryFormat::Contiguous, output);
@@ -112,13 +105,10 @@ at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { m.impl("int8_conv", &int8_conv); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { m.impl("int8_conv", &int8_conv); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { m.impl("int8_conv", &int8_conv); }
+void force_patches(bool forced) { patches_are_forced = forced; }
 
-// A private op, with which tests try on the CPU what CUDA does.
-TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  m.def("_force_patches(bool forced) -> ()", [](bool forced) { patches_are_forced = forced; });
-}
+TORCH_LIBRARY_IMPL(baraquant, CPU, m) { m.impl("int8_conv", kernel_of<&int8_conv_device>); }
+TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { m.impl("int8_conv", kernel_of<&int8_conv_device>); }
+TORCH_LIBRARY_IMPL(baraquant, Meta, m) { m.impl("int8_conv", kernel_of<&int8_conv_device>); }
 
 }  // namespace baraquant::int8_conv

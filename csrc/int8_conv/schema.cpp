@@ -19,6 +19,7 @@
 //   dtype         of the output, floating; None: that of the scales
 // The output is [N, OC, *out] or [OC, *out], contiguous, or channels_last if the input is.
 #include "granularity/public_op.h"
+#include "int8_conv/core_ops.h"
 
 namespace baraquant::int8_conv {
 
@@ -28,6 +29,7 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "Tensor? bias=None, *, Tensor? input_zero_point=None, Tensor? weight_sum=None, "
          "int[1] stride=1, int[1] padding=0, int[1] dilation=1, int groups=1, "
          "ScalarType? dtype=None) -> Tensor");
+  m.def("_force_patches(bool forced) -> ()", &force_patches);
 }
 
 }  // namespace baraquant::int8_conv

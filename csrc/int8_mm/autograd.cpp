@@ -24,6 +24,7 @@
 
 #include "affine/core_ops.h"
 #include "frame/core_op.h"
+#include "frame/recorded.h"
 #include "frame/saved_tensors.h"
 #include "int8_mm/checks.h"
 #include "int8_mm/core_ops.h"
@@ -144,7 +145,7 @@ MaskedProduct below_autograd(Keys keys, const Call& call, bool with_mask = false
 }
 
 bool is_recorded_call(const LinearArgs& args) {
-  return is_recorded(args.input) || (args.bias && is_recorded(*args.bias));
+  return is_recorded(args.input) || is_recorded(args.bias);
 }
 
 template <typename Call>
@@ -164,8 +165,8 @@ at::Tensor int4_autograd(Keys keys, const Call& call) {
   check_constants(args);
   if (!is_recorded_call(args)) return std::get<0>(below_autograd(keys, call));
   check_arguments(args);
-  const at::Tensor weight = int4::expand_int4(call.packed, call.group_factor, call.group_size,
-                                              args.depth(), call.group_zero_point);
+  const at::Tensor weight = int4::expand_int4(
+      {call.packed, call.group_factor, call.group_size, args.depth(), call.group_zero_point});
   using Expanded = decltype(call.with(weight));
   static const CoreOp<at::Tensor(const Expanded&)> expanded_op(Expanded::kOp);
   return expanded_op(call.with(weight));
@@ -401,7 +402,7 @@ bool is_trained(const QatLinearOf<Weight>& call, const BackwardArgs& backward,
   const LinearArgs args = linear(call);
   check_all_dispatchable(args);
   if (given) check_dispatchable(args.op, "qweight", *given.integers);
-  if (given.scale) check_scale(args.op, "weight_scale", *given.scale);
+  if (given.scale) check_constant(args.op, "weight_scale", *given.scale);
   if (!is_recorded_call(args) && !is_recorded(args.weight)) return false;
   check_backward(args, backward);
   return true;

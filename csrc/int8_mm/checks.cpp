@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "frame/checks.h"
+#include "frame/recorded.h"
 #include "int4/checks.h"
-#include "int8_mm/gradients.h"
 #include "int8_mm/math.h"
 #include "range/checks.h"
 
@@ -297,7 +297,7 @@ void check_kept(const at::Tensor& grad, const char* name, const OptionalTensor& 
 }
 
 void check_constant(const LinearArgs& args, const char* name, const at::Tensor* tensor) {
-  if (tensor) check_scale(args.op, name, *tensor);
+  if (tensor) baraquant::check_constant(args.op, name, *tensor);
 }
 
 }  // namespace

@@ -6,12 +6,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/_unsafe_view.h>
 
-#include <optional>
-
-#include "frame/checks.h"
 #include "granularity/scale_map.h"
 
 namespace baraquant::int8_mm {
@@ -42,28 +38,5 @@ at::Tensor input_gradient(const at::Tensor& grad, const at::Tensor& weight,
 at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& input,
                            const at::Tensor& offsets);
 at::Tensor bias_gradient(const at::Tensor& grad, at::ScalarType dtype, const at::Tensor& offsets);
-
-// Whether the tensor has a derivative of forward-mode autograd.
-inline bool has_tangent(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0).defined(); }
-
-inline bool requires_grad(const at::Tensor& tensor) {
-  return at::GradMode::is_enabled() && tensor.requires_grad();
-}
-
-// Whether autograd has anything to record. Forward-mode tangents count: the Function refuses them,
-// while a plain call would drop them.
-inline bool is_recorded(const at::Tensor& tensor) {
-  return requires_grad(tensor) || has_tangent(tensor);
-}
-
-// Refuses a scale that requires grad: the op would silently drop its gradient.
-inline void check_scale(const char* op, const char* name, const at::Tensor& scale) {
-  check_dispatchable(op, name, scale);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !is_recorded(scale), op, ": expected ", name, " to be a constant, but got one that ",
-      requires_grad(scale) ? "requires grad" : "has a forward-mode tangent",
-      ", of which the op has no gradient; detach it (", name,
-      ".detach()), or train with baraquant::qat_linear or baraquant::fake_quantize_per_tensor");
-}
 
 }  // namespace baraquant::int8_mm

@@ -12,13 +12,13 @@ namespace baraquant::nn {
 namespace {
 
 // The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
-constexpr int64_t kLeastInputs = 16;
+constexpr int64_t kMinInputs = 16;
 
 }  // namespace
 
 bool is_integer_conv(bool rounds, bool is_flat, at::IntArrayRef weight, int64_t groups) {
   const auto inputs = weight[1];
-  const bool fits = groups == 1 || inputs == 1 || inputs >= kLeastInputs;
+  const bool fits = groups == 1 || inputs == 1 || inputs >= kMinInputs;
   return rounds && is_flat && fits &&
          c10::multiply_integers(weight.slice(1)) <= int8_mm::kMaxShiftedDepth;
 }

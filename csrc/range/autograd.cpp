@@ -6,8 +6,8 @@
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
-#include "frame/core_op.h"
 #include "frame/plan.h"
+#include "frame/recorded.h"
 #include "frame/saved_tensors.h"
 #include "granularity/memory_order.h"
 #include "range/core_ops.h"
@@ -26,8 +26,7 @@ class SymmetricFunction : public Function<SymmetricFunction> {
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext*, const at::Tensor& input, const RangeArgs& args) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return dynamic_fake_quantize(input, args);
+    return dynamic_fake_quantize.below_autograd(input, args);
   }
   static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
 };
@@ -64,34 +63,27 @@ class AsymmetricFunction : public Function<AsymmetricFunction> {
 };
 
 at::Tensor dynamic_fake_quantize_autograd(const at::Tensor& input, const RangeArgs& args) {
-  const bool has_tangent = input._fw_grad(/*level=*/0).defined();  // refused by the Function
-  if (!has_tangent && !(at::GradMode::is_enabled() && input.requires_grad())) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    return dynamic_fake_quantize(input, args);
-  }
+  if (!is_recorded(input)) return dynamic_fake_quantize.below_autograd(input, args);
   return args.symmetric ? SymmetricFunction::apply(input, args)
                         : AsymmetricFunction::apply(input, args);
 }
 
 TensorPair dynamic_fake_quantize_with_mask_autograd(const at::Tensor& input,
                                                     const RangeArgs& args) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && input.requires_grad()),
+  TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(input),
                               OpName{"dynamic_fake_quantize", args.scope.granularity},
                               ": the form that returns the mask is not differentiable; call the op "
                               "itself");
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return dynamic_fake_quantize_with_mask(input, args);
+  return dynamic_fake_quantize_with_mask.below_autograd(input, args);
 }
 
 TensorPair choose_qparams_autograd(const at::Tensor& input, const RangeArgs& args) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return choose_qparams(input, args);
+  return choose_qparams.below_autograd(input, args);
 }
 
 TensorTriple dynamic_quantize_autograd(const at::Tensor& input, const RangeArgs& args,
                                        at::ScalarType dtype) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  return dynamic_quantize(input, args, dtype);
+  return dynamic_quantize.below_autograd(input, args, dtype);
 }
 
 // Autograd compares versions, and so notices that a tensor it saved was written since.
@@ -99,40 +91,27 @@ void bump_version(const at::Tensor& tensor) {
   if (!is_planning()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-void observe_min_max_inplace(const at::Tensor& input, const at::Tensor& min_val,
-                             const at::Tensor& max_val, std::optional<int64_t> axis,
-                             std::optional<double> averaging_constant,
-                             const OptionalTensor& skipped_batches) {
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    observe_min_max(input, min_val, max_val, {axis, averaging_constant, skipped_batches});
-  }
-  bump_version(min_val);
-  bump_version(max_val);
-  if (skipped_batches) bump_version(*skipped_batches);
+void bump_versions(const ObserveArgs& args) {
+  bump_version(args.min_val);
+  bump_version(args.max_val);
+  if (args.skipped_batches) bump_version(*args.skipped_batches);
 }
 
-void observe_qparams_inplace(const at::Tensor& input, const at::Tensor& min_val,
-                             const at::Tensor& max_val, const at::Tensor& scale,
-                             const at::Tensor& zero_point, const at::Tensor& observer_enabled,
-                             std::optional<int64_t> axis, std::optional<double> averaging_constant,
-                             int64_t quant_min, int64_t quant_max, bool symmetric,
-                             const OptionalTensor& skipped_batches) {
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    observe_qparams(input, {min_val, max_val, scale, zero_point}, observer_enabled,
-                    {axis, averaging_constant, skipped_batches}, quant_min, quant_max, symmetric);
-  }
-  bump_version(min_val);
-  bump_version(max_val);
-  bump_version(scale);
-  bump_version(zero_point);
-  if (skipped_batches) bump_version(*skipped_batches);
+void observe_min_max_inplace(const ObserveArgs& args) {
+  observe_min_max.below_autograd(args);
+  bump_versions(args);
+}
+
+void observe_qparams_inplace(const ObserveQparamsArgs& args) {
+  observe_qparams.below_autograd(args);
+  bump_versions(args.range());
+  bump_version(args.scale);
+  bump_version(args.zero_point);
 }
 
 void register_inplace(torch::Library& m) {
-  m.impl("_observe_min_max_", &observe_min_max_inplace);
-  m.impl("_observe_qparams_", &observe_qparams_inplace);
+  m.impl("_observe_min_max_", kernel_of<&observe_min_max_inplace>);
+  m.impl("_observe_qparams_", kernel_of<&observe_qparams_inplace>);
 }
 
 }  // namespace

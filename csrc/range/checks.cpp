@@ -50,20 +50,6 @@ void check_distinct(const char* op, const char* a_name, const at::Tensor& a, con
                     " to be two tensors, as both are written, but they share memory");
 }
 
-void check_ranges(const char* op, const at::Tensor& input, const at::Tensor& min_val,
-                  const at::Tensor& max_val, std::optional<int64_t> axis,
-                  std::optional<double> averaging_constant) {
-  const at::ScalarType compute = compute_dtype(input.scalar_type());
-  check_dtype(op, "min_val", min_val, compute, "the compute type of the input");
-  check_dtype(op, "max_val", max_val, compute, "the compute type of the input");
-  check_written(op, "min_val", min_val, input, axis);
-  check_written(op, "max_val", max_val, input, axis);
-  check_distinct(op, "min_val", min_val, "max_val", max_val);
-  TORCH_CHECK_VALUE(!averaging_constant || (*averaging_constant > 0 && *averaging_constant <= 1),
-                    op, ": expected averaging_constant to be in (0, 1] or None, but got ",
-                    averaging_constant.value_or(0));
-}
-
 // Checks the counter, one for all ranges. written: the other tensors that the op writes, by name.
 void check_skipped_batches(
     const char* op, const at::Tensor& input, const OptionalTensor& skipped_batches,
@@ -106,34 +92,40 @@ void check_row_scheme(const char* op, const RowScheme& scheme, const char* prefi
                     low, " and ", high);
 }
 
-void check_observe_min_max(const char* op, const at::Tensor& input, const at::Tensor& min_val,
-                           const at::Tensor& max_val, const ObserveArgs& args) {
+void check_observe(const char* op, const ObserveArgs& args) {
+  const auto& [input, min_val, max_val, given_axis, averaging_constant, skipped_batches] = args;
   check_floating(op, "input", input);
-  check_ranges(op, input, min_val, max_val, checked_axis(op, input, args.axis),
-               args.averaging_constant);
-  check_skipped_batches(op, input, args.skipped_batches,
-                        {{"min_val", &min_val}, {"max_val", &max_val}});
+  const auto axis = checked_axis(op, input, given_axis);
+  const at::ScalarType compute = compute_dtype(input.scalar_type());
+  check_dtype(op, "min_val", min_val, compute, "the compute type of the input");
+  check_dtype(op, "max_val", max_val, compute, "the compute type of the input");
+  check_written(op, "min_val", min_val, input, axis);
+  check_written(op, "max_val", max_val, input, axis);
+  check_distinct(op, "min_val", min_val, "max_val", max_val);
+  TORCH_CHECK_VALUE(!averaging_constant || (*averaging_constant > 0 && *averaging_constant <= 1),
+                    op, ": expected averaging_constant to be in (0, 1] or None, but got ",
+                    averaging_constant.value_or(0));
+  check_skipped_batches(op, input, skipped_batches, {{"min_val", &min_val}, {"max_val", &max_val}});
 }
 
-void check_observe_qparams(const char* op, const at::Tensor& input, const Observed& observed,
-                           const at::Tensor& observer_enabled, const ObserveArgs& args,
-                           int64_t quant_min, int64_t quant_max, bool symmetric) {
-  check_observe_min_max(op, input, observed.min_val, observed.max_val, args);
+void check_observe_qparams(const char* op, const ObserveQparamsArgs& args) {
+  check_observe(op, args.range());
+  const at::Tensor &input = args.input, &scale = args.scale, &zero_point = args.zero_point;
   const auto axis = checked_axis(op, input, args.axis);
   const at::ScalarType compute = compute_dtype(input.scalar_type());
-  check_dtype(op, "scale", observed.scale, compute, "the compute type of the input");
-  check_written(op, "scale", observed.scale, input, axis);
-  check_dtype(op, "zero_point", observed.zero_point, at::kInt, "it is written in place");
-  check_written(op, "zero_point", observed.zero_point, input, axis);
-  check_distinct(op, "scale", observed.scale, "min_val", observed.min_val);
-  check_distinct(op, "scale", observed.scale, "max_val", observed.max_val);
-  check_distinct(op, "zero_point", observed.zero_point, "scale", observed.scale);
-  check_distinct(op, "zero_point", observed.zero_point, "min_val", observed.min_val);
-  check_distinct(op, "zero_point", observed.zero_point, "max_val", observed.max_val);
+  check_dtype(op, "scale", scale, compute, "the compute type of the input");
+  check_written(op, "scale", scale, input, axis);
+  check_dtype(op, "zero_point", zero_point, at::kInt, "it is written in place");
+  check_written(op, "zero_point", zero_point, input, axis);
+  check_distinct(op, "scale", scale, "min_val", args.min_val);
+  check_distinct(op, "scale", scale, "max_val", args.max_val);
+  check_distinct(op, "zero_point", zero_point, "scale", scale);
+  check_distinct(op, "zero_point", zero_point, "min_val", args.min_val);
+  check_distinct(op, "zero_point", zero_point, "max_val", args.max_val);
   check_skipped_batches(op, input, args.skipped_batches,
-                        {{"scale", &observed.scale}, {"zero_point", &observed.zero_point}});
-  check_switch(op, "observer_enabled", observer_enabled, input);
-  check_chosen_range(op, quant_min, quant_max, compute, symmetric);
+                        {{"scale", &scale}, {"zero_point", &zero_point}});
+  check_switch(op, "observer_enabled", args.observer_enabled, input);
+  check_chosen_range(op, args.quant_min, args.quant_max, compute, args.symmetric);
 }
 
 }  // namespace baraquant::range

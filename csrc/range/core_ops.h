@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The core ops of the range family, through the dispatcher. What each computes stands with its
-// schema in schema.cpp.
+// The core ops of the range family. What each computes stands with its schema in schema.cpp.
 #pragma once
 
 #include <string>
+#include <tuple>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::range {
@@ -18,42 +19,54 @@ struct RangeArgs {
   int64_t quant_min = -128, quant_max = 127;
   bool symmetric = true;
 
+  static constexpr int kFields = 4;
   static std::string schema() {
     return std::string(Scope::kSchema) + ", int quant_min, int quant_max, bool symmetric";
   }
-  using Flat = std::tuple<int64_t, int64_t, c10::SymInt, int64_t, int64_t, bool>;
-  Flat flat() const {
-    return std::tuple_cat(scope.flat(), std::make_tuple(quant_min, quant_max, symmetric));
-  }
-  static RangeArgs from_flat(int64_t granularity, int64_t axis, c10::SymInt group_size,
-                             int64_t quant_min, int64_t quant_max, bool symmetric) {
-    return {.scope = Scope::from_flat(granularity, axis, std::move(group_size)),
-            .quant_min = quant_min,
-            .quant_max = quant_max,
-            .symmetric = symmetric};
-  }
 };
 
-// What an op that observes takes besides its tensors.
+// What an op that observes takes. It writes the running range, and skipped_batches goes up by 1 with
+// a batch that is not finite.
 struct ObserveArgs {
+  const at::Tensor &input, &min_val, &max_val;
   std::optional<int64_t> axis;
   std::optional<double> averaging_constant;
-  const OptionalTensor& skipped_batches;  // goes up by 1 with a batch that is not finite
+  const OptionalTensor& skipped_batches;
+
+  static constexpr int kFields = 6;
 };
 
-TensorPair choose_qparams(const at::Tensor& input, const RangeArgs& args);
-TensorTriple dynamic_quantize(const at::Tensor& input, const RangeArgs& args, at::ScalarType dtype);
-at::Tensor dynamic_fake_quantize(const at::Tensor& input, const RangeArgs& args);
-TensorPair dynamic_fake_quantize_with_mask(const at::Tensor& input, const RangeArgs& args);
-void observe_min_max(const at::Tensor& input, const at::Tensor& min_val, const at::Tensor& max_val,
-                     const ObserveArgs& args);
+// The same for a quantizer with a static scale, which the op writes too.
+struct ObserveQparamsArgs {
+  const at::Tensor &input, &min_val, &max_val, &scale, &zero_point, &observer_enabled;
+  std::optional<int64_t> axis;
+  std::optional<double> averaging_constant;
+  int64_t quant_min, quant_max;
+  bool symmetric;
+  const OptionalTensor& skipped_batches;
 
-// The running range and the scale of a quantizer with a static scale. The op writes all of them.
-struct Observed {
-  const at::Tensor &min_val, &max_val, &scale, &zero_point;
+  static constexpr int kFields = 12;
+  ObserveArgs range() const {
+    return {input, min_val, max_val, axis, averaging_constant, skipped_batches};
+  }
 };
-void observe_qparams(const at::Tensor& input, const Observed& observed,
-                     const at::Tensor& observer_enabled, const ObserveArgs& args, int64_t quant_min,
-                     int64_t quant_max, bool symmetric);
+
+inline constexpr NamedOp<"baraquant::_choose_qparams",
+                         TensorPair(const at::Tensor& input, const RangeArgs& args)>
+    choose_qparams;
+inline constexpr NamedOp<"baraquant::_dynamic_quantize",
+                         TensorTriple(const at::Tensor& input, const RangeArgs& args,
+                                      at::ScalarType dtype)>
+    dynamic_quantize;
+inline constexpr NamedOp<"baraquant::_dynamic_fake_quantize",
+                         at::Tensor(const at::Tensor& input, const RangeArgs& args)>
+    dynamic_fake_quantize;
+inline constexpr NamedOp<"baraquant::_dynamic_fake_quantize_with_mask",
+                         TensorPair(const at::Tensor& input, const RangeArgs& args)>
+    dynamic_fake_quantize_with_mask;
+inline constexpr NamedOp<"baraquant::_observe_min_max_", void(const ObserveArgs& args)>
+    observe_min_max;
+inline constexpr NamedOp<"baraquant::_observe_qparams_", void(const ObserveQparamsArgs& args)>
+    observe_qparams;
 
 }  // namespace baraquant::range

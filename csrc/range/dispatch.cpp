@@ -8,7 +8,6 @@
 #include "affine/checks.h"
 #include "affine/launch.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "granularity/memory_order.h"
 #include "range/checks.h"
@@ -124,49 +123,36 @@ TensorPair dynamic_fake_quantize_with_mask_device(const at::Tensor& input, const
   return run_fake_quantize(input, args, true);
 }
 
-ObserveCall observe_call(const at::Tensor& x, const at::Tensor& min_val, const at::Tensor& max_val,
-                         const ObserveArgs& args) {
+ObserveCall observe_call(const at::Tensor& x, const ObserveArgs& args) {
   const Scope scope = args.axis ? PerChannel::from_flat(*args.axis) : PerTensor::from_flat();
   ObserveCall call;
   call.range.input = x;
   call.range.map = scale_map_of(x, scope);
-  call.min = min_val;
-  call.max = max_val;
+  call.min = args.min_val;
+  call.max = args.max_val;
   call.averaging_constant = args.averaging_constant.value_or(-1);
   if (args.skipped_batches) call.skipped_batches = *args.skipped_batches;
   return call;
 }
 
-void observe_min_max_device(const at::Tensor& input, const at::Tensor& min_val,
-                            const at::Tensor& max_val, std::optional<int64_t> axis,
-                            std::optional<double> averaging_constant,
-                            const OptionalTensor& skipped_batches) {
-  const ObserveArgs args{axis, averaging_constant, skipped_batches};
-  check_observe_min_max("baraquant::observe_min_max_", input, min_val, max_val, args);
-  if (!has_work(input)) return;
-  const at::Tensor x = dense(input);
-  kernels(x).observe(observe_call(x, min_val, max_val, args));
+void observe_min_max_device(const ObserveArgs& args) {
+  check_observe("baraquant::observe_min_max_", args);
+  if (!has_work(args.input)) return;
+  const at::Tensor x = dense(args.input);
+  kernels(x).observe(observe_call(x, args));
 }
 
-void observe_qparams_device(const at::Tensor& input, const at::Tensor& min_val,
-                            const at::Tensor& max_val, const at::Tensor& scale,
-                            const at::Tensor& zero_point, const at::Tensor& observer_enabled,
-                            std::optional<int64_t> axis, std::optional<double> averaging_constant,
-                            int64_t quant_min, int64_t quant_max, bool symmetric,
-                            const OptionalTensor& skipped_batches) {
-  const ObserveArgs args{axis, averaging_constant, skipped_batches};
-  check_observe_qparams("baraquant::observe_fake_quantize", input,
-                        {min_val, max_val, scale, zero_point}, observer_enabled, args, quant_min,
-                        quant_max, symmetric);
-  if (!has_work(input)) return;
-  const at::Tensor x = dense(input);
-  ObserveCall call = observe_call(x, min_val, max_val, args);
-  call.enabled = observer_enabled;
-  call.range.scale = scale;
-  call.range.zero_point = zero_point;
-  call.range.quant_min = quant_min;
-  call.range.quant_max = quant_max;
-  call.range.symmetric = symmetric;
+void observe_qparams_device(const ObserveQparamsArgs& args) {
+  check_observe_qparams("baraquant::observe_fake_quantize", args);
+  if (!has_work(args.input)) return;
+  const at::Tensor x = dense(args.input);
+  ObserveCall call = observe_call(x, args.range());
+  call.enabled = args.observer_enabled;
+  call.range.scale = args.scale;
+  call.range.zero_point = args.zero_point;
+  call.range.quant_min = args.quant_min;
+  call.range.quant_max = args.quant_max;
+  call.range.symmetric = args.symmetric;
   kernels(x).observe(call);
 }
 
@@ -175,8 +161,8 @@ void register_kernels(torch::Library& m) {
   m.impl("_dynamic_quantize", kernel_of<&dynamic_quantize_device>);
   m.impl("_dynamic_fake_quantize", kernel_of<&dynamic_fake_quantize_device>);
   m.impl("_dynamic_fake_quantize_with_mask", kernel_of<&dynamic_fake_quantize_with_mask_device>);
-  m.impl("_observe_min_max_", &observe_min_max_device);
-  m.impl("_observe_qparams_", &observe_qparams_device);
+  m.impl("_observe_min_max_", kernel_of<&observe_min_max_device>);
+  m.impl("_observe_qparams_", kernel_of<&observe_qparams_device>);
 }
 
 RangeCall call_of_rows(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to) {

@@ -125,7 +125,7 @@ template <typename C>
 BARAQUANT_HD Chosen<C> choose_asymmetric(C xmin, C xmax, const Rule<C>& rule) {
   const C difference = C(0.5) * xmax - C(0.5) * xmin;
   const C scale = usable_scale(difference / rule.steps, xmin == C(0) && xmax == C(0));
-  const C z = affine::clamp(rule.range.min - affine::round_half_even(xmin / scale), rule.range);
+  const C z = affine::clamp(rule.range.min - round_half_even(xmin / scale), rule.range);
   return {scale, static_cast<int32_t>(z == z ? z : rule.range.min)};
 }
 

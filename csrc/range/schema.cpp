@@ -38,15 +38,18 @@ at::Tensor public_dynamic_fake_quantize(const at::Tensor& input, const Scope& sc
 }
 
 // Neither the running range nor the scale that is chosen from it is differentiable.
-void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val, const at::Tensor& max_val,
-                      std::optional<int64_t> axis, std::optional<double> averaging_constant,
-                      const OptionalTensor& skipped_batches) {
+void observe_min_max_(const ObserveArgs& args) {
   const char* op = "baraquant::observe_min_max_";
-  check_dispatchable(op, "input", input);
-  check_written(op, "min_val", min_val);
-  check_written(op, "max_val", max_val);
-  if (skipped_batches) check_written(op, "skipped_batches", *skipped_batches);
-  observe_min_max(input.detach(), min_val, max_val, {axis, averaging_constant, skipped_batches});
+  check_dispatchable(op, "input", args.input);
+  check_written(op, "min_val", args.min_val);
+  check_written(op, "max_val", args.max_val);
+  if (args.skipped_batches) check_written(op, "skipped_batches", *args.skipped_batches);
+  observe_min_max({.input = args.input.detach(),
+                   .min_val = args.min_val,
+                   .max_val = args.max_val,
+                   .axis = args.axis,
+                   .averaging_constant = args.averaging_constant,
+                   .skipped_batches = args.skipped_batches});
 }
 
 at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_val,
@@ -66,8 +69,18 @@ at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_
   check_dispatchable(op, "fake_quant_enabled", fake_quant_enabled);
   if (skipped_batches) check_written(op, "skipped_batches", *skipped_batches);
   check_switch(op, "fake_quant_enabled", fake_quant_enabled, input);
-  observe_qparams(input.detach(), {min_val, max_val, scale, zero_point}, observer_enabled,
-                  {axis, averaging_constant, skipped_batches}, quant_min, quant_max, symmetric);
+  observe_qparams({.input = input.detach(),
+                   .min_val = min_val,
+                   .max_val = max_val,
+                   .scale = scale,
+                   .zero_point = zero_point,
+                   .observer_enabled = observer_enabled,
+                   .axis = axis,
+                   .averaging_constant = averaging_constant,
+                   .quant_min = quant_min,
+                   .quant_max = quant_max,
+                   .symmetric = symmetric,
+                   .skipped_batches = skipped_batches});
   const OptionalTensor chosen_scale(scale), chosen_zero_point(zero_point);
   const affine::QuantArgs q{.scale = chosen_scale,
                             .zero_point = chosen_zero_point,
@@ -125,7 +138,7 @@ TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
   implement_public_ops<&public_choose_qparams>(m, "choose_qparams_per_*");
   implement_public_ops<&public_dynamic_range_quantize>(m, "dynamic_range_quantize_per_*");
   implement_public_ops<&public_dynamic_fake_quantize>(m, "dynamic_fake_quantize_per_*");
-  m.impl("observe_min_max_", &observe_min_max_);
+  m.impl("observe_min_max_", kernel_of<&observe_min_max_>);
   m.impl("observe_fake_quantize", &observe_fake_quantize);
 }
 

@@ -8,46 +8,52 @@
 namespace baraquant::scaled {
 namespace {
 
-void check_factor(const ScaledArgs& args, bool per_row) {
+void check_factor(const char* op, const ScaledArgs& args, bool per_row) {
   const at::Tensor &input = args.input, &factor = args.factor;
-  check_dispatchable(args.op, "factor", factor);
-  check_dtype(args.op, "factor", factor, compute_dtype(input.scalar_type()),
+  check_dispatchable(op, "factor", factor);
+  check_dtype(op, "factor", factor, compute_dtype(input.scalar_type()),
               "the compute type of the input");
-  check_same_device(args.op, "factor", factor, input);
+  check_same_device(op, "factor", factor, input);
   if (!per_row) {
     const c10::SymInt columns = input.sym_size(-1);
-    TORCH_CHECK_VALUE(has_sizes(factor, {columns}), args.op, ": expected factor to have shape [",
+    TORCH_CHECK_VALUE(has_sizes(factor, {columns}), op, ": expected factor to have shape [",
                       columns, "] (input.size(-1)), but got ", factor.sym_sizes());
     return;
   }
   std::vector<c10::SymInt> rows = input.sym_sizes().vec();
   rows.back() = 1;
   if (factor.dim() == input.dim() - 1) rows.pop_back();
-  TORCH_CHECK_VALUE(has_sizes(factor, rows), args.op,
+  TORCH_CHECK_VALUE(has_sizes(factor, rows), op,
                     ": expected factor to have one element for each row of input (shape ",
                     c10::SymIntArrayRef(rows), "), but got shape ", factor.sym_sizes());
 }
 
-void check_random(const ScaledArgs& args) {
+void check_random(const char* op, const ScaledArgs& args) {
   if (!args.random) return;
   const at::Tensor& random = *args.random;
-  check_dispatchable(args.op, "random", random);
-  check_dtype(args.op, "random", random, at::kLong, "as draw_random returns it");
-  check_same_device(args.op, "random", random, args.input);
-  TORCH_CHECK_VALUE(has_sizes(random, {2}), args.op,
+  check_dispatchable(op, "random", random);
+  check_dtype(op, "random", random, at::kLong, "as draw_random returns it");
+  check_same_device(op, "random", random, args.input);
+  TORCH_CHECK_VALUE(has_sizes(random, {2}), op,
                     ": expected random to have shape [2] (as draw_random returns it), but got ",
                     random.sym_sizes());
 }
 
 }  // namespace
 
-void check_scaled(const ScaledArgs& args, bool per_row) {
-  check_dispatchable(args.op, "input", args.input);
-  check_floating(args.op, "input", args.input);
-  TORCH_CHECK_VALUE(args.input.dim() >= 1, args.op,
+void check_all_dispatchable(const char* op, const ScaledArgs& args) {
+  check_dispatchable(op, "input", args.input);
+  check_dispatchable(op, "factor", args.factor);
+  if (args.random) check_dispatchable(op, "random", *args.random);
+}
+
+void check_scaled(const char* op, const ScaledArgs& args, bool per_row) {
+  check_dispatchable(op, "input", args.input);
+  check_floating(op, "input", args.input);
+  TORCH_CHECK_VALUE(args.input.dim() >= 1, op,
                     ": expected input to have at least 1 dimension, but got 0");
-  check_factor(args, per_row);
-  check_random(args);
+  check_factor(op, args, per_row);
+  check_random(op, args);
 }
 
 void check_transpose(const at::Tensor& input) {

@@ -3,20 +3,14 @@
 // tracing.
 #pragma once
 
-#include "granularity/arguments.h"
+#include "scaled/core_ops.h"
 
 namespace baraquant::scaled {
 
-// What the two quantizing ops take.
-struct ScaledArgs {
-  const char* op;
-  const at::Tensor& input;
-  const at::Tensor& factor;
-  const OptionalTensor& random;
-};
-
+// Checks that the dispatcher sends all tensors to the op's kernels.
+void check_all_dispatchable(const char* op, const ScaledArgs& args);
 // Checks the arguments; the factor is [input.size(-1)], or if per_row one for each row.
-void check_scaled(const ScaledArgs& args, bool per_row);
+void check_scaled(const char* op, const ScaledArgs& args, bool per_row);
 void check_transpose(const at::Tensor& input);
 void check_draw(const at::Tensor& like, int64_t count);
 

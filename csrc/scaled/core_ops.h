@@ -1,21 +1,35 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of the scaled family, through the dispatcher. What each computes stands with its schema
-// in schema.cpp.
+// The ops of the scaled family. What each computes stands with its schema in schema.cpp.
 #pragma once
 
 #include <tuple>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::scaled {
 
 using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
-TensorPair scaled_quantize_per_token(const at::Tensor& input, const at::Tensor& factor,
-                                     const OptionalTensor& random);
-TensorPair scaled_quantize_transposed(const at::Tensor& input, const at::Tensor& factor,
-                                      const OptionalTensor& random);
-at::Tensor transpose_int8(const at::Tensor& input);
-at::Tensor draw_random(const at::Tensor& like, int64_t count);
+// What the two quantizing ops take.
+struct ScaledArgs {
+  const at::Tensor& input;
+  const at::Tensor& factor;
+  const OptionalTensor& random;
+
+  static constexpr int kFields = 3;
+  static constexpr const char* kSchema = "Tensor input, Tensor factor, *, Tensor? random=None";
+};
+
+inline constexpr NamedOp<"baraquant::scaled_quantize_per_token", TensorPair(const ScaledArgs& args)>
+    scaled_quantize_per_token;
+inline constexpr NamedOp<"baraquant::scaled_quantize_transposed",
+                         TensorPair(const ScaledArgs& args)>
+    scaled_quantize_transposed;
+inline constexpr NamedOp<"baraquant::transpose_int8", at::Tensor(const at::Tensor& input)>
+    transpose_int8;
+inline constexpr NamedOp<"baraquant::draw_random",
+                         at::Tensor(const at::Tensor& like, int64_t count)>
+    draw_random;
 
 }  // namespace baraquant::scaled

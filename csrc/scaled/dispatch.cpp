@@ -6,12 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "scaled/checks.h"
-#include "scaled/core_ops.h"
 #include "scaled/quantize.h"
 
 namespace baraquant::scaled {
@@ -36,10 +33,10 @@ RandomState state_of(const OptionalTensor& random) {
   return {random ? contiguous(*random) : at::Tensor(), 0};
 }
 
-TensorPair quantize_per_token_device(const at::Tensor& input, const at::Tensor& factor,
-                                     const OptionalTensor& random) {
+TensorPair quantize_per_token_device(const ScaledArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  check_scaled({"baraquant::scaled_quantize_per_token", input, factor, random}, false);
+  check_scaled("baraquant::scaled_quantize_per_token", args, false);
+  const auto& [input, factor, random] = args;
   std::vector<c10::SymInt> per_token = input.sym_sizes().vec();
   per_token.back() = 1;
   if (input.is_meta()) {
@@ -50,10 +47,10 @@ TensorPair quantize_per_token_device(const at::Tensor& input, const at::Tensor& 
   return {q.values.view(input.sizes()), q.scale.view_symint(per_token)};
 }
 
-TensorPair quantize_transposed_device(const at::Tensor& input, const at::Tensor& factor,
-                                      const OptionalTensor& random) {
+TensorPair quantize_transposed_device(const ScaledArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  check_scaled({"baraquant::scaled_quantize_transposed", input, factor, random}, true);
+  check_scaled("baraquant::scaled_quantize_transposed", args, true);
+  const auto& [input, factor, random] = args;
   if (input.is_meta()) {
     const c10::SymInt columns = input.sym_size(-1);
     return {at::empty_symint({columns, factor.sym_numel()}, input.options().dtype(at::kChar)),
@@ -77,41 +74,6 @@ at::Tensor draw_random_device(const at::Tensor& like, int64_t count) {
   const at::Tensor state = at::empty({2}, like.options().dtype(at::kLong));
   if (!like.is_meta()) kernels(like).draw(state, count);
   return state;
-}
-
-// ---- Autograd: integers and the scales that come from data are constants to it ------------------
-// NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
-
-void check_all_dispatchable(const ScaledArgs& args) {
-  check_dispatchable(args.op, "input", args.input);
-  check_dispatchable(args.op, "factor", args.factor);
-  if (args.random) check_dispatchable(args.op, "random", *args.random);
-}
-
-TensorPair quantize_per_token_autograd(const at::Tensor& input, const at::Tensor& factor,
-                                       const OptionalTensor& random) {
-  check_all_dispatchable({"baraquant::scaled_quantize_per_token", input, factor, random});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return scaled_quantize_per_token(input, factor, random);
-}
-
-TensorPair quantize_transposed_autograd(const at::Tensor& input, const at::Tensor& factor,
-                                        const OptionalTensor& random) {
-  check_all_dispatchable({"baraquant::scaled_quantize_transposed", input, factor, random});
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return scaled_quantize_transposed(input, factor, random);
-}
-
-at::Tensor transpose_int8_autograd(const at::Tensor& input) {
-  check_dispatchable("baraquant::transpose_int8", "input", input);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return transpose_int8(input);
-}
-
-at::Tensor draw_random_autograd(const at::Tensor& like, int64_t count) {
-  check_dispatchable("baraquant::draw_random", "like", like);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return draw_random(like, count);
 }
 
 void register_kernels(torch::Library& m) {
@@ -222,11 +184,5 @@ at::Tensor quantized_transpose(const at::Tensor& matrix, const at::Tensor& scale
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("scaled_quantize_per_token", kernel_of<&quantize_per_token_autograd>);
-  m.impl("scaled_quantize_transposed", kernel_of<&quantize_transposed_autograd>);
-  m.impl("transpose_int8", kernel_of<&transpose_int8_autograd>);
-  m.impl("draw_random", kernel_of<&draw_random_autograd>);
-}
 
 }  // namespace baraquant::scaled

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "elementwise/fast_math.h"
+#include "machine/host_device_math.h"
 #include "machine/integers.h"
 #include "range/math.h"
 
@@ -120,22 +121,6 @@ BARAQUANT_HD double sum_of_lanes(const double* lanes, int stride) {
 }
 
 // ---- Rounding -----------------------------------------------------------------------------------
-
-BARAQUANT_HD float round_down(float x) {
-#if defined(__CUDA_ARCH__)
-  return floorf(x);
-#else
-  return __builtin_floorf(x);
-#endif
-}
-
-BARAQUANT_HD double round_down(double x) {
-#if defined(__CUDA_ARCH__)
-  return floor(x);
-#else
-  return __builtin_floor(x);
-#endif
-}
 
 template <typename C>
 BARAQUANT_HD int8_t round_nearest(C v, C scale,

@@ -19,12 +19,10 @@
 namespace baraquant::scaled {
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  define(m,
-         "scaled_quantize_per_token(Tensor input, Tensor factor, *, Tensor? random=None) -> "
-         "(Tensor output, Tensor scale)");
-  define(m,
-         "scaled_quantize_transposed(Tensor input, Tensor factor, *, Tensor? random=None) -> "
-         "(Tensor output, Tensor scale)");
+  const std::string scaled =
+      std::string("(") + ScaledArgs::kSchema + ") -> (Tensor output, Tensor scale)";
+  define(m, "scaled_quantize_per_token" + scaled);
+  define(m, "scaled_quantize_transposed" + scaled);
   define(m, "transpose_int8(Tensor input) -> Tensor");
   // Two calls differ, so that tracing must neither merge nor drop nor repeat them.
   m.def(torch::schema("draw_random(Tensor like, int count=1) -> Tensor"),

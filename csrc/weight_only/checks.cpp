@@ -7,8 +7,6 @@
 namespace baraquant::weight_only {
 namespace {
 
-constexpr const char* kOp = "baraquant::weight_only_linear";
-
 void check_integers(const at::Tensor& input, const Weight& weight) {
   const at::Tensor& values = weight.values;
   const at::ScalarType dtype = values.scalar_type();
@@ -54,30 +52,32 @@ void check_qparams(const at::Tensor& input, const Weight& weight) {
 
 }  // namespace
 
-void check_all_dispatchable(const at::Tensor& input, const Weight& weight,
-                            const OptionalTensor& bias) {
-  check_dispatchable(kOp, "input", input);
-  check_dispatchable(kOp, "weight", weight.values);
-  check_dispatchable(kOp, "weight_scale", weight.scale);
-  if (weight.zero_point) check_dispatchable(kOp, "weight_zero_point", *weight.zero_point);
-  if (bias) check_dispatchable(kOp, "bias", *bias);
+void check_all_dispatchable(const LinearArgs& args) {
+  check_dispatchable(kOp, "input", args.input);
+  check_dispatchable(kOp, "weight", args.weight);
+  check_dispatchable(kOp, "weight_scale", args.weight_scale);
+  if (args.weight_zero_point) {
+    check_dispatchable(kOp, "weight_zero_point", *args.weight_zero_point);
+  }
+  if (args.bias) check_dispatchable(kOp, "bias", *args.bias);
 }
 
-void check_linear(const at::Tensor& input, const Weight& weight, const OptionalTensor& bias) {
-  const at::Tensor& values = weight.values;
-  check_all_dispatchable(input, weight, bias);
+void check_linear(const LinearArgs& args) {
+  const at::Tensor &input = args.input, &weight = args.weight;
+  const OptionalTensor& bias = args.bias;
+  check_all_dispatchable(args);
   check_floating(kOp, "input", input);
-  check_integers(input, weight);
-  if (weight.group_size) {
-    TORCH_CHECK_VALUE(weight.group_size->sym_gt(0).expect_true(__FILE__, __LINE__), kOp,
-                      ": expected group_size to be greater than 0, but got ", *weight.group_size);
+  check_integers(input, args.integers());
+  if (args.group_size) {
+    TORCH_CHECK_VALUE(args.group_size->sym_gt(0).expect_true(__FILE__, __LINE__), kOp,
+                      ": expected group_size to be greater than 0, but got ", *args.group_size);
   }
-  check_qparams(input, weight);
+  check_qparams(input, args.integers());
   if (!bias) return;
   check_dtype(kOp, "bias", *bias, input.scalar_type(), "the input's dtype");
   check_same_device(kOp, "bias", *bias, input);
-  TORCH_CHECK_VALUE(has_sizes(*bias, {values.sym_size(0)}), kOp, ": expected bias to have shape [",
-                    values.sym_size(0), "] (weight.size(0)), but got ", bias->sym_sizes());
+  TORCH_CHECK_VALUE(has_sizes(*bias, {weight.sym_size(0)}), kOp, ": expected bias to have shape [",
+                    weight.sym_size(0), "] (weight.size(0)), but got ", bias->sym_sizes());
 }
 
 }  // namespace baraquant::weight_only

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The op of this family, through the dispatcher. What it computes stands with its schema in
-// schema.cpp.
+// The op of this family. What it computes stands with its schema in schema.cpp.
 #pragma once
 
 #include <optional>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::weight_only {
@@ -22,11 +22,21 @@ struct Weight {
     return group_size ? PerGroup::from_flat(*group_size, /*axis=*/1)
                       : PerChannel::from_flat(/*axis=*/0);
   }
+  // The floating weight [N, columns] that it stands for.
+  at::Tensor dequantized(const c10::SymInt& columns, at::ScalarType dtype) const;
 };
 
-at::Tensor weight_only_linear(const at::Tensor& input, const at::Tensor& weight,
-                              const at::Tensor& weight_scale, const OptionalTensor& bias,
-                              const OptionalTensor& weight_zero_point,
-                              std::optional<c10::SymInt> group_size);
+struct LinearArgs {
+  const at::Tensor &input, &weight, &weight_scale;
+  const OptionalTensor &bias, &weight_zero_point;
+  std::optional<c10::SymInt> group_size;
+
+  static constexpr int kFields = 6;
+  Weight integers() const { return {weight, weight_scale, weight_zero_point, group_size}; }
+};
+
+inline constexpr const char* kOp = "baraquant::weight_only_linear";
+inline constexpr NamedOp<"baraquant::weight_only_linear", at::Tensor(const LinearArgs& args)>
+    weight_only_linear;
 
 }  // namespace baraquant::weight_only

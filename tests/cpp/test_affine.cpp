@@ -130,7 +130,7 @@ void check_cases() {
     const C x = c.x, scale = c.scale, zero_point = c.zero_point;
     const C v = affine::grid_position<C>(x, scale, zero_point);
     expect("q", affine::quantized_value<C>(v, zero_point, range), c.q);
-    const C y = affine::fake_quantize<C>(v, scale, zero_point, range);
+    const C y = affine::fake_quantized_value<C>(v, scale, zero_point, range);
     expect("y", y == 0 ? C(0) : y, c.y);
     expect("mask", affine::is_inside<C>(v, range), c.mask);
   }
@@ -139,7 +139,7 @@ void check_cases() {
     const C v = affine::grid_position<C>(kNan, 1, zero_point);
     const C clamped = zero_point > 7 ? 7 : zero_point < -8 ? -8 : zero_point;
     expect("q of NaN", affine::quantized_value<C>(v, zero_point, range), clamped);
-    expect("y of NaN", affine::fake_quantize<C>(v, 1, zero_point, range), kNan);
+    expect("y of NaN", affine::fake_quantized_value<C>(v, 1, zero_point, range), kNan);
     expect("mask of NaN", affine::is_inside<C>(v, range), 0);
     expect("ds of NaN", dscale<C>(5, kNan, 1, zero_point, range), 0);
   }
@@ -166,7 +166,7 @@ void check_float_steps() {
     const float q = v < -128 ? -128 : v > 127 ? 127 : v;
     const float y = static_cast<float>(static_cast<double>(q - zero_point) * scale);
     expect("v", affine::grid_position(x, scale, zero_point), v);
-    expect("y", affine::fake_quantize(v, scale, zero_point, range), y);
+    expect("y", affine::fake_quantized_value(v, scale, zero_point, range), y);
     const float slope = v >= -128 && v <= 127 ? std::nearbyint(ratio) - ratio : q - zero_point;
     const float ds = v == v ? static_cast<float>(3.7f * static_cast<double>(slope)) : 0.0f;
     expect("ds", dscale<float>(3.7f, x, scale, zero_point, range), ds);

@@ -90,7 +90,7 @@ void check_dequantize() {
           const float q = bytes.get(i);
           expect("dequantize",
                  same(grid.dequantize(ByteGrid<Q>::prepared(bytes), i),
-                      affine::dequantize(q, scale, zero_point)),
+                      affine::dequantized_value(q, scale, zero_point)),
                  q, scale, zero_point);
         }
       }

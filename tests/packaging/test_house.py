@@ -17,6 +17,8 @@ FILES = {
     "csrc/low/types.h": '#include "high/ops.h"\n',
     "csrc/high/ops.h": '#include "low/types.h"\n',
     "csrc/high/schema.cpp": 'm.def("double_it(Tensor input) -> Tensor");\n',
+    "csrc/high/dispatch.cpp": "TORCH_LIBRARY_IMPL(baraquant, CPU, m) {}\n"
+    "TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {}\nTORCH_LIBRARY_FRAGMENT(baraquant, m) {}\n",
     "csrc/top/api.h": '#include "high/ops.h"\n#include "nested/part.h"\n',
     "csrc/top/nested/part.h": "// double_it\n",
     "baraquant/__init__.py": "from . import one\n",
@@ -40,9 +42,9 @@ def now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_numbers_of_a_small_house(now: dict[str, Any]) -> None:
-    assert now["lines"]["csrc"] == 6
+    assert now["lines"]["csrc"] == 9
     assert now["lines"]["baraquant"] == 7  # without the file that a program wrote
-    assert now["lines"]["product"] == 13
+    assert now["lines"]["product"] == 16
     assert now["op"] == ["double_it", 3]
     assert now["pairs"] == [["high", "low"]]
     assert now["circles"] == [["high", "low"], ["baraquant.one", "baraquant.two._own"]]
@@ -51,6 +53,7 @@ def test_the_numbers_of_a_small_house(now: dict[str, Any]) -> None:
         "baraquant.two -> baraquant.one._part",
     ]
     assert now["includes"] == {"high": ["low"], "low": ["high"], "top": ["high"]}
+    assert now["rooms"] == ["csrc/high/dispatch.cpp: Autograd", "csrc/high/dispatch.cpp: schemas"]
 
 
 def test_each_number_has_its_limit(now: dict[str, Any]) -> None:
@@ -59,10 +62,10 @@ def test_each_number_has_its_limit(now: dict[str, Any]) -> None:
     less["lines"]["csrc"] -= 1
     less["op"][1] -= 1
     less["includes"]["top"] = []
-    for name in ("pairs", "circles", "crossings"):
+    for name in ("pairs", "circles", "crossings", "rooms"):
         del less[name][0]
     assert [problem.split()[0] for problem in house.above(now, less)] == [
-        *("csrc:", "pairs:", "circles:", "crossings:", "op:", "includes:")
+        *("csrc:", "pairs:", "circles:", "crossings:", "rooms:", "op:", "includes:")
     ]
 
 

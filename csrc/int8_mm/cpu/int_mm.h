@@ -17,9 +17,9 @@
 namespace baraquant::int8_mm {
 
 // For fewer rows of the input, vectors are fast enough: oneDNN repacks the weight in each call.
-constexpr int64_t kFewestRows = 64;
+constexpr int64_t kMinRows = 64;
 // NB: where K is 1, at::_int_mm gives wrong sums (torch 2.13).
-constexpr int64_t kLeastDepth = 64;
+constexpr int64_t kMinDepth = 64;
 
 // Whether tests want every product that at::_int_mm can compute to be computed so, on any machine.
 inline std::atomic<bool> int_mm_is_forced{false};
@@ -36,7 +36,7 @@ inline at::Tensor int_mm(const int8_t* input, const int8_t* weight, int64_t m, i
 // VNNI and AMX, oneDNN's products of bytes may saturate.
 inline bool int_mm_is_exact() {
   static const bool is_exact = [] {
-    constexpr int64_t m = kFewestRows, n = 48, k = 1111;
+    constexpr int64_t m = kMinRows, n = 48, k = 1111;
     std::vector<int8_t> input(m * k), weight(n * k);
     for (int64_t i = 0; i < m * k; ++i) input[i] = static_cast<int8_t>(127 - i % 5 * (i / k % 3));
     for (int64_t i = 0; i < n * k; ++i) weight[i] = static_cast<int8_t>(i / k % 2 ? -128 : 127);
@@ -53,9 +53,9 @@ inline bool int_mm_is_exact() {
 
 // NB: at::_int_mm takes no uint8, and without oneDNN it is a plain loop.
 inline bool takes_int_mm(const Operands& f, CpuIsa isa) {
-  const bool is_fast = isa == CpuIsa::kAmx && f.m >= kFewestRows;
+  const bool is_fast = isa == CpuIsa::kAmx && f.m >= kMinRows;
   return (is_fast || int_mm_is_forced.load(std::memory_order_relaxed)) && !f.is_unsigned &&
-         !f.is_packed() && f.k >= kLeastDepth && at::globalContext().userEnabledMkldnn() &&
+         !f.is_packed() && f.k >= kMinDepth && at::globalContext().userEnabledMkldnn() &&
          int_mm_is_exact();
 }
 

@@ -350,7 +350,7 @@ bool takes_packed_cuda(const ProductCall& call) {
   const int64_t rows = call.input.size(0);
   const bool by_warpgroups =
       call.output.scalar_type() != at::kDouble && warpgroup_rows::takes(rows);
-  return (by_warpgroups || rows <= few_rows::kMostRows) &&
+  return (by_warpgroups || rows <= few_rows::kMaxRows) &&
          few_rows::has_whole_chunks(packed.columns, packed.group_size, kPackedColumns) &&
          is_aligned(call.input.const_data_ptr(), 16) && is_aligned(packed.values, 16);
 }

@@ -32,8 +32,8 @@ struct CpuWeight {
   // The columns of a block: whole groups, or a part of one. Four rows of the input of so many
   // columns fit into the fastest cache.
   int64_t block() const {
-    constexpr int64_t kMost = 1024;
-    return group_size < kMost ? kMost / group_size * group_size : kMost;
+    constexpr int64_t kMax = 1024;
+    return group_size < kMax ? kMax / group_size * group_size : kMax;
   }
 };
 

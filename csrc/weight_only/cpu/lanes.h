@@ -34,7 +34,7 @@ struct Lanes {
     return result;
   }
   void dequantize(float scale, float zero_point) {
-    for (float& number : x) number = affine::dequantize(number, scale, zero_point);
+    for (float& number : x) number = affine::dequantized_value(number, scale, zero_point);
   }
   void round_to_bfloat16() {
     for (float& number : x) number = to_compute<float>(from_compute<BFloat16>(number));

@@ -29,7 +29,7 @@ inline Lanes dequantized(const int8_t* q, float scale, float zero_point) {
 
 template <typename T>
 inline T dequantized_number(int8_t q, float scale, float zero_point) {
-  return from_compute<T>(affine::dequantize(static_cast<float>(q), scale, zero_point));
+  return from_compute<T>(affine::dequantized_value(static_cast<float>(q), scale, zero_point));
 }
 
 // Calls f(begin, end, g) for what lies in [begin, end) of each group g of a row.

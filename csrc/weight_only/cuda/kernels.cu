@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
     Pack<T, kPacked> result;
 #pragma unroll
     for (int j = 0; j < kPacked; ++j) {
-      result.at[j] = from_compute<T>(affine::dequantize(w[j], scale[g], zero));
+      result.at[j] = from_compute<T>(affine::dequantized_value(w[j], scale[g], zero));
     }
     store(result, target, int64_t(i) * kPacked, kPacked, /*aligned=*/true);
   }
@@ -84,7 +84,7 @@ bool takes(const at::Tensor& input, const IntegerWeight& weight) {
   const at::ScalarType dtype = input.scalar_type();
   const int64_t rows = input.size(0);
   return (dtype == at::kHalf || dtype == at::kBFloat16) &&
-         (rows <= few_rows::kMostRows || warpgroup_rows::takes(rows)) &&
+         (rows <= few_rows::kMaxRows || warpgroup_rows::takes(rows)) &&
          weight.columns <= INT32_MAX &&
          few_rows::has_whole_chunks(weight.columns, weight.group_size, kColumns) &&
          is_aligned(input.const_data_ptr(), 16) && is_aligned(weight.values.const_data_ptr(), 16) &&

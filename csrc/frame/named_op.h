@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// An op as a constant that is called like a function: a family's core_ops.h lists its ops so, each
+// with its parameters, argument structs among them.
+//   inline constexpr NamedOp<"baraquant::_quantize", at::Tensor(const at::Tensor& input, ...)> quantize;
+//   quantize(input, ...)                      calls the op through the dispatcher
+//   quantize.below_autograd(input, ...)       the same below autograd
+//   quantize.below_autograd(keys, input, ...) the kernel of the next of these keys
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "frame/core_op.h"
+
+namespace baraquant {
+
+template <size_t size>
+struct Text {
+  char characters[size];
+  constexpr Text(const char (&text)[size]) { std::copy_n(text, size, characters); }
+};
+
+template <Text name, typename Signature>
+class NamedOp;
+
+template <Text name, typename R, typename... P>
+class NamedOp<name, R(P...)> {
+ public:
+  R operator()(P... arguments) const { return op()(std::forward<P>(arguments)...); }
+
+  R below_autograd(P... arguments) const {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return op()(std::forward<P>(arguments)...);
+  }
+  R below_autograd(c10::DispatchKeySet keys, P... arguments) const {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    return op().redispatch(keys & c10::after_autograd_keyset, std::forward<P>(arguments)...);
+  }
+
+ private:
+  static const CoreOp<R(P...)>& op() {
+    static const CoreOp<R(P...)> op(name.characters);
+    return op;
+  }
+};
+
+}  // namespace baraquant
