@@ -6,13 +6,16 @@ quantized layer returns the dequantized weight, and a prepared layer in evaluati
 Both return a :class:`WeightView`: its dtype, shape and device cost nothing, and any other use
 computes the values. Writing raises an error, because the write would be lost; but a product with a
 number, by which RWKV rescales its layers, goes to the tensor behind: the parameter or the scale.
+A graph would repeat it at each call, so while one is made every write is an error.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -140,6 +143,69 @@ class WeightView(Tensor):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
+class CompiledWeight(Tensor):  # type: ignore[misc]
+    """The values of a weight while Dynamo makes a graph, which would lose a write into them."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _WRITES and isinstance(args[0], cls):
+            raise RuntimeError(_NO_WRITE_IN_GRAPH)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func in _DETACHING:
+            return result.detach().as_subclass(cls)  # Dynamo wants one that is no graph's input
+        return result.as_subclass(cls) if func in _VIEWS else result
+
+
+class TracedWeight(Tensor):  # type: ignore[misc]
+    """The same while Python runs to make a graph: ``torch.jit.trace``, and export without Dynamo.
+
+    It holds the values, so that the graph has no operation of this class.
+    """
+
+    _values: Tensor
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> TracedWeight:
+        with without_trace():
+            weight: TracedWeight = Tensor._make_wrapper_subclass(
+                cls, values.shape, dtype=values.dtype, device=values.device
+            )
+        weight._values = values
+        return weight
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _WRITES and isinstance(args[0], cls):
+            raise RuntimeError(_NO_WRITE_IN_GRAPH)
+        args, kwargs = tree_map_only(cls, lambda one: one._values, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        return cls(result) if func in _VIEWS else result
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # This runs only if __torch_function__ is switched off.
+        args, kwargs = tree_map_only(cls, lambda one: one._values, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def without_trace() -> Iterator[None]:
+    """Keep what is computed out of a graph that ``torch.jit.trace`` makes."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)
+
+
 def weight_to_read(
     layer: torch.nn.Module,
     compute: Callable[[], Tensor],
@@ -148,9 +214,11 @@ def weight_to_read(
     parameter: Tensor | None = None,
     scaled: Tensor | None = None,
 ) -> Tensor:
-    """Return the value of ``layer.weight``: a view, or the numbers during tracing."""
+    """Return the value of ``layer.weight``: a view, or in a graph the numbers, to read only."""
+    if torch.compiler.is_dynamo_compiling():
+        return compute().as_subclass(CompiledWeight)
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return compute()
+        return TracedWeight(compute())
     return WeightView(compute, like, dtype, type(layer).__name__, parameter, scaled)
 
 
@@ -221,9 +289,12 @@ def _multiplies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 def _is_write(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    if name in ("data_ptr", "__set__", "__setitem__") or name in _IN_PLACE:
+    return name in ("data_ptr", "__set__") or _is_write_name(name.split(".")[0])
+
+
+def _is_write_name(name: str) -> bool:
+    if name == "__setitem__" or name in _IN_PLACE:
         return True
-    name = name.split(".")[0]
     return name.endswith("_") and not name.endswith("__")
 
 
@@ -257,3 +328,18 @@ _PRODUCTS = {
     Tensor.mul_, Tensor.multiply_, Tensor.div_, Tensor.divide_, Tensor.true_divide_,
 }  # fmt: skip
 _DETACHING = {Tensor.data.__get__, Tensor.detach}
+_NO_WRITE_IN_GRAPH = (
+    "expected the weight of a layer to be read only while a graph is made (torch.compile, "
+    "torch.export, torch.jit.trace): the layer would not follow; if the model rescales its weights "
+    "in its first evaluation, as RWKV does, evaluate it once before"
+)
+# Sets, as Dynamo does not know the names of functions. It calls an operator by its function.
+_WRITES = {
+    getattr(place, name) for place in (Tensor, operator) for name in dir(place)
+    if _is_write_name(name)
+}  # fmt: skip
+_VIEWS = {
+    *_DETACHING, Tensor.T.__get__, Tensor.mT.__get__, Tensor.__getitem__, operator.getitem,
+    Tensor.flatten, Tensor.narrow, Tensor.permute, Tensor.reshape, Tensor.select, Tensor.squeeze,
+    Tensor.t, Tensor.transpose, Tensor.unsqueeze, Tensor.view,
+}  # fmt: skip

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The state of a module that observes a range: start, loading, and union over processes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._weight import without_trace
 from ._range import is_known, reduce_range, rounded_scale, sum_of_processes
 
 UNSEEN = (
@@ -65,7 +64,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
                 self._is_seen = True
         # In compiled code the first term decides, so that the second one is no guard.
         elif not torch.compiler.is_compiling() and not self._is_seen and _is_readable(self.scale):
-            with _without_trace():
+            with without_trace():
                 raise_if_unseen(self.scale, self.min_val, self.max_val, self.skipped_batches)
             self._is_seen = True
 
@@ -131,17 +130,6 @@ def raise_if_unseen(
     """Raise ValueError if no batch has set the scale; TorchScript compiles this too."""
     if bool(scale.isnan().any()) and bool((min_val > max_val).any()):
         raise ValueError("FakeQuantize: " + message + _note(int(skipped_batches)))
-
-
-@contextmanager
-def _without_trace() -> Iterator[None]:
-    """Keep what is computed out of a graph that ``torch.jit.trace`` makes."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)
 
 
 def _is_readable(tensor: Tensor) -> bool:
