@@ -76,8 +76,9 @@ test-all: ## the same with every test, docs and tidy; PART=2/4 is the second of 
 	&& "$$($(ENVIRONMENT) --want tidy)" scripts/tidy.py --optional;; esac
 
 zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
-	@set -e; py=$$($(ENVIRONMENT) --need test,examples --aside zoo); \
+	@set -e; py=$$($(ENVIRONMENT) --need test,examples); \
 	"$$py" scripts/build.py; \
+	"$$py" -m tests.zoo.torchvision_support; \
 	"$$py" -m tests.zoo.run $(ZOO_ARGS)
 
 serve-check: ## serve exported models with vLLM's CPU build: 4 GB and minutes; writes docs/served.md

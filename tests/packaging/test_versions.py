@@ -18,7 +18,6 @@ TOLD = (
     "CONTRIBUTING.md",
     "setup.py",
     "baraquant/_library.py",
-    "scripts/environment.py",
 )
 
 
@@ -41,9 +40,8 @@ def test_every_file_tells_the_same_range_of_torch(name: str) -> None:
     assert set(told) == {(str(first), str(last))}
 
 
-def test_make_knows_every_torch() -> None:
-    assert [f"2.{minor}." for minor in torch_minors()] == list(environment.SUPPORTED)
-    assert environment.TORCH.removeprefix("torch==").startswith(environment.SUPPORTED)
+def test_make_installs_a_torch_that_is_supported() -> None:
+    assert int(environment.TORCH.split(".")[1]) in torch_minors()
 
 
 def test_the_oldest_python_is_the_one_that_the_tools_check_for() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_the_torchvision_of_a_torch() -> None:
     assert belongs("0.29.1", "2.15.0+cu132") and belongs("0.29.2+cpu", "2.15.0")
     assert not belongs("0.28.0", "2.14.0") and not belongs("0.29.2", "2.13.0")
     assert not belongs("0.29.0", "2.15.0")  # built for torch 2.14 alone
+
+
+def test_torchvision_is_kept_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one of the torch that is there, alone, in a folder that nothing else looks into."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
+    for there, calls in ((None, 0), ("not installed", 1)):
+        monkeypatch.setattr(torchvision_support, "missing", lambda there=there: there)
+        torchvision_support.fetch()
+        assert len(commands) == calls
+    wanted = f"torchvision==0.{torchvision_support.minor_of(torch.__version__)}.*"
+    aside = str(torchvision_support.ASIDE)
+    assert commands[0][-5:] == ["--no-deps", "--upgrade", "--target", aside, wanted]
 
 
 def test_a_failure_says_how_to_see_it_again(

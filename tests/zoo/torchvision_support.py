@@ -5,8 +5,9 @@ PyPI's torchvision is built for PyPI's torch, with CUDA. Beside a torch for CPUs
 be loaded; then even `import torchvision` fails, as the op `torchvision::nms` is not there. Here the
 op is defined in plain PyTorch, where the library has not brought it.
 
-`make zoo` installs torchvision into a folder of its own, build/aside: transformers looks for
-torchvision too, and would fail in all other tests, where nothing has defined the op.
+Run as a program, by `make zoo`, it installs torchvision into a folder of its own, build/aside:
+transformers looks for torchvision too, and would fail in all other tests, where nothing has defined
+the op.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,14 +37,15 @@ def version() -> str | None:
     return next((str(one.version) for one in found), None)
 
 
-def belongs(found: str, to_torch: str) -> bool:
-    """Whether a torchvision is one of a torch: 0.26 of torch 2.11, ..., 0.29 of 2.14.
+def minor_of(to_torch: str) -> int:
+    """The torchvision of a torch: 0.26 of torch 2.11, ..., 0.29 of 2.14 and those after it."""
+    return min(int(to_torch.split(".")[1]), 14) + 15
 
-    From 0.29.1 on, one wheel serves torch 2.14 and those after it.
-    """
+
+def belongs(found: str, to_torch: str) -> bool:
+    """Whether a torchvision is one of a torch; 0.29.0 is of 2.14 alone."""
     minor, patch = (int(number) for number in re.findall(r"\d+", found)[1:3])
-    torch_minor = int(to_torch.split(".")[1])
-    return minor == min(torch_minor, 14) + 15 and (torch_minor < 15 or patch > 0)
+    return minor == minor_of(to_torch) and (patch > 0 or int(to_torch.split(".")[1]) < 15)
 
 
 def missing() -> str | None:
@@ -53,6 +56,15 @@ def missing() -> str | None:
     if not belongs(found, torch.__version__):
         return f"torchvision {found} is not the one of torch {torch.__version__}"
     return None
+
+
+def fetch() -> None:
+    """Installs the torchvision of this torch into ASIDE, if there is none and it can be had."""
+    if missing() is None:
+        return
+    options = ["--no-deps", "--upgrade", "--target", str(ASIDE)]
+    command = [sys.executable, "-m", "pip", "install", *options]
+    subprocess.run([*command, f"torchvision==0.{minor_of(torch.__version__)}.*"], check=False)
 
 
 def install() -> None:
@@ -141,3 +153,7 @@ def roi_align(
 
 def _area(corners: Tensor) -> Tensor:
     return (corners[:, 2:] - corners[:, :2]).prod(-1)
+
+
+if __name__ == "__main__":
+    fetch()
