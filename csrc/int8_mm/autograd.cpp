@@ -145,7 +145,7 @@ MaskedProduct below_autograd(Keys keys, const Call& call, bool with_mask = false
 }
 
 bool is_recorded_call(const LinearArgs& args) {
-  return is_recorded(args.input) || is_recorded(args.bias);
+  return is_recorded(args.input) || (args.bias && is_recorded(*args.bias));
 }
 
 template <typename Call>
