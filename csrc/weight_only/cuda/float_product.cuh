@@ -196,7 +196,8 @@ struct FloatProduct {
     float w[2 * kPairs];
     widen(word, w);
 #pragma unroll
-    for (float& number : w) number = affine::dequantized_value(number, group.scale, group.zero_point);
+    for (float& number : w)
+      number = affine::dequantized_value(number, group.scale, group.zero_point);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       pairs[i] = static_cast<uint32_t>(word_of_two<T>(w[2 * i], w[2 * i + 1]));
