@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..._docstrings import documented
 from .._convolution import Transposes
 from .._recomputed import product_of_integers
+from ..training.fake_quantize import FakeQuantize
 from .conv import CONVOLUTION, OPTIONS, Convolution
 
 _TRANSPOSED = f"""
@@ -32,10 +33,34 @@ class _QuantizedConvTranspose(Transposes, Convolution):
         weight_scale: Tensor,
         bias: Tensor | None = None,
         *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
         output_padding: Any = 0,
-        **options: Any,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(qweight, weight_scale, bias, output_padding=output_padding, **options)
+        super().__init__(
+            qweight,
+            weight_scale,
+            bias,
+            weight_zero_point=weight_zero_point,
+            group_size=group_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
+            input_fake_quant=input_fake_quant,
+            weight_bits=weight_bits,
+            dtype=dtype,
+        )
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution of ``input``, in its dtype.
