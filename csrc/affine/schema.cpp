@@ -4,11 +4,11 @@
 //   quantize      q = clamp(rint(x / s) + z, quant_min, quant_max)
 //   dequantize    y = (q - z) * s
 //   fake_quantize y = (clamp(rint(x / s) + z, quant_min, quant_max) - z) * s
-#include <ATen/core/grad_mode.h>
 
 #include "affine/checks.h"
 #include "affine/core_ops.h"
 #include "frame/checks.h"
+#include "frame/recorded.h"
 #include "granularity/public_op.h"
 
 namespace baraquant::affine {
@@ -108,7 +108,7 @@ at::Tensor public_dequantize_backward(const at::Tensor& grad, const at::Tensor& 
   const QuantArgs q{.scale = given_scale, .zero_point = kNone, .scope = scope};
   const at::ScalarType output = dtype.value_or(grad.scalar_type());
   check_dequantize(op, grad, q, output, "grad");
-  TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && scale.requires_grad()), op,
+  TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(scale), op,
                               ": a gradient in scale is not implemented; detach it "
                               "(scale.detach())");
   return dequantize(grad, q, output);

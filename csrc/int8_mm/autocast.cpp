@@ -4,24 +4,13 @@
 // quantized is the parameter as the optimizer holds it, in training as in what is served. Nor is a
 // float32 bias, which the epilogue of the product adds in float32. The other ops of the library keep
 // the dtypes that they are given.
-#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "frame/copies.h"
-#include "frame/core_op.h"
-#include "frame/plan.h"
+#include "frame/autocast.h"
 #include "int8_mm/core_ops.h"
 
 namespace baraquant::int8_mm {
 namespace {
-
-template <at::DeviceType device>
-at::Tensor lowered(const at::Tensor& tensor) {
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
-  const bool eligible = at::autocast::is_eligible(tensor, device);
-  if (is_planning() && eligible) return cast(tensor, dtype);
-  return at::autocast::cached_cast(dtype, tensor, device);  // the cast of a leaf is cached
-}
 
 // A bias of the compute type stays; of the other dtypes the op takes that of the output alone.
 template <at::DeviceType device>

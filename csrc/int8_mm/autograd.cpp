@@ -23,7 +23,6 @@
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
-#include "frame/core_op.h"
 #include "frame/recorded.h"
 #include "frame/saved_tensors.h"
 #include "int8_mm/checks.h"
@@ -414,8 +413,7 @@ at::Tensor qat_linear_autograd(const QatLinear& call, const BackwardArgs& backwa
     return Trained::apply(call.input, call.weight, call.bias, kNoTensor, call.schemes, backward,
                           given.integers, given.scale);
   }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear(call, backward, given);
+  return qat_linear.below_autograd(call, backward, given);
 }
 
 at::Tensor qat_grouped_linear_autograd(const QatGroupedLinear& call, const BackwardArgs& backward) {
@@ -424,8 +422,7 @@ at::Tensor qat_grouped_linear_autograd(const QatGroupedLinear& call, const Backw
     return Trained::apply(call.input, call.weight.values, call.bias, offsets, call.schemes,
                           backward, kNoTensor, kNoTensor);
   }
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_grouped_linear(call, backward);
+  return qat_grouped_linear.below_autograd(call, backward);
 }
 
 template <typename Weight>
@@ -438,14 +435,12 @@ void refuse_to_record(const QatLinearOf<Weight>& call) {
 KeptByQatLinear qat_linear_kept_autograd(const QatLinear& call, bool with_mask,
                                          const GivenWeight& given) {
   refuse_to_record(call);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_linear_kept(call, with_mask, given);
+  return qat_linear_kept.below_autograd(call, with_mask, given);
 }
 
 KeptByQatLinear qat_grouped_linear_kept_autograd(const QatGroupedLinear& call, bool with_mask) {
   refuse_to_record(call);
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return qat_grouped_linear_kept(call, with_mask);
+  return qat_grouped_linear_kept.below_autograd(call, with_mask);
 }
 
 // ---- Products of a backward pass ----------------------------------------------------------------
@@ -454,8 +449,7 @@ Gradients integer_backward_autograd(const at::Tensor& grad, const IntegerBackwar
   check_all_dispatchable(grad, args);
   TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(grad), "baraquant::_integer_backward",
                               ": a gradient that is rounded to integers cannot be differentiated");
-  const at::AutoDispatchBelowADInplaceOrView guard;
-  return integer_backward(grad, args);
+  return integer_backward.below_autograd(grad, args);
 }
 
 // Returns for each row the vector of its group, from vectors [E, A], and 0 after the last group.
@@ -477,9 +471,8 @@ class GroupedMatmul : public Function<GroupedMatmul> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& matrices,
                           const at::Tensor& offsets) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
     save_tensors(ctx, SavedPair{.left = rows, .right = matrices, .offsets = offsets});
-    return grouped_matmul(rows, matrices, offsets);
+    return grouped_matmul.below_autograd(rows, matrices, offsets);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto [rows, matrices, offsets] = saved_tensors<SavedPair>(ctx);
@@ -498,9 +491,8 @@ class GroupedOuter : public Function<GroupedOuter> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& left, const at::Tensor& right,
                           const at::Tensor& offsets) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
     save_tensors(ctx, SavedPair{.left = left, .right = right, .offsets = offsets});
-    return grouped_outer(left, right, offsets);
+    return grouped_outer.below_autograd(left, right, offsets);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto [left, right, offsets] = saved_tensors<SavedPair>(ctx);
@@ -524,11 +516,10 @@ class GroupedSum : public Function<GroupedSum> {
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& offsets,
                           at::ScalarType dtype) {
-    const at::AutoDispatchBelowADInplaceOrView guard;
     save_tensors(ctx, SavedOffsets{offsets});
     ctx->saved_data["dtype"] = static_cast<int64_t>(rows.scalar_type());
     ctx->saved_data["rows"] = rows.sym_size(0);
-    return grouped_sum(rows, offsets, dtype);
+    return grouped_sum.below_autograd(rows, offsets, dtype);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 #include "range/quantize_rows.h"
 
@@ -273,11 +274,19 @@ using QatGroupedLinear = QatLinearOf<GroupedWeight>;
 using KeptByQatLinear =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// These call the ops through the dispatcher.
-at::Tensor qat_linear(const QatLinear& call, const BackwardArgs& backward,
-                      const GivenWeight& given);
-KeptByQatLinear qat_linear_kept(const QatLinear& call, bool with_mask, const GivenWeight& given);
-at::Tensor qat_grouped_linear(const QatGroupedLinear& call, const BackwardArgs& backward);
-KeptByQatLinear qat_grouped_linear_kept(const QatGroupedLinear& call, bool with_mask);
+inline constexpr NamedOp<"baraquant::qat_linear",
+                         at::Tensor(const QatLinear& call, const BackwardArgs& backward,
+                                    const GivenWeight& given)>
+    qat_linear;
+inline constexpr NamedOp<"baraquant::_qat_linear_kept",
+                         KeptByQatLinear(const QatLinear& call, bool with_mask,
+                                         const GivenWeight& given)>
+    qat_linear_kept;
+inline constexpr NamedOp<"baraquant::qat_grouped_linear",
+                         at::Tensor(const QatGroupedLinear& call, const BackwardArgs& backward)>
+    qat_grouped_linear;
+inline constexpr NamedOp<"baraquant::_qat_grouped_linear_kept",
+                         KeptByQatLinear(const QatGroupedLinear& call, bool with_mask)>
+    qat_grouped_linear_kept;
 
 }  // namespace baraquant::int8_mm

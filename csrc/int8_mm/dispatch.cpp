@@ -10,7 +10,6 @@
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
-#include "frame/core_op.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "int4/expand.h"

@@ -13,6 +13,7 @@
 
 #include <tuple>
 
+#include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::int8_mm {
@@ -37,7 +38,9 @@ struct IntegerBackwardArgs {
 // dx and dw, in the dtype of grad, and db; an empty tensor for one that is not computed.
 using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-Gradients integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args);
+inline constexpr NamedOp<"baraquant::_integer_backward",
+                         Gradients(const at::Tensor& grad, const IntegerBackwardArgs& args)>
+    integer_backward;
 
 // The op below autograd, for CPU, CUDA and Meta.
 Gradients integer_backward_device(const at::Tensor& grad, const IntegerBackwardArgs& args);

@@ -8,10 +8,9 @@
 // Integer-Arithmetic-Only Inference", section 2.3.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
-#include "machine/host_device.h"
+#include "machine/host_device_math.h"
 
 namespace baraquant::int8_mm {
 
@@ -21,22 +20,6 @@ constexpr int64_t kMaxDepth = 131071, kMaxShiftedDepth = 65536;
 
 // The most rows of a grouped product: the ends of its groups are int32.
 constexpr int64_t kMaxGroupedRows = INT32_MAX;
-
-BARAQUANT_HD float fused_multiply_add(float a, float b, float c) {
-#if defined(__CUDA_ARCH__)
-  return fmaf(a, b, c);
-#else
-  return __builtin_fmaf(a, b, c);
-#endif
-}
-
-BARAQUANT_HD double fused_multiply_add(double a, double b, double c) {
-#if defined(__CUDA_ARCH__)
-  return fma(a, b, c);
-#else
-  return __builtin_fma(a, b, c);
-#endif
-}
 
 // Stands in for a missing bias: x + -0.0 is x for every x, including +0.0, so the fused
 // multiply-add is the product, rounded once.
@@ -53,7 +36,7 @@ BARAQUANT_HD int32_t shift(int32_t products, int32_t zero_point, int32_t weight_
 
 template <typename C>
 BARAQUANT_HD C rescale(int32_t acc, C weight_scale, C input_scale, C bias) {
-  return fused_multiply_add(static_cast<C>(acc) * weight_scale, input_scale, bias);
+  return multiply_add(static_cast<C>(acc) * weight_scale, input_scale, bias);
 }
 
 }  // namespace baraquant::int8_mm

@@ -3,6 +3,7 @@
 // same bits: the result is rounded once.
 //   round_half_even  to an integer, half to even
 //   round_down       to an integer
+//   square_root, reciprocal_of
 //   multiply_add     a * b + c
 #pragma once
 

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // weight_only_linear under autocast: the input and the bias are cast, as those of
 // torch.nn.functional.linear.
-#include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
-#include "frame/copies.h"
-#include "frame/plan.h"
+#include "frame/autocast.h"
 #include "weight_only/core_ops.h"
 
 namespace baraquant::weight_only {
@@ -15,19 +13,13 @@ template <at::DeviceType device>
 at::Tensor linear_autocast(const LinearArgs& args) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
-  const auto lowered = [&](const at::Tensor& tensor) {
-    if (args.weight_scale.scalar_type() != at::kFloat ||
-        !at::autocast::is_eligible(tensor, device)) {
-      return tensor;
-    }
-    if (is_planning()) return cast(tensor, dtype);
-    return at::autocast::cached_cast(dtype, tensor, device);  // the cast of a leaf is cached
+  const auto fitting = [&](const at::Tensor& tensor) {
+    return args.weight_scale.scalar_type() == at::kFloat ? lowered<device>(tensor) : tensor;
   };
-  return weight_only_linear({.input = lowered(args.input),
+  return weight_only_linear({.input = fitting(args.input),
                              .weight = args.weight,
                              .weight_scale = args.weight_scale,
-                             .bias = args.bias ? OptionalTensor(lowered(*args.bias)) : args.bias,
+                             .bias = args.bias ? OptionalTensor(fitting(*args.bias)) : args.bias,
                              .weight_zero_point = args.weight_zero_point,
                              .group_size = args.group_size});
 }
