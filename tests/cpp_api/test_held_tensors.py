@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.libtorch import STRICT, build_program, run_program
 
-pytestmark = [pytest.mark.process, pytest.mark.smoke]
+pytestmark = pytest.mark.process
 
 
 def test_what_modules_hold(tmp_path: Path) -> None:

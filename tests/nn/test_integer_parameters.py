@@ -71,7 +71,6 @@ OFFLOADS: dict[str, Callable[[nn.Module, Path], nn.Module]] = {
 
 @by_kind
 @pytest.mark.parametrize("way", OFFLOADS)
-@pytest.mark.cover(("kind", "way"))
 def test_offloaded(kind: str, way: str, tmp_path: Path) -> None:
     model, x = Pair(kind, 1), example(kind)
     with torch.no_grad():

@@ -267,7 +267,6 @@ def test_torchscript(kind: str, way: str, form: str) -> None:
 
 @by_kind
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.cover(("kind", "way"))
 def test_compiled(kind: str, way: str) -> None:
     torch._dynamo.reset()
     model, new = made(kind, 1), made(kind, 2)
@@ -293,7 +292,6 @@ def test_compiled_by_inductor(kind: str, way: str, device: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("experts")])
 @pytest.mark.parametrize("way", ("copy_", "copy_data", "set_data", "load", "load_by_assigning"))
-@pytest.mark.cover(("kind", "way"))
 def test_exported(kind: str, way: str) -> None:
     model, new, x = made(kind, 1), made(kind, 2), example(kind)
     program = torch.export.export(model, (x,)).module()

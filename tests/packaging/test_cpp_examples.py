@@ -137,7 +137,6 @@ def test_cmake(layout: str, tmp_path: Path, data: Path, made_once: MakeOnce) -> 
 
 
 @pytest.mark.packaging
-@pytest.mark.smoke
 def test_compiler(tmp_path: Path) -> None:
     build_program(EXAMPLES / "ops.cpp", tmp_path / "ops", "-O2")
     check_ops(tmp_path / "ops")

@@ -75,7 +75,6 @@ def test_package(tmp_path: Path, device: str) -> None:
 
 
 @pytest.mark.inductor
-@pytest.mark.smoke
 def test_package_called_with_other_strides(tmp_path: Path, device: str) -> None:
     """Compiled for contiguous images, called with channels_last ones: refused or right."""
     skip_where_it_crashes(device)
