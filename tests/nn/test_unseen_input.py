@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import baraquant
 from baraquant import QuantConfig, TensorConfig
@@ -155,15 +156,34 @@ def test_a_script_counts_batches_that_took_no_part() -> None:
     assert torch.equal(frozen(x), model(x))
 
 
-@pytest.mark.parametrize("tool", ["export", "compile"])
-def test_no_graph_holds_the_check(tool: str) -> None:
+@by_layer
+@pytest.mark.parametrize("scheme", OBSERVED)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(layer: str, scheme: str, fullgraph: bool) -> None:
+    torch._dynamo.reset()
+    model, x = prepared(layer, scheme)
+    compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=fullgraph)
+    kind = torch._dynamo.exc.Unsupported if fullgraph else ValueError
+    with pytest.raises(kind, match=f"FakeQuantize: {UNSEEN}"):
+        compiled(x)
+    model.train()(x)
+    wanted, got = model.eval()(x), compiled(x)
+    assert all(map(torch.equal, pytree.tree_leaves(got), pytree.tree_leaves(wanted)))
+
+
+@by_layer
+@pytest.mark.parametrize("scheme", OBSERVED)
+def test_exported_strictly(layer: str, scheme: str) -> None:
+    model, x = prepared(layer, scheme)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=f"FakeQuantize: {UNSEEN}"):
+        torch.export.export(model.eval(), (x,), strict=True)
+    model.train()(x)
+    program = torch.export.export(model.eval(), (x,), strict=True)
+    assert "isnan" not in program.graph_module.code
+
+
+def test_a_non_strict_export_has_no_values() -> None:
+    """Nor does its graph hold the check: what it returns is NaN."""
     model, x = prepared("linear")
-    model.eval()
-    if tool == "export":
-        graph: Callable[[Tensor], Tensor] = torch.export.export(model, (x,)).module()
-    else:
-        graph = torch.compile(model, backend="eager", fullgraph=True)
-    assert graph(x).isnan().all()
-    if tool == "compile":
-        model.train()(x)
-        assert torch.equal(graph(x), model(x)) and graph(x).isfinite().all()
+    program = torch.export.export(model.eval(), (x,), strict=False)
+    assert program.module()(x).isnan().all()

@@ -52,8 +52,9 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
     def check_seen(self) -> None:
         """Check that the scale of a prepared layer is known, before evaluation rounds with it.
 
-        The values are read until they are known: also by a script, and by a trace when it is made.
-        A graph that is exported, compiled or captured cannot read them.
+        The values are read until they are known: also by a script, and by a trace, a compiled graph
+        or a strict export when it is made. A non-strict export has no values, and a captured graph
+        cannot read them.
 
         Raises:
             ValueError: No batch has set it.
@@ -62,6 +63,9 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
             if not self._is_seen and not self.scale.is_meta:
                 raise_if_unseen(self.scale, self.min_val, self.max_val, self.skipped_batches)
                 self._is_seen = True
+        elif torch.compiler.is_dynamo_compiling():
+            if not _is_seen_now(self.scale, self.min_val, self.max_val):
+                raise ValueError("FakeQuantize: " + UNSEEN)
         # In compiled code the first term decides, so that the second one is no guard.
         elif not torch.compiler.is_compiling() and not self._is_seen and _is_readable(self.scale):
             with without_trace():
@@ -130,6 +134,15 @@ def raise_if_unseen(
     """Raise ValueError if no batch has set the scale; TorchScript compiles this too."""
     if bool(scale.isnan().any()) and bool((min_val > max_val).any()):
         raise ValueError("FakeQuantize: " + message + _note(int(skipped_batches)))
+
+
+def _is_seen_now(scale: Tensor, min_val: Tensor, max_val: Tensor) -> bool:
+    """Whether a batch has set the scale when a graph is made, which holds the answer."""
+    return scale.is_meta or not (bool(scale.isnan().any()) and bool((min_val > max_val).any()))
+
+
+# As torch.compiler.assume_constant_result does, which imports TorchDynamo: seconds, for all users.
+_is_seen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_readable(tensor: Tensor) -> bool:
