@@ -7,8 +7,9 @@ meta device, before any data is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,8 +43,6 @@ class Form:
         module: The class.
         options: The constructor's plain arguments.
         tensors: The constructor's tensors by their names in the state dict; True if required.
-        since: Options that older files lack: the first format that has the option, and its value
-            for older formats.
         takes_place: Whether the constructor takes all tensors as a mapping, and the float module
             that it replaces as ``like``, of which it keeps everything except the weights.
     """
@@ -51,7 +50,6 @@ class Form:
     module: type[nn.Module]
     options: Mapping[str, Option]
     tensors: Mapping[str, bool]
-    since: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
     takes_place: bool = False
 
     def read(self, module: nn.Module) -> dict[str, Any]:
@@ -70,24 +68,17 @@ class Form:
                 expected = self.options[name].expected
                 raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
 
-    def parse(self, options: Any, version: int) -> dict[str, Any]:
+    def parse(self, options: Any) -> dict[str, Any]:
         """Return the constructor's arguments for options read from a file, checked.
-
-        Args:
-            options: The options in the file.
-            version: The format of the file.
 
         Raises:
             ValueError: An option is missing, unknown, or of another type.
         """
-        absent = {name: old for name, (first, old) in self.since.items() if version < first}
-        known = self.options.keys() - absent.keys()
-        if not isinstance(options, dict) or options.keys() != known:
+        if not isinstance(options, dict) or options.keys() != self.options.keys():
             got = sorted(options) if isinstance(options, dict) else options
-            raise ValueError(f"expected the options {sorted(known)}, but got {got!r:.80}")
+            raise ValueError(f"expected the options {sorted(self.options)}, but got {got!r:.80}")
         self._check_options(options)
-        parsed = {name: self.options[name].parse(value) for name, value in options.items()}
-        return parsed | absent
+        return {name: self.options[name].parse(value) for name, value in options.items()}
 
     def build(
         self, options: dict[str, Any], tensors: dict[str, Tensor], like: nn.Module
@@ -309,7 +300,8 @@ def plain_option(name: str) -> Option:
         lambda module: _plain(getattr(module, name)),
         lambda value: (
             value is None
-            or type(value) in (bool, str, float)
+            or type(value) in (bool, str)
+            or (type(value) is float and math.isfinite(value))
             or is_int(value)
             or (isinstance(value, list) and all(is_int(entry) for entry in value))
         ),

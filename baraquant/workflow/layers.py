@@ -70,10 +70,8 @@ COMMON_OPTIONS = {
     "weight_bits": forms.int_option("weight_bits"),
     "dtype": forms.dtype_option("dtype"),
 }
-SINCE: Mapping[str, tuple[int, Any]] = {"dtype": (2, None)}
 _ROTATE = {"rotate": forms.maybe_int_option("rotate")}
 _LINEAR_OPTIONS = {**COMMON_OPTIONS, **_ROTATE, "transposed": forms.bool_option("transposed")}
-_LINEAR_SINCE = {**SINCE, "transposed": (3, False), "rotate": (4, None)}
 _INT4_OPTIONS = {
     "group_size": forms.int_option("group_size"),
     "in_features": forms.int_option("in_features"),
@@ -100,13 +98,11 @@ LINEAR_FORMS = (
             **_LINEAR_OPTIONS,
         },
         {**WEIGHT_TENSORS, "smooth": False},
-        _LINEAR_SINCE,
     ),
     Form(
         bnn.StaticQuantizedLinear,
         {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
         {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
-        _LINEAR_SINCE,
     ),
     Form(
         bnn.WeightOnlyLinear,
@@ -116,7 +112,6 @@ LINEAR_FORMS = (
             **_LINEAR_OPTIONS,
         },
         {**WEIGHT_TENSORS, "weight_zero_point": False},
-        _LINEAR_SINCE,
     ),
     Form(
         bnn.WeightOnlyInt4Linear,
@@ -261,8 +256,7 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
         **{name: forms.sizes_option(name) for name in shapes},
     }
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
-    since = {**SINCE, "group_size": (3, None)}
-    form = Form(inference, options, {**WEIGHT_TENSORS, "weight_zero_point": False}, since)
+    form = Form(inference, options, {**WEIGHT_TENSORS, "weight_zero_point": False})
     sizes = {name: name for name in names}
     return Layer(float_type, training, (form,), converts_to(inference), sizes, keeps_input=True)
 

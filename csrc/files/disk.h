@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Files on the disk, with the errors of Python's OSError.
+// Files on the disk. Errors name the path and what the system says.
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ at::Tensor meta(const std::string& name, c10::IntArrayRef shape, c10::ScalarType
   try {
     return at::empty(shape, at::TensorOptions(dtype).device(at::kMeta));
   } catch (const c10::Error&) {  // a dimension of 0 beside others whose product is too large
-    fail(name, ": expected a shape that a tensor can have, but got ", tuple_repr(shape));
+    fail(name, ": expected a shape that a tensor can have, but got ", shape);
   }
 }
 
@@ -33,19 +33,18 @@ void check_packed(const std::string& name, const Entry* entry, c10::IntArrayRef 
     fail(name, ": expected a width of 2 to 7 bits for packed integers, not ", bits);
   }
   if (entry == nullptr) return;  // another module's tensor, or missing: that is noticed later
-  const std::string size = product_text(shape, bits, 8);
+  const auto total = product(shape, bits);
   const Layout& got = entry->layout;
-  const bool fits = got.shape.size() == 1 && std::to_string(got.shape[0]) == size;
-  if (fits && got.dtype == at::kByte) return;
-  fail(name, ": expected ", size, " bytes for packed integers of shape ", repr(shape), ", but got ",
-       dtype_name(got.dtype), " ", repr(got.shape));
+  if (total && got == Layout{at::kByte, {*total / 8 + (*total % 8 != 0)}}) return;
+  fail(name, ": expected the bytes of packed integers of ", bits, " bits of shape ", shape,
+       ", but got ", dtype_name(got.dtype), " ", got.shape);
 }
 
 // What a string of bits becomes: int8, or two integers in a byte for "packed".
 at::Tensor unpacked(const std::string& full, const std::string& name, c10::IntArrayRef shape) {
   if (name != "packed") return meta(full, shape, at::kChar);
   if (shape.size() != 2) {
-    fail(full, ": expected a shape of two dimensions, but got ", repr(shape));
+    fail(full, ": expected a shape of two dimensions, but got ", shape);
   }
   return meta(full, {shape[0], shape[1] / 2 + shape[1] % 2}, at::kByte);
 }
@@ -95,13 +94,11 @@ void check_place(const std::string& path, const torch::nn::Module& module,
     fail(path, ": expected ", bias.defined() ? "a bias" : "no bias",
          ", as in the file, but the model has ", bias.defined() ? "none" : "one");
   }
-  auto dtype = dtype_of(stored.options);
-  if (!dtype && bias.defined()) dtype = bias.scalar_type();  // format 1
-  if (!dtype || is_stored_kind(module, stored)) return;
-  const auto got = weight_of(module).scalar_type();
-  if (*dtype != got) {
-    fail(path, ": expected a model of ", dtype_name(*dtype), ", as in the file, but it is ",
-         dtype_name(got), "; convert it first: model.to(", dtype_name(*dtype), ")");
+  if (is_stored_kind(module, stored)) return;
+  const auto dtype = dtype_of(stored.options), got = weight_of(module).scalar_type();
+  if (dtype != got) {
+    fail(path, ": expected a model of ", dtype_name(dtype), ", as in the file, but it is ",
+         dtype_name(got), "; convert it first: model.to(", dtype_name(dtype), ")");
   }
 }
 
@@ -111,14 +108,14 @@ void check_shared(const std::string& path, std::vector<std::string> stored,
   std::sort(stored.begin(), stored.end());
   std::sort(model.begin(), model.end());
   if (stored == model) return;
-  fail(path, ": expected a module shared by ", repr(stored), ", but the model's is shared by ",
-       repr(model));
+  fail(path, ": expected a module shared by ", c10::Join(", ", stored),
+       ", but the model's is shared by ", c10::Join(", ", model));
 }
 
 std::string few(const std::vector<std::string>& names) {
+  if (names.empty()) return "none are";
   std::string text =
-      join({names.begin(), names.begin() + std::min<std::ptrdiff_t>(3, std::ssize(names))}, ", ");
-  if (names.empty()) text = "none";
+      c10::Join(", ", c10::ArrayRef(names).slice(0, std::min<size_t>(3, names.size())));
   if (names.size() > 3) text += c10::str(" and ", names.size() - 3, " more");
   return text + (names.size() == 1 ? " is" : " are");
 }
@@ -144,7 +141,7 @@ void check_rest(const State& wanted, const Manifest& manifest, const Tensors& me
     // What is a constant in Python is an ordinary buffer in C++.
     if (metas.contains(name) || !manifest.constants.contains(name)) wanted_names.insert(name);
   }
-  for (const auto& item : manifest.constants) constants.insert(item.value());
+  for (const auto& [_, stored] : manifest.constants) constants.insert(stored);
   for (const auto& [name, _] : metas) {
     const bool is_constant = constants.contains(name) && !wanted_names.contains(name);
     if (!is_constant && !is_inside(name)) given_names.insert(name);
@@ -157,13 +154,13 @@ void check_rest(const State& wanted, const Manifest& manifest, const Tensors& me
     if (!wanted_names.contains(name)) continue;
     const at::Tensor& stored = metas.at(name);
     if (stored.sizes() == tensor.sizes() && stored.scalar_type() == tensor.scalar_type()) continue;
-    fail(name, ": expected ", dtype_name(tensor.scalar_type()), " ", repr(tensor.sizes()),
+    fail(name, ": expected ", dtype_name(tensor.scalar_type()), " ", tensor.sizes(),
          " as in the model, but the file has ", dtype_name(stored.scalar_type()), " ",
-         repr(stored.sizes()));
+         stored.sizes());
   }
-  for (const auto& item : manifest.constants) {
-    if (metas.contains(item.value())) continue;
-    fail(item.key(), ": expected a tensor ", item.value(), " in the file, but it has none");
+  for (const auto& [name, stored] : manifest.constants) {
+    if (metas.contains(stored)) continue;
+    fail(name, ": expected a tensor ", stored, " in the file, but it has none");
   }
 }
 
@@ -175,7 +172,7 @@ void check_ties(const State& wanted, const Manifest& manifest, const Tensors& me
   for (const auto& [name, tensor] : wanted) {
     const void* place = tensor.numel() > 0 ? tensor.const_data_ptr() : tensor.unsafeGetTensorImpl();
     const std::string key = c10::str(place, " ", dtype_name(tensor.scalar_type()), " ",
-                                     repr(tensor.sizes()), " ", repr(tensor.strides()));
+                                     tensor.sizes(), " ", tensor.strides());
     const auto [group, is_new] = groups.try_emplace(key);
     if (is_new) ordered.push_back(&group->second);
     group->second.push_back(name);
@@ -183,12 +180,14 @@ void check_ties(const State& wanted, const Manifest& manifest, const Tensors& me
   for (const auto* names : ordered) {
     std::set<std::string> firsts;
     for (const std::string& name : *names) {
-      const std::string* first = manifest.shared_tensors.find(name);
-      if (first == nullptr && !metas.contains(name)) first = manifest.constants.find(name);
-      firsts.insert(first != nullptr ? *first : name);
+      const Names& names = manifest.shared_tensors.contains(name) || metas.contains(name)
+                               ? manifest.shared_tensors
+                               : manifest.constants;
+      const auto first = names.find(name);
+      firsts.insert(first != names.end() ? first->second : name);
     }
     if (firsts.size() == 1) continue;
-    fail(names->front(), ": expected one tensor for ", join(*names, ", "),
+    fail(names->front(), ": expected one tensor for ", c10::Join(", ", *names),
          ", which the model shares, but the file has ", firsts.size());
   }
 }
@@ -214,8 +213,8 @@ const std::vector<std::string>& Paths::of(const torch::nn::Module* module) const
 }
 
 Inside::Inside(const Manifest& manifest) {
-  for (const auto& item : manifest.modules) paths_.insert(item.key());
-  for (const auto& item : manifest.shared_modules) paths_.insert(item.key());
+  for (const auto& [path, _] : manifest.modules) paths_.insert(path);
+  for (const auto& [path, _] : manifest.shared_modules) paths_.insert(path);
   for (const std::string& path : paths_) longest_ = std::max(longest_, path.size());
 }
 
@@ -234,23 +233,23 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
   for (const auto& [name, entry] : entries) {
     tensors[name] = meta(name, entry.layout.shape, entry.layout.dtype);
   }
-  for (const auto& item : manifest.modules) {
-    for (const auto& [name, shape] : item.value().packed) {
-      const std::string full = item.key() + "." + name;
+  for (const auto& [path, stored] : manifest.modules) {
+    for (const auto& [name, shape] : stored.packed) {
+      const std::string full = path + "." + name;
       const auto entry = entries.find(full);
       const bool is_stored = entry != entries.end();
-      check_packed(full, is_stored ? &entry->second : nullptr, shape, item.value());
+      check_packed(full, is_stored ? &entry->second : nullptr, shape, stored);
       if (is_stored) tensors[full] = unpacked(full, name, shape);
     }
   }
   Tensors shared;
-  for (const auto& item : manifest.shared_tensors) {
-    const bool has_both = tensors.contains(item.key());
-    if (has_both || !tensors.contains(item.value())) {
-      fail(item.key(), ": expected to be the same tensor as ", item.value(), ", but the file has ",
+  for (const auto& [alias, name] : manifest.shared_tensors) {
+    const bool has_both = tensors.contains(alias);
+    if (has_both || !tensors.contains(name)) {
+      fail(alias, ": expected to be the same tensor as ", name, ", but the file has ",
            has_both ? "both" : "none");
     }
-    shared[item.key()] = tensors.at(item.value());
+    shared[alias] = tensors.at(name);
   }
   tensors.merge(shared);
   return tensors;
@@ -280,14 +279,13 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
                 const Tensors& metas) {
   for (const std::string& path : manifest.fused) check_fused(path, paths.find(path));
   Aliases aliases;
-  for (const auto& item : manifest.shared_modules) aliases[item.value()].push_back(item.key());
+  for (const auto& [alias, path] : manifest.shared_modules) aliases[path].push_back(alias);
   Aliases keys;  // the names of the tensors of each module
-  for (const auto& item : manifest.modules) {
-    const std::string& path = item.key();
+  for (const auto& [path, stored] : manifest.modules) {
     torch::nn::Module* module = paths.find(path);
-    check_kind(path, module, item.value());
-    const auto built = build_module(path, item.value(), metas, *module);
-    check_place(path, *module, item.value(), *built);
+    check_kind(path, module, stored);
+    const auto built = build_module(path, stored, metas, *module);
+    check_place(path, *module, stored, *built);
     check_shared(path, aliases[path], paths.of(module));
     for (const auto& [name, _] : state_of(*built)) keys[path].push_back(name);
   }
@@ -296,11 +294,11 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
       fail(name, ": expected a module of the file, but there is none");
     }
   }
-  for (const auto& item : manifest.shared_modules) {
-    for (const std::string& key : keys[item.value()]) {
-      const std::string name = item.key() + "." + key;
+  for (const auto& [alias, path] : manifest.shared_modules) {
+    for (const std::string& key : keys[path]) {
+      const std::string name = alias + "." + key;
       if (manifest.shared_tensors.contains(name)) continue;
-      fail(name, ": expected to be the tensor of ", item.value());
+      fail(name, ": expected to be the tensor of ", path);
     }
   }
   const Inside is_inside(manifest);

@@ -10,12 +10,10 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "files/header.h"
 #include "files/manifest.h"
-#include "files/text.h"
 
 namespace baraquant::files {
 
@@ -45,23 +43,6 @@ class Inside {
   std::set<std::string, std::less<>> paths_;
   size_t longest_ = 0;  // path
 };
-
-// The content of a file under the current names.
-//
-// Throws c10::ValueError: two names become one.
-template <typename T>
-std::map<std::string, T> renamed(std::map<std::string, T> content, const Names& names) {
-  for (const auto& item : names) {
-    if (!content.contains(item.key())) continue;
-    auto node = content.extract(item.key());
-    node.key() = item.value();
-    if (content.contains(item.value())) {
-      fail(item.value(), ": expected it once, but the file has it under two names");
-    }
-    content.insert(std::move(node));
-  }
-  return content;
-}
 
 // The tensors of a file on the meta device, with the shared ones.
 //

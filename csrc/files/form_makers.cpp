@@ -3,7 +3,6 @@
 
 #include <torch/nn/modules/conv.h>
 
-#include <algorithm>
 #include <variant>
 
 #include "api/nn/inference.h"
@@ -72,43 +71,25 @@ torch::nn::detail::conv_padding_mode_t padding_mode_of(const std::string& name) 
   if (name == "reflect") return torch::kReflect;
   if (name == "replicate") return torch::kReplicate;
   if (name == "circular") return torch::kCircular;
-  fail(
-      "padding_mode must be one of {'zeros', 'reflect', 'replicate', 'circular'}, but got "
-      "padding_mode='",
-      name, "'");
+  fail("expected padding_mode to be zeros, reflect, replicate or circular, but got ", name);
 }
 
-// The checks of PyTorch's convolutions in Python.
-void check_conv(const Options& options, int64_t out_channels) {
-  const int64_t groups = int_of(options, "groups");
-  if (groups <= 0) fail("groups must be a positive integer");
-  if (out_channels % groups != 0) fail("out_channels must be divisible by groups");
-  const Json& padding = options.at("padding");
-  if (padding.is<std::string>()) {
-    const std::string& name = padding.get<std::string>();
-    if (name != "same" && name != "valid") {
-      fail("Invalid padding string ", repr(name), ", should be one of {'same', 'valid'}");
-    }
-    const auto stride = list_of(options, "stride");
-    const bool is_strided =
-        std::any_of(stride.begin(), stride.end(), [](int64_t size) { return size != 1; });
-    if (name == "same" && is_strided) {
-      fail("padding='same' is not supported for strided convolutions");
-    }
-  }
-  padding_mode_of(text_of(options, "padding_mode"));
+// The sizes of an option, of which a convolution over an image has two.
+torch::ExpandingArray<2> two_of(const Options& options, const std::string& name) {
+  const std::vector<int64_t> sizes = list_of(options, name);
+  if (sizes.size() != 2) fail("expected ", name, " to be two numbers, but got ", sizes);
+  return sizes;
 }
 
-// Check that a tuple has a size for each of two dimensions; otherwise it is not the model's.
-void check_two(const Options& options, const std::string& name, const torch::nn::Module& like) {
-  if (!options.at(name).is<Json::List>()) return;
-  const auto wanted = list_of(options, name);
-  if (wanted.size() == 2) return;
-  for (const auto& [size, text] : sizes_of_layer(like)) {
-    if (size != name) continue;
-    fail("expected ", name, " to be ", tuple_repr(wanted), ", as in the file, but the model has ",
-         text);
+torch::nn::detail::conv_padding_t<2> padding_of(const Options& options) {
+  if (options.at("padding").is<Json::List>()) return two_of(options, "padding");
+  const std::string& name = text_of(options, "padding");
+  if (name == "valid") return torch::kValid;
+  if (name != "same") fail("expected padding to be sizes, same or valid, but got ", name);
+  for (const int64_t stride : list_of(options, "stride")) {
+    if (stride != 1) fail("expected a stride of 1 beside the padding same, but got ", stride);
   }
+  return torch::kSame;
 }
 
 Options read_int4(const nn::Int4Linear& layer) {
@@ -282,29 +263,21 @@ Made make_static_int4_linear(const Options& options, const Tensors& tensors,
   return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(result);
 }
 
-Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module& like) {
+Made make_conv(const Options& options, const Tensors& tensors, const torch::nn::Module&) {
   const nn::DequantizedOptions result = dequantized_options(options, tensors);
   const at::Tensor& weight = result.qweight();
   torch::nn::Conv2dOptions conv(1, 1, 1);
   if (weight.dim() == 4 && weight.scalar_type() == at::kChar) {  // else the constructor fails
-    check_conv(options, weight.size(0));
-    for (const char* name : {"stride", "padding", "dilation"}) check_two(options, name, like);
-    const int64_t groups = int_of(options, "groups");
-    int64_t in_channels = 0;
-    if (__builtin_mul_overflow(weight.size(1), groups, &in_channels)) {
-      fail("expected groups to be less, but got ", groups);
+    const int64_t groups = int_of(options, "groups"), outputs = weight.size(0);
+    int64_t inputs = 0;
+    if (groups <= 0 || outputs % groups != 0 ||
+        __builtin_mul_overflow(weight.size(1), groups, &inputs)) {
+      fail("expected groups to divide the ", outputs, " outputs, but got ", groups);
     }
-    conv = torch::nn::Conv2dOptions(in_channels, weight.size(0), {weight.size(2), weight.size(3)});
+    conv = torch::nn::Conv2dOptions(inputs, outputs, {weight.size(2), weight.size(3)});
     conv.groups(groups).padding_mode(padding_mode_of(text_of(options, "padding_mode")));
-    conv.stride(list_of(options, "stride")).dilation(list_of(options, "dilation"));
-    if (options.at("padding").is<Json::List>()) {
-      conv.padding(torch::ExpandingArray<2>(list_of(options, "padding")));
-    } else if (text_of(options, "padding") == "same") {
-      conv.padding(torch::kSame);
-    } else {
-      conv.padding(torch::kValid);
-    }
-    conv.bias(result.bias().defined());
+    conv.stride(two_of(options, "stride")).dilation(two_of(options, "dilation"));
+    conv.padding(padding_of(options)).bias(result.bias().defined());
   }
   return std::make_shared<nn::QuantizedConv2dImpl>(result, conv);
 }
@@ -315,7 +288,7 @@ Made make_embedding(const Options& options, const Tensors& tensors, const torch:
   result.group_size(maybe_int_of(options, "group_size"));
   result.padding_idx(maybe_int_of(options, "padding_idx"));
   result.weight_bits(int_of(options, "weight_bits"));
-  result.dtype(dtype_of(options).value_or(at::kFloat));
+  result.dtype(dtype_of(options));
   return std::make_shared<nn::QuantizedEmbeddingImpl>(result);
 }
 

@@ -24,8 +24,6 @@ std::vector<std::pair<std::string, bool>> weight_tensors() {
   return {{"qweight", true}, {"weight_scale", true}, {"bias", false}};
 }
 
-std::pair<int64_t, Json> dtype_since() { return {2, Json()}; }
-
 template <typename T>
 std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
   base.insert(base.end(), more.begin(), more.end());
@@ -35,26 +33,23 @@ std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
 std::vector<Form> linear_forms() {
   const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
                                        bool_option("transposed"), maybe_int_option("rotate")};
-  const std::map<std::string, std::pair<int64_t, Json>> since = {
-      {"dtype", dtype_since()}, {"transposed", {3, Json(false)}}, {"rotate", {4, Json()}}};
   return {
       {"QuantizedLinear", "Linear",
        with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),
-       since, with(weight_tensors(), {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
+       with(weight_tensors(), {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
        read_quantized_linear, make_quantized_linear},
-      {"StaticQuantizedLinear", "Linear", with(options, {int_option("bits")}), since,
+      {"StaticQuantizedLinear", "Linear", with(options, {int_option("bits")}),
        with(weight_tensors(),
             {{"act_scale", true}, {"act_zero_point", false}, {"smooth_scale", false}}),
        is<nn::StaticQuantizedLinearImpl>, read_static_linear, make_static_linear},
       {"WeightOnlyLinear", "Linear",
-       with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}), since,
+       with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}),
        with(weight_tensors(), {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
        read_weight_only_linear, make_weight_only_linear},
       {"WeightOnlyInt4Linear",
        "Linear",
        with(options, {int_option("in_features"), maybe_int_option("group_size"),
                       rounder_option("input_fake_quant")}),
-       {},
        {{"packed", true}, {"weight_scale", true}, {"bias", false}, {"weight_zero_point", false}},
        is<nn::WeightOnlyInt4LinearImpl>,
        read_weight_only_int4_linear,
@@ -70,22 +65,13 @@ std::vector<Form> int4_forms() {
                                                              {"group_factor", true},
                                                              {"group_zero_point", false},
                                                              {"bias", false}};
-  return {{"QuantizedInt4Linear",
-           "Linear",
-           with(options, {bool_option("symmetric"), name_option("granularity")}),
-           {},
-           tensors,
-           is<nn::QuantizedInt4LinearImpl>,
-           read_int4_linear,
-           make_int4_linear},
-          {"StaticQuantizedInt4Linear",
-           "Linear",
-           options,
-           {},
-           with(tensors, {{"act_scale", true}, {"act_zero_point", false}}),
-           is<nn::StaticQuantizedInt4LinearImpl>,
-           read_static_int4_linear,
-           make_static_int4_linear}};
+  return {
+      {"QuantizedInt4Linear", "Linear",
+       with(options, {bool_option("symmetric"), name_option("granularity")}), tensors,
+       is<nn::QuantizedInt4LinearImpl>, read_int4_linear, make_int4_linear},
+      {"StaticQuantizedInt4Linear", "Linear", options,
+       with(tensors, {{"act_scale", true}, {"act_zero_point", false}}),
+       is<nn::StaticQuantizedInt4LinearImpl>, read_static_int4_linear, make_static_int4_linear}};
 }
 
 Form conv_form() {
@@ -94,7 +80,6 @@ Form conv_form() {
           {int_option("groups"), maybe_int_option("group_size"), name_option("padding_mode"),
            rounder_option("input_fake_quant"), int_option("weight_bits"), dtype_option("dtype"),
            sizes_option("stride"), padding_option("padding"), sizes_option("dilation")},
-          {{"dtype", dtype_since()}, {"group_size", {3, Json()}}},
           with(weight_tensors(), {{"weight_zero_point", false}}),
           is<nn::QuantizedConv2dImpl>,
           read_conv,
@@ -106,7 +91,6 @@ Form embedding_form() {
           "Embedding",
           {maybe_int_option("group_size"), maybe_int_option("padding_idx"),
            int_option("weight_bits"), dtype_option("dtype")},
-          {},
           {{"qweight", true}, {"weight_scale", true}, {"weight_zero_point", false}},
           is<nn::QuantizedEmbeddingImpl>,
           read_embedding,
@@ -121,7 +105,7 @@ const std::vector<Form>& forms() {
 
 void check_value(const Option& option, const Json& value) {
   if (option.is_valid(value)) return;
-  fail("expected ", option.name, " to be ", option.expected, ", but got ", repr(value, 80));
+  fail("expected ", option.name, " to be ", option.expected, ", but got ", shown(value));
 }
 
 void check_within(const std::string& name, const at::Tensor& tensor, int64_t low, int64_t high) {
@@ -154,12 +138,6 @@ void check_rounder(const torch::nn::Module& module) {
   check_within("input_fake_quant.zero_point", rounder->zero_point, rounder->quant_min(),
                rounder->quant_max());
   check_positive("input_fake_quant.scale", rounder->scale);
-}
-
-std::vector<std::string> names_of(const Tensors& tensors) {
-  std::vector<std::string> names;
-  for (const auto& [name, _] : tensors) names.push_back(name);
-  return names;
 }
 
 }  // namespace
@@ -195,53 +173,35 @@ Json read_options(const Form& form, const torch::nn::Module& module) {
   return object;
 }
 
-Options parse_options(const Form& form, const Json& options, int64_t version) {
+Options parse_options(const Form& form, const Json& options) {
   std::vector<std::string> known;
+  for (const Option& option : form.options) known.push_back(option.name);
+  std::sort(known.begin(), known.end());
+  if (options.keys() != known) {
+    fail("expected the options ", c10::Join(", ", known), ", but got ", shown(options));
+  }
   Options parsed;
   for (const Option& option : form.options) {
-    const auto since = form.since.find(option.name);
-    if (since != form.since.end() && version < since->second.first) {
-      parsed[option.name] = since->second.second;
-    } else {
-      known.push_back(option.name);
-    }
-  }
-  std::sort(known.begin(), known.end());
-  if (!options.is<Json::Object>() || options.keys() != known) {
-    const std::string got =
-        options.is<Json::Object>() ? first_characters(repr(options.keys()), 80) : repr(options, 80);
-    fail("expected the options ", repr(known), ", but got ", got);
-  }
-  for (const JsonMember& member : options.get<Json::Object>()) {
-    for (const Option& option : form.options) {
-      if (option.name == member.key) check_value(option, member.value);
-    }
-    parsed[member.key] = member.value;
+    const Json& value = parsed[option.name] = options.at(option.name);
+    check_value(option, value);
   }
   return parsed;
 }
 
 std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options,
                                          const Tensors& tensors, const torch::nn::Module& like) {
-  std::vector<std::string> known, unknown;
-  for (const auto& [name, is_required] : form.tensors) {
+  std::map<std::string, bool> known(form.tensors.begin(), form.tensors.end());
+  for (const auto& [name, is_required] : known) {
     if (is_required && !tensors.contains(name)) {
       fail("expected a tensor ", name, ", but there is none");
     }
-    known.push_back(name);
   }
   const auto rounder = options.find("input_fake_quant");
-  const bool is_rounded = rounder != options.end() && !rounder->second.is_null();
-  for (const auto& [name, _] : tensors) {
-    const bool is_part = name == "input_fake_quant.scale" || name == "input_fake_quant.zero_point";
-    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    if (!is_rounded || !is_part) unknown.push_back(name);
+  if (rounder != options.end() && !rounder->second.is_null()) {
+    for (const char* name : {"scale", "zero_point"}) known[c10::str("input_fake_quant.", name)];
   }
-  // Where something is unknown, the module that rounds the input comes first, as in Python.
-  if (!unknown.empty()) {
-    if (is_rounded) make_rounder(rounder->second, tensors);
-    std::sort(known.begin(), known.end());
-    fail("expected the tensors ", repr(known), ", but got ", unknown.front());
+  for (const auto& [name, _] : tensors) {
+    if (!known.contains(name)) fail("expected no tensor ", name, ", but there is one");
   }
   return form.make(options, tensors, like);
 }
@@ -255,8 +215,7 @@ void check_values(const Form& form, const torch::nn::Module& module) {
     const auto found = own.find(name);
     if (found == own.end()) {
       if (!is_required) continue;
-      fail("expected ", form.name, " to have a tensor ", name, ", but it has ",
-           own.empty() ? "none" : join(names_of(own), ", "));
+      fail("expected ", form.name, " to have a tensor ", name, ", but it has none");
     }
     if (name == "packed") {
       const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);

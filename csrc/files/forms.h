@@ -24,9 +24,6 @@ struct Form {
   std::string name;   // of the class, in Python
   std::string layer;  // the kind of float layer that it replaces
   std::vector<Option> options;
-  // Options that older files lack: the first format that has the option, and its value for older
-  // formats.
-  std::map<std::string, std::pair<int64_t, Json>> since;
   // The tensors by their names in the state dict; true if required.
   std::vector<std::pair<std::string, bool>> tensors;
   // Whether a module is of the class.
@@ -50,10 +47,10 @@ std::vector<std::string> form_names();
 // Throws c10::ValueError: a file cannot hold the value of an option.
 Json read_options(const Form& form, const torch::nn::Module& module);
 
-// The arguments for options that are read from a file of a format.
+// The arguments for options that are read from a file.
 //
 // Throws c10::ValueError: an option is missing, unknown, or of another type.
-Options parse_options(const Form& form, const Json& options, int64_t version);
+Options parse_options(const Form& form, const Json& options);
 
 // Make a module from its tensors, which may be on the meta device.
 //

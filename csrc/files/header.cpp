@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <string_view>
 #include <tuple>
 
 #include "files/text.h"
-#include "frame/checks.h"
 
 namespace baraquant::files {
 namespace {
@@ -18,57 +16,31 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr uint64_t kLongestHeader = 100'000'000;  // as in safetensors itself
 
+constexpr const char* kConfiguration = "baraquant";  // its name in the metadata
+
 struct NamedDtype {
   std::string_view name;
   c10::ScalarType dtype;
 };
-// The order is that of Python's messages.
-constexpr std::array<NamedDtype, 13> kDtypes = {{{"BOOL", c10::kBool},
-                                                 {"U8", c10::kByte},
-                                                 {"I8", c10::kChar},
-                                                 {"I16", c10::kShort},
-                                                 {"U16", c10::kUInt16},
-                                                 {"I32", c10::kInt},
-                                                 {"U32", c10::kUInt32},
-                                                 {"I64", c10::kLong},
-                                                 {"U64", c10::kUInt64},
-                                                 {"F16", c10::kHalf},
-                                                 {"BF16", c10::kBFloat16},
-                                                 {"F32", c10::kFloat},
-                                                 {"F64", c10::kDouble}}};
 // The order in which safetensors writes tensors.
-constexpr std::array<c10::ScalarType, 13> kWritten = {
-    c10::kUInt64, c10::kLong,   c10::kDouble, c10::kFloat, c10::kUInt32, c10::kInt, c10::kBFloat16,
-    c10::kHalf,   c10::kUInt16, c10::kShort,  c10::kChar,  c10::kByte,   c10::kBool};
-
-using Wide = unsigned __int128;
-
-// The product of sizes and a factor; nothing if 128 bits do not hold it.
-std::optional<Wide> product(c10::IntArrayRef sizes, int64_t factor) {
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
-  Wide result = static_cast<Wide>(factor);
-  for (const int64_t size : sizes) {
-    if (__builtin_mul_overflow(result, static_cast<Wide>(size), &result)) return std::nullopt;
-  }
-  return result;
-}
+constexpr std::array<NamedDtype, 13> kDtypes = {{{"U64", c10::kUInt64},
+                                                 {"I64", c10::kLong},
+                                                 {"F64", c10::kDouble},
+                                                 {"F32", c10::kFloat},
+                                                 {"U32", c10::kUInt32},
+                                                 {"I32", c10::kInt},
+                                                 {"BF16", c10::kBFloat16},
+                                                 {"F16", c10::kHalf},
+                                                 {"U16", c10::kUInt16},
+                                                 {"I16", c10::kShort},
+                                                 {"I8", c10::kChar},
+                                                 {"U8", c10::kByte},
+                                                 {"BOOL", c10::kBool}}};
 
 const NamedDtype* named(std::string_view name) {
   const auto found = std::find_if(kDtypes.begin(), kDtypes.end(),
                                   [&](const NamedDtype& one) { return one.name == name; });
   return found == kDtypes.end() ? nullptr : found;
-}
-
-std::string names_of_dtypes() {
-  std::vector<std::string> names;
-  names.reserve(kDtypes.size());
-  for (const NamedDtype& one : kDtypes) names.emplace_back(one.name);
-  return join(names, ", ");
-}
-
-std::string shortened(const Json& value) {
-  const std::string text = repr(value, 81);
-  return first_characters(text, 80) == text ? text : first_characters(text, 77) + "...";
 }
 
 // What the first bytes of other kinds of files say.
@@ -111,133 +83,89 @@ std::string read_text(const InputFile& file) {
   return text;
 }
 
-Json parse_header(const std::string& text) {
-  try {
-    check_utf8(text);
-    return parse_json(text);
-  } catch (const c10::ValueError& error) {
-    fail("expected its header to be JSON, but ", error.what_without_backtrace());
+// The configuration in the metadata; null without one.
+const Json* configuration_of(const Json* metadata) {
+  if (metadata == nullptr) return nullptr;
+  const auto is_text = [](const auto& member) { return member.second.template is<std::string>(); };
+  if (!metadata->is<Json::Object>() || !std::all_of(metadata->get<Json::Object>().begin(),
+                                                    metadata->get<Json::Object>().end(), is_text)) {
+    fail("expected __metadata__ to hold texts, but it does not");
   }
-}
-
-std::map<std::string, std::string> metadata_of(const Json* value) {
-  std::map<std::string, std::string> result;
-  if (value == nullptr) return result;
-  bool is_valid = value->is<Json::Object>();
-  if (is_valid) {
-    for (const JsonMember& member : value->get<Json::Object>()) {
-      is_valid = is_valid && member.value.is<std::string>();
-      if (is_valid) result.emplace(member.key, member.value.get<std::string>());
-    }
-  }
-  if (!is_valid) fail("expected __metadata__ to hold texts, but it does not");
-  return result;
+  return metadata->find(kConfiguration);
 }
 
 Entry entry_of(const std::string& name, const Json& value) {
-  if (!value.is<Json::Object>() || value.get<Json::Object>().size() != 3 ||
-      value.keys() != std::vector<std::string>{"data_offsets", "dtype", "shape"}) {
-    fail(name, ": expected an entry with dtype, shape and data_offsets, but got ",
-         shortened(value));
+  if (value.keys() != std::vector<std::string>{"data_offsets", "dtype", "shape"}) {
+    fail(name, ": expected an entry with dtype, shape and data_offsets, but got ", shown(value));
   }
   const Json &dtype = value.at("dtype"), &places = value.at("data_offsets");
   const NamedDtype* known = dtype.is<std::string>() ? named(dtype.get<std::string>()) : nullptr;
   if (known == nullptr) {
-    fail(name, ": expected a dtype of ", names_of_dtypes(), ", but got ",
-         repr(dtype, std::string::npos));
+    fail(name, ": expected a dtype of safetensors that PyTorch has, but got ", shown(dtype));
   }
   const auto shape = sizes_of(value.at("shape"));
   if (!shape) {
-    fail(name, ": expected a shape of whole sizes, but got ", shortened(value.at("shape")));
+    fail(name, ": expected a shape of whole sizes, but got ", shown(value.at("shape")));
   }
   const auto offsets = sizes_of(places);
   if (!offsets || offsets->size() != 2 || (*offsets)[0] > (*offsets)[1]) {
-    fail(name, ": expected a begin and an end, but got ", shortened(places));
+    fail(name, ": expected a begin and an end, but got ", shown(places));
   }
-  const auto bytes = static_cast<int64_t>(c10::elementSize(known->dtype));
   const int64_t begin = (*offsets)[0], end = (*offsets)[1];
-  if (product(*shape, bytes) != static_cast<Wide>(end - begin)) {
-    fail(name, ": expected ", product_text(*shape, bytes), " bytes (", known->name, " ",
-         shortened(value.at("shape")), "), but its offsets are ", begin, " and ", end);
+  if (product(*shape, static_cast<int64_t>(c10::elementSize(known->dtype))) != end - begin) {
+    fail(name, ": expected the bytes of ", known->name, " ", shown(value.at("shape")),
+         ", but its offsets are ", begin, " and ", end);
   }
   return {{known->dtype, *shape}, begin, end};
 }
 
 // Check that the tensors fill the data in order, without gap, overlap or remainder.
-void check_places(const std::vector<std::pair<std::string, Entry>>& entries, int64_t size) {
-  std::vector<const std::pair<std::string, Entry>*> sorted;
-  sorted.reserve(entries.size());
-  for (const auto& one : entries) sorted.push_back(&one);
-  std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
-    // Of two with one place, the first in the file comes first.
-    return std::tie(a->second.begin, a->second.end, a) <
-           std::tie(b->second.begin, b->second.end, b);
-  });
-  int64_t end = 0;
-  for (const auto* one : sorted) {
-    if (one->second.begin != end) {
-      fail(one->first, ": expected its data to begin at ", end,
-           ", where the one before it ends, but got ", one->second.begin);
+void check_places(const std::map<std::string, Entry>& tensors, int64_t size) {
+  std::vector<std::tuple<int64_t, int64_t, std::string>> places;
+  for (const auto& [name, entry] : tensors) places.emplace_back(entry.begin, entry.end, name);
+  std::sort(places.begin(), places.end());
+  int64_t last = 0;
+  for (const auto& [begin, end, name] : places) {
+    if (begin != last) {
+      fail(name, ": expected its data to begin at ", last,
+           ", where the one before it ends, but got ", begin);
     }
-    end = one->second.end;
+    last = end;
   }
-  if (end == size) return;
-  fail("expected ", end, " bytes of data, but it has ", size, ": ",
-       end > size ? "it is cut off" : "the rest has no name");
-}
-
-// A text in JSON as safetensors writes it.
-std::string quoted(const std::string& text) {
-  constexpr std::string_view letters = "\"\\bfnrt", meanings = "\"\\\b\f\n\r\t";
-  constexpr std::string_view hex = "0123456789abcdef";
-  std::string result(1, '"');
-  for (const char c : text) {
-    const size_t which = meanings.find(c);
-    const auto byte = static_cast<uint8_t>(c);
-    if (which != std::string_view::npos) {
-      result += '\\';
-      result += letters[which];
-    } else if (byte < 0x20) {
-      result += "\\u00";
-      result += hex[byte >> 4];
-      result += hex[byte & 15];
-    } else {
-      result += c;
-    }
-  }
-  return result + '"';
+  if (last == size) return;
+  fail("expected ", last, " bytes of data, but it has ", size, ": ",
+       last > size ? "it is cut off" : "the rest has no name");
 }
 
 }  // namespace
 
 Header read_header(const InputFile& file) {
   const std::string text = read_text(file);
-  const Json header = parse_header(text);
+  const Json header =
+      within("expected its header to be JSON, but ", [&] { return parse_json(text); });
   if (!header.is<Json::Object>()) {
-    const bool is_number = header.is<Json::Integer>();
-    const char* type = header.is_null()          ? "NoneType"
-                       : header.is<bool>()       ? "bool"
-                       : is_number               ? "int"
-                       : header.is<double>()     ? "float"
-                       : header.is<Json::List>() ? "list"
-                                                 : "str";
-    fail("expected its header to be an object, but got ", type);
+    fail("expected its header to be an object, but got ", shown(header));
   }
   Header result;
-  result.metadata = metadata_of(header.find("__metadata__"));
-  std::vector<std::pair<std::string, Entry>> entries;
-  for (const JsonMember& member : header.get<Json::Object>()) {
-    if (member.key == "__metadata__") continue;
-    entries.emplace_back(member.key, entry_of(member.key, member.value));
+  const Json* configuration = configuration_of(header.find("__metadata__"));
+  for (const auto& [name, entry] : header.get<Json::Object>()) {
+    if (name != "__metadata__") result.tensors.emplace(name, entry_of(name, entry));
   }
   result.data_start = static_cast<int64_t>(8 + text.size());
-  check_places(entries, file.size() - result.data_start);
-  result.tensors.insert(entries.begin(), entries.end());
+  check_places(result.tensors, file.size() - result.data_start);
+  if (configuration == nullptr) {
+    fail(
+        "expected a file of baraquant.save, but it is a safetensors file without its "
+        "configuration");
+  }
+  result.configuration = configuration->get<std::string>();
   return result;
 }
 
-bool is_storable(c10::ScalarType dtype) {
-  return std::find(kWritten.begin(), kWritten.end(), dtype) != kWritten.end();
+std::string_view stored_name(c10::ScalarType dtype) {
+  const auto found = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                  [&](const NamedDtype& one) { return one.dtype == dtype; });
+  return found == kDtypes.end() ? std::string_view() : found->name;
 }
 
 std::optional<std::vector<int64_t>> sizes_of(const Json& value) {
@@ -251,32 +179,26 @@ std::optional<std::vector<int64_t>> sizes_of(const Json& value) {
   return sizes;
 }
 
-std::string product_text(c10::IntArrayRef sizes, int64_t factor, int64_t divisor) {
-  auto value = product(sizes, factor);
-  if (!value) return "more than 2^128";
-  *value = (*value + static_cast<Wide>(divisor - 1)) / static_cast<Wide>(divisor);
-  std::string digits;
-  for (; *value > 0 || digits.empty(); *value /= 10) {
-    digits += static_cast<char>('0' + static_cast<int>(*value % 10));
+std::optional<int64_t> product(c10::IntArrayRef sizes, int64_t factor) {
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return 0;
+  int64_t result = factor;
+  for (const int64_t size : sizes) {
+    if (__builtin_mul_overflow(result, size, &result)) return std::nullopt;
   }
-  return {digits.rbegin(), digits.rend()};
+  return result;
 }
 
 std::pair<std::string, std::vector<at::Tensor>> write_header(
-    const std::map<std::string, at::Tensor>& tensors, const std::string& key,
-    const std::string& text) {
-  std::string header = c10::str("{\"__metadata__\":{", quoted(key), ":", quoted(text), "}");
+    const std::map<std::string, at::Tensor>& tensors, const std::string& configuration) {
+  std::string header =
+      c10::str("{\"__metadata__\":{", quote(kConfiguration), ":", quote(configuration), "}");
   std::vector<at::Tensor> ordered;
   size_t place = 0;
-  for (const c10::ScalarType dtype : kWritten) {
+  for (const auto& [type, dtype] : kDtypes) {
     for (const auto& [name, tensor] : tensors) {
       if (tensor.scalar_type() != dtype) continue;
-      const auto one = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                    [&](const NamedDtype& each) { return each.dtype == dtype; });
-      std::vector<std::string> sizes;
-      for (const int64_t size : tensor.sizes()) sizes.push_back(std::to_string(size));
-      header += c10::str(",", quoted(name), ":{\"dtype\":\"", one->name, "\",\"shape\":[",
-                         join(sizes, ","), "],\"data_offsets\":[", place, ",",
+      header += c10::str(",", quote(name), ":{\"dtype\":\"", type, "\",\"shape\":[",
+                         c10::Join(",", tensor.sizes()), "],\"data_offsets\":[", place, ",",
                          place + tensor.nbytes(), "]}");
       place += tensor.nbytes();
       ordered.push_back(tensor);

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,8 @@ struct Entry {
 // A checked header: the tensors fill the data without gap or overlap.
 struct Header {
   std::map<std::string, Entry> tensors;
-  std::map<std::string, std::string> metadata;
-  int64_t data_start = 0;  // of the data in the file
+  std::string configuration;  // the JSON of save()
+  int64_t data_start = 0;     // of the data in the file
 };
 
 // Read and check the header of a file.
@@ -44,19 +45,18 @@ struct Header {
 // Throws c10::ValueError.
 Header read_header(const InputFile& file);
 
-// Whether a file can hold tensors of a dtype.
-bool is_storable(c10::ScalarType dtype);
+// How safetensors names a dtype; empty if a file cannot hold it.
+std::string_view stored_name(c10::ScalarType dtype);
 
 // The value as a list of nonnegative integers of 64 bits, if it is one.
 std::optional<std::vector<int64_t>> sizes_of(const Json& value);
 
-// The product of sizes, times a factor, as text; it may be larger than 64 bits hold.
-std::string product_text(c10::IntArrayRef sizes, int64_t factor, int64_t divisor = 1);
+// The product of sizes, times a factor; nothing if 64 bits do not hold it.
+std::optional<int64_t> product(c10::IntArrayRef sizes, int64_t factor);
 
 // A header for tensors, and the tensors in the order of their data: the bytes that safetensors
 // writes.
 std::pair<std::string, std::vector<at::Tensor>> write_header(
-    const std::map<std::string, at::Tensor>& tensors, const std::string& key,
-    const std::string& text);
+    const std::map<std::string, at::Tensor>& tensors, const std::string& configuration);
 
 }  // namespace baraquant::files

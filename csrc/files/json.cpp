@@ -3,46 +3,49 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include "files/text.h"
 
 namespace baraquant::files {
 namespace {
 
-constexpr int kDeepest = 500;        // values within values; Python's own limit is about 1000
-constexpr size_t kMaxDigits = 4300;  // of a whole number, as in Python
+constexpr int kDeepest = 100;  // values within values
+constexpr size_t kShown = 80;  // bytes of a value in a message
+constexpr std::string_view kLetters = "\"\\bfnrt", kMeanings = "\"\\\b\f\n\r\t";
 
 bool is_digit(char c) { return '0' <= c && c <= '9'; }
 
-// The steps, and so the errors and their places, are those of Python's scanner.
+void append_utf8(std::string& text, uint32_t code_point) {
+  const auto byte = [&text](uint32_t value) { text += static_cast<char>(value); };
+  if (code_point < 0x80) {
+    byte(code_point);
+  } else if (code_point < 0x800) {
+    byte(0xc0 | code_point >> 6);
+  } else if (code_point < 0x10000) {
+    byte(0xe0 | code_point >> 12);
+  } else {
+    byte(0xf0 | code_point >> 18);
+    byte(0x80 | (code_point >> 12 & 0x3f));
+  }
+  if (code_point >= 0x800) byte(0x80 | (code_point >> 6 & 0x3f));
+  if (code_point >= 0x80) byte(0x80 | (code_point & 0x3f));
+}
+
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {}
 
   Json all() {
-    if (text_.starts_with("\xef\xbb\xbf")) {
-      fail_at("Unexpected UTF-8 BOM (decode using utf-8-sig)", 0);
-    }
-    skip_spaces();
+    if (!is_utf8(text_)) fail("it is not UTF-8");
     Json result = value();
     skip_spaces();
-    if (place_ < text_.size()) fail_at("Extra data", place_);
+    if (place_ < text_.size()) fail_at("expected its end", place_);
     return result;
   }
 
  private:
-  [[noreturn]] void fail_at(const std::string& what, size_t place) const {
-    const std::string_view before = text_.substr(0, place);
-    const auto characters = [](std::string_view part) {
-      return std::count_if(part.begin(), part.end(),
-                           [](char c) { return (static_cast<uint8_t>(c) & 0xc0) != 0x80; });
-    };
-    const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-    const size_t newline = before.rfind('\n');
-    const size_t start = newline == std::string_view::npos ? 0 : newline + 1;
-    fail(what, ": line ", line, " column ", 1 + characters(before.substr(start)), " (char ",
-         characters(before), ")");
+  [[noreturn]] static void fail_at(const std::string& what, size_t place) {
+    fail(what, " at byte ", place);
   }
 
   bool at(char c) const { return place_ < text_.size() && text_[place_] == c; }
@@ -53,14 +56,19 @@ class Parser {
     return true;
   }
 
+  void expect(std::string_view word) {
+    if (!take(word)) fail_at(c10::str("expected '", word, "'"), place_);
+  }
+
   void skip_spaces() {
     while (at(' ') || at('\t') || at('\n') || at('\r')) ++place_;
   }
 
   Json value() {
+    skip_spaces();
     if (at('"')) return string();
     if (at('{') || at('[')) {
-      if (++depth_ > kDeepest) fail("it is nested too deeply");
+      if (++depth_ > kDeepest) fail_at("it is nested too deeply", place_);
       Json result = at('{') ? object() : list();
       --depth_;
       return result;
@@ -68,174 +76,115 @@ class Parser {
     if (take("null")) return {};
     if (take("true")) return true;
     if (take("false")) return false;
-    for (const char* word : {"NaN", "Infinity", "-Infinity"}) {
-      if (take(word)) fail(word, " is no JSON");
-    }
     return number();
   }
 
-  void skip_digits(size_t& end) const {
-    while (end < text_.size() && is_digit(text_[end])) ++end;
+  // Take digits, at least one.
+  void digits() {
+    if (place_ >= text_.size() || !is_digit(text_[place_])) {
+      fail_at("expected a value of JSON", place_);
+    }
+    while (place_ < text_.size() && is_digit(text_[place_])) ++place_;
   }
 
   Json number() {
-    size_t end = place_;
-    if (at('-')) ++end;
-    if (end >= text_.size() || !is_digit(text_[end])) fail_at("Expecting value", place_);
-    const size_t start = end;
-    text_[end] == '0' ? void(++end) : skip_digits(end);
-    const size_t count = end - start;
-    bool is_integer = true;
-    if (end + 1 < text_.size() && text_[end] == '.' && is_digit(text_[end + 1])) {
-      skip_digits(++end);
-      is_integer = false;
+    const size_t start = place_;
+    take("-");
+    if (!take("0")) digits();
+    if (take(".")) digits();
+    if (take("e") || take("E")) {
+      if (!take("+")) take("-");
+      digits();
     }
-    if (end < text_.size() && (text_[end] == 'e' || text_[end] == 'E')) {
-      size_t exponent = end + 1;
-      if (exponent < text_.size() && (text_[exponent] == '+' || text_[exponent] == '-')) ++exponent;
-      const size_t first = exponent;
-      skip_digits(exponent);
-      if (exponent > first) {
-        end = exponent;
-        is_integer = false;
-      }
-    }
-    const std::string digits(text_.substr(place_, end - place_));
-    place_ = end;
-    return is_integer ? integer(digits, count) : floating(digits);
+    return Json::Number{std::string(text_.substr(start, place_ - start))};
   }
 
-  static Json integer(const std::string& digits, size_t count) {
-    if (count > kMaxDigits) {
-      fail("Exceeds the limit (4300 digits) for integer string conversion: value has ", count,
-           " digits; use sys.set_int_max_str_digits() to increase the limit");
-    }
-    return Json::Integer{digits == "-0" ? "0" : digits};
-  }
-
-  static Json floating(const std::string& digits) {
-    double value = 0;
-    const auto [_, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    // It does not say whether a number is too large or too small.
-    return error == std::errc() ? value : std::strtod(digits.c_str(), nullptr);
+  // Whether another entry of a list or an object follows; if none does, it takes the end.
+  bool follows(bool is_first, std::string_view end) {
+    skip_spaces();
+    if (take(end)) return false;
+    if (!is_first) expect(",");
+    return true;
   }
 
   Json list() {
     Json::List result;
-    ++place_;
-    skip_spaces();
-    if (!at(']')) {
-      while (true) {
-        result.push_back(value());
-        skip_spaces();
-        if (at(']')) break;
-        if (!at(',')) fail_at("Expecting ',' delimiter", place_);
-        ++place_;
-        skip_spaces();
-      }
-    }
-    ++place_;
+    for (expect("["); follows(result.empty(), "]");) result.push_back(value());
     return result;
   }
 
   Json object() {
-    Json::Object result;
-    ++place_;
-    skip_spaces();
-    if (!at('}')) {
-      while (true) {
-        if (!at('"')) fail_at("Expecting property name enclosed in double quotes", place_);
-        std::string key = string();
-        skip_spaces();
-        if (!at(':')) fail_at("Expecting ':' delimiter", place_);
-        ++place_;
-        skip_spaces();
-        result.push_back({std::move(key), value()});
-        skip_spaces();
-        if (at('}')) break;
-        if (!at(',')) fail_at("Expecting ',' delimiter", place_);
-        ++place_;
-        skip_spaces();
-      }
+    Json::Object members;
+    for (expect("{"); follows(members.empty(), "}");) {
+      skip_spaces();
+      std::string key = string();
+      skip_spaces();
+      expect(":");
+      members.emplace_back(std::move(key), value());
     }
-    ++place_;
-    check_unique(result);
+    const size_t end = place_;
+    Json result(std::move(members));
+    const auto& sorted = result.get<Json::Object>();
+    const auto twice =
+        std::adjacent_find(sorted.begin(), sorted.end(),
+                           [](const auto& a, const auto& b) { return a.first == b.first; });
+    if (twice != sorted.end()) {
+      fail_at(c10::str("the key ", quote(twice->first), " stands twice in the object that ends"),
+              end);
+    }
     return result;
   }
 
-  static void check_unique(const Json::Object& object) {
-    std::vector<const JsonMember*> members;
-    for (const JsonMember& member : object) members.push_back(&member);
-    std::sort(members.begin(), members.end(), [](const JsonMember* a, const JsonMember* b) {
-      return a->key != b->key ? a->key < b->key : a < b;
-    });
-    const JsonMember* twice = nullptr;  // the first in the text
-    for (size_t i = 0; i + 1 < members.size(); ++i) {
-      const bool is_twice = members[i]->key == members[i + 1]->key;
-      if (is_twice && (twice == nullptr || members[i] < twice)) twice = members[i];
-    }
-    if (twice != nullptr) fail("the key ", repr(twice->key), " stands there twice");
-  }
-
   std::string string() {
-    const size_t start = place_++;
+    const size_t start = place_;
     std::string result;
-    while (true) {
-      const size_t from = place_;
-      while (place_ < text_.size() && text_[place_] != '"' && text_[place_] != '\\') {
-        if (static_cast<uint8_t>(text_[place_]) < 0x20) {
-          fail_at("Invalid control character at", place_);
-        }
-        ++place_;
-      }
-      result += text_.substr(from, place_ - from);
-      if (at('"')) break;
-      // A backslash and what it stands for
-      if (place_ + 1 >= text_.size()) fail_at("Unterminated string starting at", start);
+    for (expect("\""); !take("\"");) {
+      if (place_ >= text_.size()) fail_at("expected the end of the text that begins", start);
+      const char c = text_[place_];
+      if (static_cast<uint8_t>(c) < 0x20) fail_at("expected no control character", place_);
       ++place_;
-      escape(result);
+      if (c == '\\') {
+        escape(result);
+      } else {
+        result += c;
+      }
     }
-    ++place_;
     return result;
   }
 
   void escape(std::string& result) {
-    constexpr std::string_view letters = "\"\\/bfnrt", meanings = "\"\\/\b\f\n\r\t";
-    const char c = text_[place_];
-    if (c == 'u') {
-      append_utf8(result, unicode());
-      return;
+    const size_t start = place_ - 1;
+    if (take("/")) {
+      result += '/';
+    } else if (take("u")) {
+      append_utf8(result, code_point(start));
+    } else {
+      const size_t which =
+          place_ < text_.size() ? kLetters.find(text_[place_]) : std::string_view::npos;
+      if (which == std::string_view::npos) fail_at("expected an escape of JSON", start);
+      result += kMeanings[which];
+      ++place_;
     }
-    const size_t which = letters.find(c);
-    if (which == std::string_view::npos) fail_at("Invalid \\escape", place_ - 1);
-    result += meanings[which];
-    ++place_;
   }
 
-  // The four digits behind the "u" at `place`.
-  std::optional<uint32_t> hex(size_t place) const {
-    if (place + 5 >= text_.size()) return std::nullopt;
+  uint32_t hex(size_t start) {
     uint32_t result = 0;
-    const char* first = text_.data() + place + 1;
-    const auto [end, error] = std::from_chars(first, first + 4, result, 16);
-    if (error != std::errc() || end != first + 4) return std::nullopt;
+    const std::string_view four = text_.substr(place_, 4);
+    const auto [end, error] = std::from_chars(four.begin(), four.end(), result, 16);
+    if (error != std::errc() || end != four.begin() + 4) {
+      fail_at("expected four hexadecimal digits in the escape", start);
+    }
+    place_ += 4;
     return result;
   }
 
-  // The character of "uXXXX" at the current place, with the second half of a surrogate pair.
-  uint32_t unicode() {
-    const auto high = hex(place_);
-    if (!high) fail_at("Invalid \\uXXXX escape", place_);
-    place_ += 5;
-    const bool is_high = *high >> 10 == 0xd800 >> 10;
-    if (!is_high || place_ + 6 >= text_.size() || !text_.substr(place_).starts_with("\\u")) {
-      return *high;
-    }
-    const auto low = hex(place_ + 1);
-    if (!low) fail_at("Invalid \\uXXXX escape", place_ + 1);
-    if (*low >> 10 != 0xdc00 >> 10) return *high;
-    place_ += 6;
-    return 0x10000 + ((*high & 0x3ff) << 10 | (*low & 0x3ff));
+  // The character of an escape that began at `start`, or of two, which are a surrogate pair.
+  uint32_t code_point(size_t start) {
+    const uint32_t first = hex(start);
+    if (first < 0xd800 || first > 0xdfff) return first;
+    const uint32_t second = first < 0xdc00 && take("\\u") ? hex(start) : 0;
+    if (second < 0xdc00 || second > 0xdfff) fail_at("expected a surrogate pair", start);
+    return 0x10000 + ((first & 0x3ff) << 10 | (second & 0x3ff));
   }
 
   std::string_view text_;
@@ -243,31 +192,111 @@ class Parser {
   int depth_ = 0;
 };
 
+// Append the entries of a list or an object, with commas between them.
+template <typename Entries, typename F>
+void append_all(std::string& text, const Entries& entries, const F& append_one) {
+  bool is_first = true;
+  for (const auto& entry : entries) {
+    if (!is_first) text += ", ";
+    is_first = false;
+    append_one(entry);
+  }
+}
+
+void append(std::string& text, const Json& value) {
+  if (value.is_null()) {
+    text += "null";
+  } else if (value.is<bool>()) {
+    text += value.get<bool>() ? "true" : "false";
+  } else if (value.is<Json::Number>()) {
+    text += value.get<Json::Number>().text;
+  } else if (value.is<std::string>()) {
+    text += quote(value.get<std::string>());
+  } else if (value.is<Json::List>()) {
+    text += '[';
+    append_all(text, value.get<Json::List>(), [&](const Json& one) { append(text, one); });
+    text += ']';
+  } else {
+    text += '{';
+    append_all(text, value.get<Json::Object>(), [&](const auto& one) {
+      text += quote(one.first) + ": ";
+      append(text, one.second);
+    });
+    text += '}';
+  }
+}
+
 }  // namespace
 
-Json parse_json(std::string_view text) { return Parser(text).all(); }
+Json::Json(Object members) {
+  std::sort(members.begin(), members.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  value_ = std::move(members);
+}
 
 std::optional<int64_t> Json::integer() const {
-  if (!is<Integer>()) return std::nullopt;
-  const std::string& digits = get<Integer>().digits;
+  if (!is<Number>()) return std::nullopt;
+  const std::string& text = get<Number>().text;
   int64_t result = 0;
-  const auto [_, error] = std::from_chars(digits.data(), digits.data() + digits.size(), result);
-  return error == std::errc() ? std::optional(result) : std::nullopt;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
+  const bool is_whole = error == std::errc() && end == text.data() + text.size();
+  return is_whole ? std::optional(result) : std::nullopt;
+}
+
+bool Json::holds_texts() const {
+  return is<List>() && std::all_of(get<List>().begin(), get<List>().end(),
+                                   [](const Json& one) { return one.is<std::string>(); });
 }
 
 const Json* Json::find(std::string_view key) const {
   if (!is<Object>()) return nullptr;
-  for (const JsonMember& member : get<Object>()) {
-    if (member.key == key) return &member.value;
-  }
-  return nullptr;
+  const Object& members = get<Object>();
+  const auto found = std::lower_bound(members.begin(), members.end(), key,
+                                      [](const auto& one, auto key) { return one.first < key; });
+  return found != members.end() && found->first == key ? &found->second : nullptr;
 }
 
 std::vector<std::string> Json::keys() const {
   std::vector<std::string> result;
-  for (const JsonMember& member : get<Object>()) result.push_back(member.key);
-  std::sort(result.begin(), result.end());
+  if (!is<Object>()) return result;
+  for (const auto& [key, _] : get<Object>()) result.push_back(key);
   return result;
+}
+
+Json parse_json(std::string_view text) { return Parser(text).all(); }
+
+std::string quote(std::string_view text) {
+  constexpr std::string_view hex = "0123456789abcdef";
+  std::string result(1, '"');
+  for (const char c : text) {
+    const size_t which = kMeanings.find(c);
+    const auto byte = static_cast<uint8_t>(c);
+    if (which != std::string_view::npos) {
+      result += '\\';
+      result += kLetters[which];
+    } else if (byte < 0x20) {
+      result += "\\u00";
+      result += hex[byte >> 4];
+      result += hex[byte & 15];
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string dump(const Json& value) {
+  std::string text;
+  append(text, value);
+  return text;
+}
+
+std::string shown(const Json& value) {
+  std::string text = dump(value);
+  if (text.size() <= kShown) return text;
+  size_t end = kShown;
+  while ((static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;  // within a character
+  return text.substr(0, end) + "...";
 }
 
 }  // namespace baraquant::files

@@ -10,7 +10,6 @@
 
 #include "api/nn/inference.h"
 #include "api/nn/int4.h"
-#include "files/text.h"
 #include "nn/configs.h"
 #include "nn/product.h"
 #include "workflow/layers.h"
@@ -38,28 +37,30 @@ void append_state(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
+std::string text_of(c10::IntArrayRef sizes) { return c10::str(sizes); }
+
 std::string padding_text(const torch::nn::Conv2dOptions& conv) {
   if (std::holds_alternative<torch::enumtype::kSame>(conv.padding())) return "same";
   if (std::holds_alternative<torch::enumtype::kValid>(conv.padding())) return "valid";
-  return tuple_repr(std::get<torch::ExpandingArray<2>>(conv.padding()));
+  return text_of(std::get<torch::ExpandingArray<2>>(conv.padding()));
 }
 
 Sizes conv_sizes(const torch::nn::Conv2dOptions& conv, int64_t in_channels, int64_t out_channels,
                  c10::IntArrayRef kernel) {
   return {{"in_channels", std::to_string(in_channels)},
           {"out_channels", std::to_string(out_channels)},
-          {"kernel_size", tuple_repr(kernel)},
+          {"kernel_size", text_of(kernel)},
           {"groups", std::to_string(conv.groups())},
           {"padding_mode", nn::padding_mode_of(conv)},
-          {"stride", tuple_repr(conv.stride())},
+          {"stride", text_of(conv.stride())},
           {"padding", padding_text(conv)},
-          {"dilation", tuple_repr(conv.dilation())}};
+          {"dilation", text_of(conv.dilation())}};
 }
 
 Sizes embedding_sizes(int64_t rows, int64_t columns, std::optional<int64_t> padding) {
   return {{"num_embeddings", std::to_string(rows)},
           {"embedding_dim", std::to_string(columns)},
-          {"padding_idx", padding ? std::to_string(*padding) : "None"}};
+          {"padding_idx", padding ? std::to_string(*padding) : "none"}};
 }
 
 Sizes linear_sizes(int64_t in_features, int64_t out_features) {

@@ -10,7 +10,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include "api/files.h"
-#include "api/nn/inference.h"
 #include "api/ops.h"
 #include "files/disk.h"
 #include "files/fits.h"
@@ -29,16 +28,6 @@ constexpr const char* kLoad = "baraquant.load_";
 
 using Modules = std::map<std::string, std::shared_ptr<torch::nn::Module>>;
 
-Manifest manifest_of(const Header& header) {
-  const auto found = header.metadata.find("baraquant");
-  if (found == header.metadata.end()) {
-    fail(
-        "expected a file of baraquant.save, but it is a safetensors file without its "
-        "configuration");
-  }
-  return parse_manifest(found->second);
-}
-
 at::Tensor read_tensor(const InputFile& file, const Header& header, const Entry& entry) {
   at::Tensor tensor = at::empty(entry.layout.shape, entry.layout.dtype);
   const size_t size = tensor.nbytes();
@@ -55,26 +44,23 @@ Tensors read_tensors(const InputFile& file, const Header& header, const Manifest
   for (const auto& [name, entry] : header.tensors) {
     stored[name] = read_tensor(file, header, entry);
   }
-  if (digest(manifest.plain, stored) != manifest.sha256) {
+  if (!is_whole(manifest.text, stored)) {
     fail("expected the data that was saved, but its checksum differs: damaged");
   }
-  stored = renamed(std::move(stored), manifest.names);
-  for (const auto& item : manifest.modules) {
-    const int64_t bits = item.value().weight_bits();
-    for (const auto& [name, shape] : item.value().packed) {
-      const std::string full = item.key() + "." + name;
+  for (const auto& [path, module] : manifest.modules) {
+    const int64_t bits = module.weight_bits();
+    for (const auto& [name, shape] : module.packed) {
+      const std::string full = path + "." + name;
       const auto found = stored.find(full);
       if (found == stored.end()) continue;
-      try {
+      within(full + ": ", [&, &shape = shape] {
         check_spare_bits(found->second, bits, c10::multiply_integers(shape));
-      } catch (const c10::ValueError& error) {
-        fail(full, ": ", error.what_without_backtrace());
-      }
+      });
       found->second = unpack(found->second, bits, shape);
       if (name == "packed") found->second = pack_int4(found->second);
     }
   }
-  for (const auto& item : manifest.shared_tensors) stored[item.key()] = stored.at(item.value());
+  for (const auto& [alias, name] : manifest.shared_tensors) stored[alias] = stored.at(name);
   return stored;
 }
 
@@ -113,22 +99,11 @@ void move_tensors(const torch::nn::Module& model, const Inside& is_inside, Tenso
 // Build the modules with their data.
 Modules build_modules(const Paths& paths, const Manifest& manifest, const Tensors& values) {
   Modules modules;
-  for (const auto& item : manifest.modules) {
-    const std::string& path = item.key();
+  for (const auto& [path, stored] : manifest.modules) {
     const torch::nn::Module& like = *paths.find(path);
-    StoredModule stored = item.value();
-    if (!dtype_of(stored.options)) {  // format 1
-      const auto* converted = dynamic_cast<const nn::QuantizedLayer*>(&like);
-      stored.options["dtype"] =
-          json_of(converted != nullptr ? converted->dtype() : weight_of(like).scalar_type());
-    }
-    modules[path] = build_module(path, stored, values, like);
-    try {
-      check_values(*stored.form, *modules[path]);
-    } catch (const c10::ValueError& error) {
-      fail(path, ": ", error.what_without_backtrace());
-    }
-    modules[path]->train(like.is_training());
+    const auto module = modules[path] = build_module(path, stored, values, like);
+    within(path + ": ", [&, &stored = stored] { check_values(*stored.form, *module); });
+    module->train(like.is_training());
   }
   return modules;
 }
@@ -142,8 +117,8 @@ struct Changes {
 // Read a file, and check everything.
 Changes read(torch::nn::Module& model, const InputFile& file) {
   const Header header = read_header(file);
-  const Manifest manifest = manifest_of(header);
-  const Tensors metas = meta_tensors(renamed(header.tensors, manifest.names), manifest);
+  const Manifest manifest = parse_manifest(header.configuration);
+  const Tensors metas = meta_tensors(header.tensors, manifest);
   const Paths paths(model);
   check_fits(model, paths, manifest, metas);
   Tensors values = read_tensors(file, header, manifest);
@@ -154,7 +129,7 @@ Changes read(torch::nn::Module& model, const InputFile& file) {
     if (is_inside(name)) continue;
     const auto own = values.find(name);
     const at::Tensor value =
-        own != values.end() ? own->second : values.at(manifest.constants[name]);
+        own != values.end() ? own->second : values.at(manifest.constants.at(name));
     // A constant of another shape stays what the model has computed, as in Python.
     if (value.sizes() != tensor.sizes() || value.scalar_type() != tensor.scalar_type()) continue;
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
@@ -168,13 +143,7 @@ Changes read(torch::nn::Module& model, const InputFile& file) {
 Changes read_file(torch::nn::Module& model, const std::filesystem::path& path) {
   const InputFile file(path);
   const std::string name = std::filesystem::path(path_text(path)).filename().string();
-  try {
-    return read(model, file);
-  } catch (const c10::ValueError& error) {
-    fail(kLoad, ": ", name, ": ", error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    fail(kLoad, ": ", name, ": ", error.what_without_backtrace());
-  }
+  return within(c10::str(kLoad, ": ", name, ": "), [&] { return read(model, file); });
 }
 
 // Give a tensor of the model other values. Members of its module may hold the tensor, so it stays

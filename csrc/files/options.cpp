@@ -49,11 +49,11 @@ bool is_rounder(const Json& value) {
        {"quant_min", is_int},
        {"quant_max", is_int},
        {"symmetric", is_bool}}};
-  if (!value.is<Json::Object>() || value.get<Json::Object>().size() != types.size()) return false;
-  return std::all_of(types.begin(), types.end(), [&](const auto& type) {
-    const Json* entry = value.find(type.first);
-    return entry != nullptr && type.second(*entry);
-  });
+  return value.keys().size() == types.size() &&
+         std::all_of(types.begin(), types.end(), [&](const auto& type) {
+           const Json* entry = value.find(type.first);
+           return entry != nullptr && type.second(*entry);
+         });
 }
 
 }  // namespace
@@ -99,13 +99,10 @@ std::vector<int64_t> list_of(const Options& options, const std::string& name) {
   return result;
 }
 
-std::optional<c10::ScalarType> dtype_of(const Options& options) {
-  const Json& value = options.at("dtype");
-  if (value.is_null()) return std::nullopt;
-  for (const auto& [name, dtype] : kFloats) {
-    if (name == value.get<std::string>()) return dtype;
-  }
-  return std::nullopt;
+c10::ScalarType dtype_of(const Options& options) {
+  return std::find_if(kFloats.begin(), kFloats.end(),
+                      [&](const auto& one) { return one.first == text_of(options, "dtype"); })
+      ->second;
 }
 
 Json json_of(std::optional<int64_t> value) { return value ? Json(*value) : Json(); }

@@ -31,8 +31,7 @@ Option sizes_option(const std::string& name);
 Option padding_option(const std::string& name);
 Option rounder_option(const std::string& name);
 
-// Options by their names, all of them valid. An option that an older format lacks has its value for
-// that format; the dtype is null in format 1.
+// Options by their names, all of them valid.
 using Options = std::map<std::string, Json>;
 
 bool bool_of(const Options& options, const std::string& name);
@@ -40,7 +39,7 @@ int64_t int_of(const Options& options, const std::string& name);
 std::optional<int64_t> maybe_int_of(const Options& options, const std::string& name);
 const std::string& text_of(const Options& options, const std::string& name);
 std::vector<int64_t> list_of(const Options& options, const std::string& name);
-std::optional<c10::ScalarType> dtype_of(const Options& options);
+c10::ScalarType dtype_of(const Options& options);
 
 Json json_of(std::optional<int64_t> value);
 Json json_of(c10::IntArrayRef values);

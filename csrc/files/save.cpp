@@ -33,11 +33,7 @@ struct Quantized {
 };
 
 void check_name(const std::string& name) {
-  try {
-    check_utf8(name);
-  } catch (const c10::ValueError&) {
-    fail(kSave, repr(name), ": expected a name in UTF-8");
-  }
+  if (!is_utf8(name)) fail(kSave, name, ": expected a name in UTF-8");
 }
 
 Quantized quantized_modules(const torch::nn::Module& model) {
@@ -100,13 +96,10 @@ std::vector<int64_t> shape_of(const torch::nn::Module& module) {
 // The configuration's entry for a module, whose values are checked first.
 Json entry_of(const std::string& path, const torch::nn::Module& module) {
   const Form& form = *form_of(module);
-  Json options;
-  try {
+  Json options = within(c10::str(kSave, path, ": "), [&] {
     check_values(form, module);
-    options = read_options(form, module);
-  } catch (const c10::ValueError& error) {
-    fail(kSave, path, ": ", error.what_without_backtrace());
-  }
+    return read_options(form, module);
+  });
   Json::Object packed;
   if (const char* name = narrow_name(module)) {
     packed.push_back({name, json_of(shape_of(module))});
@@ -128,31 +121,12 @@ Json::List fused_paths(const torch::nn::Module& model) {
   return paths;
 }
 
-std::string layout_text(const at::Tensor& tensor) {
-  switch (tensor.layout()) {
-    case c10::kStrided:
-      return "torch.strided";
-    case c10::kSparse:
-      return "torch.sparse_coo";
-    case c10::kSparseCsr:
-      return "torch.sparse_csr";
-    case c10::kSparseCsc:
-      return "torch.sparse_csc";
-    case c10::kSparseBsr:
-      return "torch.sparse_bsr";
-    case c10::kSparseBsc:
-      return "torch.sparse_bsc";
-    default:
-      return c10::str(tensor.layout());
-  }
-}
-
 void check_storable(const std::string& name, const at::Tensor& tensor) {
   check_name(name);
   const bool is_dense = tensor.layout() == c10::kStrided && !tensor.is_nested();
-  if (is_dense && is_storable(tensor.scalar_type()) && !tensor.is_meta()) return;
+  if (is_dense && !stored_name(tensor.scalar_type()).empty() && !tensor.is_meta()) return;
   fail(kSave, name, ": expected a dense tensor of a common dtype, with data, but got ",
-       dtype_name(tensor.scalar_type()), ", ", layout_text(tensor), ", on ", tensor.device().str());
+       dtype_name(tensor.scalar_type()), ", ", tensor.layout(), ", on ", tensor.device().str());
 }
 
 // Where a tensor has its values, and how they are stored: equal for tensors that are stored once.
@@ -201,16 +175,17 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
     if (const char* tensor = narrow_name(*module)) narrow[c10::str(name, ".", tensor)] = module;
   }
   auto [stored, shared] = stored_tensors(model, narrow);
-  const Json::Object plain = {{"format", kFormat},
-                              {"writer", c10::str("baraquant ", build_info().version)},
-                              {"modules", std::move(modules)},
-                              {"shared_modules", std::move(quantized.shared)},
-                              {"shared_tensors", std::move(shared)},
-                              {"constants", Json::Object()},
-                              {"unpacked", Json::List()},
-                              {"fused", fused_paths(model)}};
-  const std::string text = write_manifest(plain, stored);
-  const auto [header, ordered] = write_header(stored, "baraquant", text);
+  const std::string text = write_manifest({{"format", kFormat},
+                                           {"writer", c10::str("baraquant ", build_info().version)},
+                                           {"modules", std::move(modules)},
+                                           {"shared_modules", std::move(quantized.shared)},
+                                           {"shared_tensors", std::move(shared)},
+                                           {"constants", Json::Object()},
+                                           {"unpacked", Json::List()},
+                                           {"fused", fused_paths(model)},
+                                           {"channels_last", Json::List()}},
+                                          stored);
+  const auto [header, ordered] = write_header(stored, text);
   replace_file(path, [&](OutputFile& file) {
     file.write(header.data(), header.size());
     for (const at::Tensor& tensor : ordered) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Wrong files and wrong models: the errors of C++ are Python's."""
+"""Wrong files and wrong models: C++ refuses what Python refuses, at the same place."""
 
 from __future__ import annotations
 
@@ -28,32 +28,39 @@ from tests.support.models.every_layer import integers, scales
 pytestmark = pytest.mark.process
 
 
+def place_of(message: str) -> str:
+    """What a message leads with: the function, the file, and the path or the name, if it has one.
+
+    The words behind that are each language's own.
+    """
+    parts = message.split(": ")[:3]
+    return ": ".join(part for part in parts if not part.startswith("expected "))
+
+
 def python_error(path: Path, model: str) -> list[str]:
-    """What Python says, as the program prints it."""
+    """The kind and the place of Python's error, and that the model is unchanged."""
     try:
         baraquant.load_(Network(model), path)
-    except (ValueError, OSError) as error:
-        kind = "ValueError" if isinstance(error, ValueError) else "Error"
-        return [kind, str(error).replace("\n", "\\n"), "unchanged"]
+    except ValueError as error:
+        return ["ValueError", place_of(str(error)), "unchanged"]
     return ["ok"]
 
 
-# Where the text differs: Python shows a set in any order, and only C++ lacks what these have.
-OTHER_TEXT = {
-    "padding of text": "conv2: Invalid padding string 'odd', should be one of {'same', 'valid'}",
-    "further modules": "dynamic: expected nothing beside the layer's own tensors, but got "
-    "['adapter']; baraquant.load_ of Python loads it",
-    "further of its own": "dynamic: expected nothing beside the layer's own tensors, but got "
-    "['qweight']; baraquant.load_ of Python loads it",
-    "unpacked a layer": "dynamic: expected a model without attentions and recurrent modules of "
-    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
-    "unpacked nothing": "nowhere: expected a model without attentions and recurrent modules of "
-    "PyTorch that are quantized, but it is one; baraquant.load_ of Python loads it",
-}
+def cpp_error(printed: list[str]) -> list[str]:
+    """The same of what the program printed."""
+    if printed == ["ok"]:
+        return printed
+    kind, text, state = printed
+    assert "expected " in text and len(text) < 1000, text
+    return [kind, place_of(text), state]
+
+
+# Python reads the number, and refuses it at its place; or C++ lacks what the file has.
+OTHER_PLACE = {"a number of many digits": "norm.weight"}
 
 
 @pytest.mark.exhaustive
-def test_damaged_files_have_pythons_errors(
+def test_damaged_files(
     run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
 ) -> None:
     raw, original = stored.read_bytes(), parts(stored)
@@ -71,12 +78,12 @@ def test_damaged_files_have_pythons_errors(
     for name, path, got in zip(names, files, printed, strict=True):
         wanted = python_error(path, EVERY)
         assert wanted[0] == "ValueError", name
-        if name in OTHER_TEXT:
-            wanted[1] = f"baraquant.load_: {path.name}: {OTHER_TEXT[name]}"
-        assert got == wanted, name
+        if name in OTHER_PLACE:
+            wanted[1] = f"baraquant.load_: {path.name}: {OTHER_PLACE[name]}"
+        assert cpp_error(got) == wanted, name
 
 
-def test_cuts_and_flipped_bits_have_pythons_errors(
+def test_cuts_and_flipped_bits(
     run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
 ) -> None:
     raw = stored.read_bytes()
@@ -90,11 +97,7 @@ def test_cuts_and_flipped_bits_have_pythons_errors(
             files.append(path)
     printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
     for path, got in zip(files, printed, strict=True):
-        wanted = python_error(path, EVERY)
-        if wanted[0] == "ok" or "SafetensorError" in wanted[1] or "whole file, but" in wanted[1]:
-            assert got[0] in ("ok", "ValueError")
-        else:
-            assert got == wanted, path.name
+        assert cpp_error(got) == python_error(path, EVERY), path.name
 
 
 OTHERS = {
@@ -116,7 +119,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_other_architectures_have_pythons_errors(
+def test_other_architectures(
     bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
     model = Network(TIED)
@@ -126,10 +129,10 @@ def test_other_architectures_have_pythons_errors(
     printed = run_jobs(*(("copy", "float32", text, path, "", "") for text in OTHERS.values()))
     printed += run_jobs(("copy", "float64", TIED, path, "", ""))
     for (name, text), got in zip(OTHERS.items(), printed, strict=False):
-        assert got == python_error(path, text), name
+        assert cpp_error(got) == python_error(path, text), name
     with pytest.raises(ValueError) as caught:
         baraquant.load_(Network(TIED, torch.float64), path)
-    assert printed[-1] == ["ValueError", str(caught.value), "unchanged"]
+    assert cpp_error(printed[-1]) == ["ValueError", place_of(str(caught.value)), "unchanged"]
 
 
 def test_ties_that_the_file_does_not_have(
@@ -140,7 +143,7 @@ def test_ties_that_the_file_does_not_have(
     baraquant.quantize_(model, W8A8(), filter_fn=lambda module, name: "." in name)
     baraquant.save(model, tmp_path / "a")
     (got,) = run_jobs(("copy", "float32", TIED, tmp_path / "a", "", ""))
-    assert got == python_error(tmp_path / "a", TIED)
+    assert cpp_error(got) == python_error(tmp_path / "a", TIED)
     assert "embedding.weight: expected one tensor for embedding.weight, head.weight" in got[1]
 
 
@@ -156,7 +159,7 @@ def test_bits_behind_the_last_packed_integer(
     data = data[:last] + bytes([data[last] ^ 1 << 5]) + data[last + 1 :]
     write(path, signed(header, config, data), data)
     (got,) = run_jobs(("copy", "float32", "fc:Linear,3,3,1", path, "", ""))
-    assert got == python_error(path, "fc:Linear,3,3,1")
+    assert cpp_error(got) == python_error(path, "fc:Linear,3,3,1")
     assert "the 5 bits behind the last integer" in got[1]
 
 
@@ -178,9 +181,7 @@ LIES_OF_FACTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
 BYTES_OF_FACTORS = {"group_factor": 17, "group_zero_point": 16, "packed": 0xFF}
 
 
-def test_wrong_factors_have_pythons_errors(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
+def test_wrong_factors(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
     torch.manual_seed(3)
     model, line = Network("fc:Linear,8,8,1"), "fc:Linear,8,8,1"
     model.fc = four_bits(torch.float32)["int4"]
@@ -201,7 +202,7 @@ def test_wrong_factors_have_pythons_errors(
         write(paths[-1], signed(header, config, bad), bad)
     printed = run_jobs(*(("copy", "float32", line, path, "", "") for path in paths))
     for path, got in zip(paths, printed, strict=True):
-        assert got == python_error(path, line), path.name
+        assert cpp_error(got) == python_error(path, line), path.name
         assert got[0] == "ValueError", path.name
 
 
@@ -229,7 +230,7 @@ LIES_OF_PACKED: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("bits", (3, 4))
-def test_wrong_packed_weights_have_pythons_errors(
+def test_wrong_packed_weights(
     bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
     """Three bits are a string of bits in the file, four are stored as they are."""
@@ -250,7 +251,7 @@ def test_wrong_packed_weights_have_pythons_errors(
         write(paths[-1], signed(header, changed, data), data)
     printed = run_jobs(*(("copy", "float32", line, path, "", "") for path in paths))
     for path, got in zip(paths, printed, strict=True):
-        assert got == python_error(path, line), path.name
+        assert cpp_error(got) == python_error(path, line), path.name
         assert got[0] == "ValueError", path.name
 
 
@@ -264,11 +265,11 @@ def test_what_the_system_refuses(
         ("copy", "float32", EVERY, f"{tmp_path}/./{folder.name}//", "", ""),
         ("copy", "float32", EVERY, stored, tmp_path / "no" / "x", ""),
     )
-    assert printed[0] == python_error(none, EVERY)
-    assert printed[1] == python_error(folder, EVERY)
+    texts = f"{none}: No such file or directory", f"{folder}: Is a directory"
+    assert printed[:2] == [["Error", text, "unchanged"] for text in texts]
     kind, text, _ = printed[2]
-    assert kind == "Error" and text.startswith("[Errno 2] No such file or directory: ")
-    assert text.endswith(".partial'") and str(tmp_path / "no" / "x") in text
+    assert kind == "Error" and text.startswith(str(tmp_path / "no" / "x"))
+    assert text.endswith(".partial: No such file or directory")
 
 
 REFUSED = {
@@ -293,7 +294,7 @@ def test_models_that_are_not_saved(
         baraquant.save(model, path)
     kind = "quantize" if is_quantized else "save"
     (got,) = run_jobs((kind, "float32", text, "", path, "W8A16"))
-    assert got[:2] == ["ValueError", str(caught.value)]
+    assert [got[0], place_of(got[1])] == ["ValueError", place_of(str(caught.value))]
     assert not list(path.parent.iterdir())
 
 

@@ -66,11 +66,13 @@ def put(place, value):
 
 LIES = {
     "newer": (
-        manifest(lambda c: c.update(format=5, writer="baraquant 9.0")),
-        "expected format 4 at most, but got 5: 'baraquant 9.0' has written it; update baraquant",
+        manifest(lambda c: c.update(format=2, writer="baraquant 9.0", more=[])),
+        "expected format 1, but got 2, which 'baraquant 9.0' has written",
     ),
-    "format 0": (manifest(lambda c: c.update(format=0)), "expected a format of 1 or more"),
-    "format true": (manifest(lambda c: c.update(format=True)), "expected a format of 1 or more"),
+    "format 0": (manifest(lambda c: c.update(format=0)), "expected format 1, but got 0"),
+    "format 1.0": (manifest(lambda c: c.update(format=1.0)), "expected format 1, but got 1.0"),
+    "format true": (manifest(lambda c: c.update(format=True)), "expected format 1, but got True"),
+    "a writer of numbers": (manifest(lambda c: c.update(writer=[3])), "expected writer to be a t"),
     "a key more": (manifest(lambda c: c.update(code="x")), "expected its configuration to have"),
     "a key less": (manifest(lambda c: c.pop("modules")), "expected its configuration to have"),
     "no modules": (manifest(lambda c: c.update(modules={})), "expected its configuration to name"),
@@ -143,6 +145,18 @@ LIES = {
     "unpacked nothing": (
         manifest(lambda c: c.update(unpacked=["nowhere"])),
         "nowhere: expected a module of GRU, .*, but the model has no such module",
+    ),
+    "channels_last a linear layer": (
+        manifest(lambda c: c.update(channels_last=["dynamic"])),
+        "dynamic: expected a convolution, as it is in channels_last",
+    ),
+    "channels_last nothing": (
+        manifest(lambda c: c.update(channels_last=["nowhere"])),
+        "nowhere: expected a convolution, as it is in channels_last",
+    ),
+    "channels_last a path": (
+        manifest(lambda c: c.update(channels_last="conv2")),
+        "expected channels_last to hold paths",
     ),
     "packed code": (
         module("narrow", "packed", {"x": [1]}),

@@ -3,11 +3,12 @@
 
 import json
 import pickle
+import re
 import struct
 
 import torch
 
-from baraquant.workflow.serialization.manifest import digest
+from baraquant.workflow.serialization.manifest import write_manifest
 
 
 def header_length(path):
@@ -41,8 +42,7 @@ def signed(header, manifest, data):
             raw = raw[: end - begin]
             tensors[name] = raw.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
     plain = {key: value for key, value in manifest.items() if key != "sha256"}
-    manifest = {**plain, "sha256": digest(plain, tensors)}
-    header["__metadata__"] = {"baraquant": json.dumps(manifest)}
+    header["__metadata__"] = {"baraquant": write_manifest(plain, tensors)}
     return header
 
 
@@ -72,6 +72,17 @@ def entry(name, **values):
     return header_text(replace)
 
 
+def configuration(replace):
+    """Change the text of the configuration."""
+
+    def change(text):
+        header = json.loads(text)
+        header["__metadata__"]["baraquant"] = replace(header["__metadata__"]["baraquant"])
+        return json.dumps(header).encode()
+
+    return header_text(change)
+
+
 def flip(place):
     """Flip one bit, counted from the end."""
     return lambda raw: raw[:-place] + bytes([raw[-place] ^ 1]) + raw[len(raw) - place + 1 :]
@@ -89,6 +100,8 @@ def without(name):
 
     return header_text(replace)
 
+
+MANY_DIGITS = rb"\1[%s]" % (b"8" * 5000)
 
 CORRUPTIONS = {
     "empty": (cut(0), "expected at least 8 bytes, but it has 0: it is cut off"),
@@ -132,6 +145,10 @@ CORRUPTIONS = {
     "half a size": (entry("norm.weight", shape=[8.0]), "norm.weight: expected a shape of whole"),
     "true": (entry("norm.weight", shape=[True]), "norm.weight: expected a shape of whole sizes"),
     "a huge size": (entry("norm.weight", shape=[2**63]), "norm.weight: expected a shape of whole"),
+    "a number of many digits": (
+        header_text(lambda text: re.sub(rb'(norm.weight":{[^}]*)\[8\]', MANY_DIGITS, text)),
+        "expected its header to be JSON|norm.weight: expected a shape of whole",
+    ),
     "a product beyond": (
         entry("norm.weight", shape=[2**62, 2**62]),
         "norm.weight: expected .* bytes",
@@ -170,7 +187,71 @@ CORRUPTIONS = {
     "configuration cut": (entry("__metadata__", baraquant="{"), "expected its configuration to be"),
     "configuration empty": (
         entry("__metadata__", baraquant="{}"),
-        "expected a format of 1 or more",
+        "expected format 1, but got None",
+    ),
+    "configuration of a list": (
+        entry("__metadata__", baraquant="[]"),
+        "expected format 1, but got None",
+    ),
+    "configuration laid out anew": (
+        configuration(lambda text: json.dumps(json.loads(text), indent=1)),
+        "its checksum differs: damaged",
+    ),
+    "configuration with a space more": (
+        configuration(lambda text: text + " "),
+        "its checksum differs: damaged",
+    ),
+    "another checksum": (
+        configuration(lambda text: f"{text[:-3]}{'1' if text[-3] == '0' else '0'}{text[-2:]}"),
+        "its checksum differs: damaged",
+    ),
+    "the checksum elsewhere": (
+        configuration(lambda text: json.dumps(json.loads(text), sort_keys=True)),
+        "its checksum differs: damaged",
+    ),
+    "half a surrogate pair": (
+        configuration(lambda text: text.replace('"dynamic"', '"\\ud83d"', 1)),
+        "expected its configuration to be JSON, but .* surrogates not allowed",
+    ),
+    "half a surrogate pair as a name": (
+        header_text(lambda text: text.replace(b'"norm.weight"', b'"\\udc00"', 1)),
+        "expected its header to be JSON, but .* surrogates not allowed",
+    ),
+    "a number that begins with 0": (
+        header_text(lambda text: text.replace(b"[8]", b"[08]", 1)),
+        "expected its header to be JSON",
+    ),
+    "a comma at the end": (
+        header_text(lambda text: text.replace(b"[8]", b"[8,]", 1)),
+        "expected its header to be JSON",
+    ),
+    "a line break in a text": (
+        header_text(lambda text: text.replace(b'"F32"', b'"F\n32"', 1)),
+        "expected its header to be JSON",
+    ),
+    "an unknown escape": (
+        header_text(lambda text: text.replace(b'"F32"', b'"\\x32"', 1)),
+        "expected its header to be JSON",
+    ),
+    "three digits of an escape": (
+        header_text(lambda text: text.replace(b'"F32"', b'"\\u032"', 1)),
+        "expected its header to be JSON",
+    ),
+    "a character of too many bytes": (
+        header_text(lambda text: text.replace(b'"F32"', b'"\xe0\x80\xbf"', 1)),
+        "expected its header to be JSON",
+    ),
+    "a surrogate in UTF-8": (
+        header_text(lambda text: text.replace(b'"F32"', b'"\xed\xa0\x80"', 1)),
+        "expected its header to be JSON",
+    ),
+    "a character beyond Unicode": (
+        header_text(lambda text: text.replace(b'"F32"', b'"\xf4\x90\x80\x80"', 1)),
+        "expected its header to be JSON",
+    ),
+    "more than its JSON": (
+        header_text(lambda text: text + b"{}"),
+        "expected its header to be JSON",
     ),
     "a bit of the last tensor": (flip(1), "its checksum differs: damaged"),
     "a bit in the middle": (flip(200), "its checksum differs: damaged"),

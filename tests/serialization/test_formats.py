@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Files of format 1, and what a file holds beside the state dict.
+"""The format of files, and what a file holds beside the state dict.
 
-The files in ``data`` were written when 1 was the format: ``Every().quantize()`` of the seed 7, and
-a ``Tied`` network quantized with W8A8; the others are ``Every`` in the formats of their names.
+The file in ``data`` is ``Every().quantize()`` of the seed 7.
 """
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -45,47 +45,53 @@ def raw(path):
         return json.loads(file.metadata()["baraquant"]), {n: file.get_tensor(n) for n in names}
 
 
-@pytest.mark.parametrize("how", ["built", "function", "meta"])
-def test_format_1_is_read(how):
-    make = {"built": lambda b: b(), "function": lambda b: b, "meta": on_meta}[how]
+MADE = {"built": lambda build: build(), "function": lambda build: build, "meta": on_meta}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_a_file_of_format_1_is_read(how):
     path = DATA / "format_1_every.safetensors"
     assert raw(path)[0]["format"] == 1
+    loaded = baraquant.load_(MADE[how](Every), path).eval()
     torch.manual_seed(7)
-    expected = Every().quantize()
-    assert same(baraquant.load_(make(Every), path).eval(), expected)
-    path = DATA / "format_1_tied.safetensors"
-    config, tensors = raw(path)
-    loaded = baraquant.load_(make(Tied), path).eval()
+    assert same(loaded, Every().quantize())
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_tied_weights_shared_modules_and_attentions(how, tmp_path):
+    torch.manual_seed(7)
+    model = Tied().eval()
+    baraquant.quantize_(model, baraquant.W8A8())
+    baraquant.save(model, tmp_path / "a")
+    config, tensors = raw(tmp_path / "a")
+    loaded = baraquant.load_(MADE[how](Tied), tmp_path / "a").eval()
     assert loaded.head.qweight is loaded.embedding.qweight and loaded.again is loaded.block.linear1
-    assert torch.equal(loaded.embedding.qweight, tensors["embedding.weight"])
-    assert config["shared_tensors"]["head.weight"] == "embedding.weight"
+    assert torch.equal(loaded.embedding.qweight, tensors["embedding.qweight"])
+    assert config["shared_tensors"]["head.qweight"] == "embedding.qweight"
+    assert config["unpacked"] == ["block.self_attn"]
     tokens = torch.tensor([[1, 5, 10]])
-    assert torch.isfinite(loaded(tokens)).all()
+    assert torch.equal(loaded(tokens), model(tokens))
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_formats_2_and_3_are_read(version):
-    path = DATA / f"format_{version}_every.safetensors"
-    assert raw(path)[0]["format"] == version
-    torch.manual_seed(7)
-    assert same(baraquant.load_(Every, path).eval(), Every().quantize())
-
-
-def test_format_3_is_read(tmp_path):
-    """Its linear layers have no ``rotate``."""
-    path = DATA / "format_3_every.safetensors"
-    config = raw(path)[0]
-    assert config["format"] == 3 and "rotate" not in config["modules"]["dynamic"]["options"]
-    torch.manual_seed(7)
-    assert same(baraquant.load_(Every, path).eval(), Every().quantize())
-
-
-def test_old_formats_become_the_current_one(tmp_path):
-    loaded = baraquant.load_(Tied, DATA / "format_1_tied.safetensors").eval()
-    baraquant.save(loaded, tmp_path / "new")
-    config, tensors = raw(tmp_path / "new")
-    assert config["format"] == 4 and "embedding.qweight" in tensors
-    assert same(baraquant.load_(Tied, tmp_path / "new").eval(), loaded)
+def test_the_bytes_that_the_checksum_covers(tmp_path):
+    """The text before it, then each tensor with its name, dtype and sizes; computed here anew."""
+    model = nn.ModuleDict({"größe": nn.Linear(6, 3), "b": nn.LayerNorm(3), "a": nn.Linear(3, 3)})
+    baraquant.quantize_(model, baraquant.W4A16(group_size=3))
+    baraquant.save(model, tmp_path / "a")
+    with safe_open(tmp_path / "a", "pt") as file:
+        assert set(file.metadata()) == {"baraquant"}
+        text = file.metadata()["baraquant"]
+        expected = hashlib.sha256(text[:-79].encode())
+        for name in sorted(file.keys()):
+            dtype, sizes = file.get_slice(name).get_dtype(), file.get_slice(name).get_shape()
+            fields = [name, dtype, *map(str, sizes)]
+            expected.update(b"".join(field.encode() + b"\0" for field in fields))
+            expected.update(file.get_tensor(name).numpy().tobytes())
+    assert text[-79:] == f', "sha256": "{expected.hexdigest()}"}}'
+    config = json.loads(text)
+    del config["sha256"]
+    assert text[:-79] == json.dumps(config, sort_keys=True, ensure_ascii=False)[:-1]
+    assert '"größe"' in text
 
 
 class Rotary(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +40,6 @@ class Metas:
                 )
         self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
         self.modules: dict[str, nn.Module] = {}  # built when their places are known
-
-
-def renamed(tensors: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return the content of a file under the current names."""
-    new = {names.get(name, name): value for name, value in tensors.items()}
-    if len(new) != len(tensors):
-        twice = next(name for old, name in names.items() if old in tensors and name in tensors)
-        raise ValueError(f"{twice}: expected it once, but the file has it under two names")
-    return new
 
 
 def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -162,9 +152,7 @@ def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: 
             f"model has {'one' if bias is None else 'none'}"
         )
     dtype = stored.options["dtype"]
-    if dtype is None and bias is not None:  # format 1
-        dtype = bias.dtype
-    if dtype is None or is_same:
+    if is_same:
         return
     model_dtype = weights_of(module)[0].dtype
     if dtype != model_dtype:

@@ -62,7 +62,7 @@ class Header:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, refusing repeated keys, NaN and infinity.
+    """Parse JSON, refusing repeated keys, NaN, infinity and what UTF-8 cannot hold.
 
     Raises:
         ValueError: The text is not JSON, or contains one of those.
@@ -82,9 +82,12 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # refuses one half of a surrogate pair
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    return value
 
 
 def read_header(path: Path, expected: str = "a file of baraquant.save") -> Header:
@@ -169,7 +172,7 @@ def is_sizes(value: Any) -> bool:
 def _check_places(tensors: dict[str, Entry], size: int) -> None:
     """Check that the tensors fill the data in order, without gap, overlap or remainder."""
     end = 0
-    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+    for name, entry in sorted(tensors.items(), key=lambda t: (t[1].begin, t[1].end, t[0])):
         if entry.begin != end:
             raise ValueError(
                 f"{name}: expected its data to begin at {end}, where the one before it ends, but "

@@ -20,13 +20,13 @@ from ... import ops
 from ...nn.inference.conv import Convolution
 from ..fused_ops import with_fused_ops
 from ..inference_mode import makes_normal_tensors
-from ..layers import parents, weights_of
+from ..layers import parents
 from ..replace import check_model
 from ..unpack import unpacked
 from .data import import_safetensors, read_tensors
-from .fits import Metas, build_module, check_fits, renamed
-from .header import Header, parse_json, read_header
-from .manifest import CHANNELS_LAST, Manifest, digest, parse_manifest
+from .fits import Metas, build_module, check_fits
+from .header import Header, read_header
+from .manifest import Manifest, is_whole, parse_manifest
 from .meta import Built, put
 from .packing import check_spare_bits, unpack
 
@@ -56,7 +56,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         The model.
 
     Raises:
-        ValueError: The file is damaged, of another kind, of a newer version, or does not fit the
+        ValueError: The file is damaged, of another kind, of another format, or does not fit the
             model. The message has the path of the module or the tensor. The model is unchanged.
         TypeError: ``model`` is neither a module nor a function that returns one.
         ImportError: safetensors is not installed.
@@ -84,8 +84,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     try:
         header = read_header(file)
         manifest = _manifest(header)
-        entries = renamed(header.tensors, manifest.names)
-        metas = Metas(entries, manifest)
+        metas = Metas(header.tensors, manifest)
         swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
         with (
             with_fused_ops(model, _CALLER, manifest.fused),
@@ -94,7 +93,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
             check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
             modules = _build(built, manifest, values)
-            _set_memory_formats(modules, header)
+            _set_memory_formats(modules, manifest.channels_last)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
@@ -111,27 +110,20 @@ def _manifest(header: Header) -> Manifest:
     return parse_manifest(header.metadata["baraquant"])
 
 
-def _set_memory_formats(modules: dict[str, nn.Module], header: Header) -> None:
+def _set_memory_formats(modules: dict[str, nn.Module], channels_last: set[str]) -> None:
     """Let convolutions compute with weights of the memory format that they had."""
-    try:
-        paths = parse_json(header.metadata.get(CHANNELS_LAST, "[]"))
-    except ValueError as error:
-        raise ValueError(f"{CHANNELS_LAST}: {error}") from None
-    for path in paths if isinstance(paths, list) else [paths]:
-        module = modules.get(path) if isinstance(path, str) else None
+    for path in sorted(channels_last):
+        module = modules.get(path)
         if not isinstance(module, Convolution):
-            raise ValueError(
-                f"{CHANNELS_LAST}: expected paths of convolutions, but got {path!r:.80}"
-            )
+            raise ValueError(f"{path}: expected a convolution, as it is in channels_last")
         module.channels_last = module.qweight.dim() > 3
 
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
     """Read all tensors, shared ones as the same object, and check the checksum."""
     stored = read_tensors(file, header.tensors, _CALLER)
-    if digest(manifest.plain, stored) != manifest.sha256:
+    if not is_whole(manifest.text, stored):
         raise ValueError("expected the data that was saved, but its checksum differs: damaged")
-    stored = renamed(stored, manifest.names)
     for path, module in manifest.modules.items():
         for name, shape in module.packed.items():
             full = f"{path}.{name}"
@@ -171,8 +163,6 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
         values[name] = moved.setdefault(key, tensor.to(device))
     modules = {}
     for path, stored in manifest.modules.items():
-        if stored.options["dtype"] is None:
-            stored.options["dtype"] = weights_of(at[path])[0].dtype
         modules[path] = build_module(path, stored, values, at[path])
         try:
             stored.form.check_values(modules[path])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The JSON that ``baraquant.save`` writes in addition to the tensors: the classes of the modules.
 
-``{"format": 4, "writer": ..., "modules": {path: {"class", "options", "packed", "further"}},
-"shared_modules": {path: path}, "shared_tensors": {name: name}, "constants": {name: name},
-"unpacked": [path], "fused": [path], "sha256": ...}``.
+``{"channels_last": [path], "constants": {name: name}, "format": 1, "fused": [path],
+"modules": {path: {"class", "further", "options", "packed"}}, "shared_modules": {path: path},
+"shared_tensors": {name: name}, "unpacked": [path], "writer": text, "sha256": text}``.
 
 ``packed`` has the shapes of the int8 tensors that the file holds as strings of bits
 (:mod:`.packing`; their width is the ``weight_bits`` of the options). Integers of two or three bits
@@ -13,12 +13,14 @@ of its layer.
 ``constants`` are the buffers that are in no state dict, such as rotary frequencies, each with the
 name of a tensor in the file: a model on the meta device has no other source for them. ``unpacked``
 are the attentions and recurrent modules that were unpacked into modules of linear layers, and
-``fused`` the norms and activations that :func:`baraquant.use_fused_ops_` swapped. The checksum
-covers everything else and the tensors. It finds damage; it is not a signature.
+``fused`` the norms and activations that :func:`baraquant.use_fused_ops_` swapped.
+``channels_last`` are the convolutions whose floating weight has that memory format: a reader that
+leaves it out gets the same numbers, up to PyTorch's algorithm.
 
-Formats 1 to 3 had no ``fused``, and no ``rotate`` in the options of linear layers. Formats 1 and 2
-had other names for two classes, and ``attentions`` instead of ``unpacked``. Format 1 had no
-constants, and called the integers ``weight`` instead of ``qweight``.
+The checksum is the last member, ``, "sha256": "<64 digits>"}``, so that a reader cuts it off. It is
+the SHA-256 of the bytes of the text before it, and of each tensor, in the order of their names: the
+name, the dtype as safetensors names it and the sizes as decimal numbers, each with a zero byte
+behind it, then the bytes that are stored. It finds damage; it is not a signature.
 """
 
 from __future__ import annotations
@@ -34,18 +36,11 @@ from torch import Tensor
 from ..forms import Form
 from ..layers import form_named, form_names
 from .data import bytes_of
-from .header import is_sizes, parse_json
+from .header import DTYPES, is_sizes, parse_json
 
-FORMAT = 4
-# The entry beside this JSON with the paths of convolutions whose floating weight is channels_last.
-# Readers that do not know it get the same numbers, up to PyTorch's algorithm.
-CHANNELS_LAST = "channels_last"
-# The current names of classes in formats 1 and 2.
-_RENAMED = {
-    "DequantizedLinear": "WeightOnlyLinear",
-    "SmoothQuantLinear": "StaticQuantizedLinear",
-}
+FORMAT = 1
 _KEYS = {
+    "channels_last",
     "constants",
     "format",
     "fused",
@@ -56,6 +51,9 @@ _KEYS = {
     "unpacked",
     "writer",
 }
+_CHECKSUM = ', "sha256": "{}"}}'
+_LENGTH = len(_CHECKSUM.format("0" * 64))
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,8 @@ class Manifest:
             buffers.
         unpacked: The paths of the modules that were unpacked into linear layers.
         fused: The paths of the norms and activations that compute with fused ops.
-        names: The current names of tensors that have another name in the file.
-        sha256: The checksum.
-        plain: Everything except the checksum, as in the file.
+        channels_last: The paths of the convolutions whose floating weight has that memory format.
+        text: The JSON.
     """
 
     modules: dict[str, StoredModule]
@@ -104,96 +101,78 @@ class Manifest:
     constants: dict[str, str]
     unpacked: set[str]
     fused: set[str]
-    names: dict[str, str]
-    sha256: str
-    plain: dict[str, Any]
+    channels_last: set[str]
+    text: str
 
 
 def parse_manifest(text: str) -> Manifest:
     """Parse and check the JSON that :mod:`.save` has written.
 
     Raises:
-        ValueError: The format is newer, or the JSON is invalid.
+        ValueError: The file is of another format, or the JSON is invalid.
     """
     try:
         data = parse_json(text)
     except ValueError as error:
         raise ValueError(f"expected its configuration to be JSON, but {error}") from None
     version = data.get("format") if isinstance(data, dict) else None
-    if type(version) is not int or version < 1:
-        raise ValueError(f"expected a format of 1 or more, but got {version!r:.80}")
-    if version > FORMAT:
-        writer = data.get("writer")
+    if type(version) is not int or version != FORMAT:
+        writer = data.get("writer") if isinstance(data, dict) else None
         raise ValueError(
-            f"expected format {FORMAT} at most, but got {version}: {writer!r:.40} has written it; "
-            "update baraquant"
+            f"expected format {FORMAT}, but got {version!r:.80}, which {writer!r:.40} has written"
         )
-    unpacked = "unpacked" if version > 2 else "attentions"
-    keys = _KEYS - {"unpacked"} | {unpacked}
-    keys -= {"constants"} if version < 2 else set()
-    keys -= {"fused"} if version < 4 else set()
-    if data.keys() != keys:
+    if data.keys() != _KEYS:
         raise ValueError(
-            f"expected its configuration to have {sorted(keys)}, but got {sorted(data)!r:.200}"
+            f"expected its configuration to have {sorted(_KEYS)}, but got {sorted(data)!r:.200}"
         )
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
-    if not isinstance(data["sha256"], str):
-        raise ValueError(f"expected sha256 to be a text, but got {data['sha256']!r:.80}")
-    shared_modules = _names("shared_modules", data["shared_modules"])
-    shared_tensors = _names("shared_tensors", data["shared_tensors"])
-    names: dict[str, str] = {}
-    if version == 1:
-        names = {f"{path}.weight": f"{path}.qweight" for path in (*modules, *shared_modules)}
-        shared_tensors = {
-            names.get(alias, alias): names.get(name, name) for alias, name in shared_tensors.items()
-        }
+    if not isinstance(data["writer"], str):
+        raise ValueError(f"expected writer to be a text, but got {data['writer']!r:.80}")
     return Manifest(
-        {path: _module(path, value, version) for path, value in modules.items()},
-        shared_modules,
-        shared_tensors,
-        _names("constants", data["constants"]) if version > 1 else {},
-        _paths(unpacked, data[unpacked]),
-        _paths("fused", data.get("fused", [])),
-        names,
-        data["sha256"],
-        {name: value for name, value in data.items() if name != "sha256"},
+        {path: _module(path, value) for path, value in modules.items()},
+        _names("shared_modules", data["shared_modules"]),
+        _names("shared_tensors", data["shared_tensors"]),
+        _names("constants", data["constants"]),
+        _paths("unpacked", data["unpacked"]),
+        _paths("fused", data["fused"]),
+        _paths("channels_last", data["channels_last"]),
+        text,
     )
 
 
-def _module(path: str, value: Any, version: int) -> StoredModule:
-    keys = {"class", "options", "packed", "further"} - ({"further"} if version < 3 else set())
+def _module(path: str, value: Any) -> StoredModule:
+    keys = {"class", "further", "options", "packed"}
     if not isinstance(value, dict) or value.keys() != keys:
         raise ValueError(f"{path}: expected {', '.join(sorted(keys))}, but got {value!r:.80}")
-    further = value.get("further", [])
-    if not isinstance(further, list) or not all(isinstance(name, str) for name in further):
+    name, further, packed = value["class"], value["further"], value["packed"]
+    if not _holds_texts(further):
         raise ValueError(f"{path}: expected further to hold names, but got {further!r:.80}")
-    name, packed = value["class"], value["packed"]
-    if version < 3 and isinstance(name, str):
-        name = _RENAMED.get(name, name)
     form = form_named(name) if isinstance(name, str) else None
     if form is None:
         raise ValueError(
             f"{path}: expected a class of {', '.join(form_names())}, but got {name!r:.80}; one of "
             "your own has to be registered first, by baraquant.register_layer"
         )
-    if version == 1 and isinstance(packed, dict):
-        packed = {"qweight" if name == "weight" else name: s for name, s in packed.items()}
     if not isinstance(packed, dict) or not all(
         name in form.tensors and is_sizes(shape) for name, shape in packed.items()
     ):
         raise ValueError(f"{path}: expected packed to hold shapes, but got {packed!r:.80}")
     try:
-        options = form.parse(value["options"], version)
+        options = form.parse(value["options"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     shapes = {key: tuple(shape) for key, shape in packed.items()}
     return StoredModule(form, options, shapes, set(further))
 
 
+def _holds_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
 def _paths(what: str, value: Any) -> set[str]:
-    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
+    if not _holds_texts(value):
         raise ValueError(f"expected {what} to hold paths, but got {value!r:.80}")
     return set(value)
 
@@ -214,14 +193,21 @@ def write_manifest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
         plain: Everything except the checksum.
         tensors: All stored tensors, on the CPU.
     """
-    return json.dumps({**plain, "sha256": digest(plain, tensors)}, sort_keys=True)
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False).removesuffix("}")
+    return text + _checksum(text, tensors)
 
 
-def digest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of the configuration and of all tensors, in the order of their names."""
-    total = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+def is_whole(text: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the JSON of a file has the checksum of itself and of the tensors."""
+    plain = text[:-_LENGTH]
+    return text == plain + _checksum(plain, tensors)
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    total = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
-        total.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        for part in (name, _NAMES[tensor.dtype], *tensor.shape):
+            total.update(f"{part}\0".encode())
         values = tensor.contiguous()  # lives as long as its bytes are read
         total.update(bytes_of(values))
-    return total.hexdigest()
+    return _CHECKSUM.format(total.hexdigest())

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import json
 import os
 import stat
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from ..replace import check_whole
 from ..unpack import UNPACKED
 from .data import bytes_of, import_safetensors, write_tensors
 from .header import DTYPES
-from .manifest import CHANNELS_LAST, FORMAT, write_manifest
+from .manifest import FORMAT, write_manifest
 from .packing import pack
 from .sizes import integers_of, packed_names, place_of, shape_of
 
@@ -92,11 +91,11 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             if type(module) in UNPACKED.values()
         ],
         "fused": fused_paths(model),
+        "channels_last": [
+            name for name, module in modules.items() if getattr(module, "channels_last", False)
+        ],
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
-    last = [name for name, module in modules.items() if getattr(module, "channels_last", False)]
-    if last:
-        metadata[CHANNELS_LAST] = json.dumps(last)
     _replace(Path(path), lambda partial: write_tensors(partial, stored, metadata, _CALLER))
 
 
