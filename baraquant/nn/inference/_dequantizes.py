@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ..training._quantizers import Integers, PackedIntegers, own
 from ..training.fake_quantize import FakeQuantize
+from ..training.quantizers import Integers, PackedIntegers, own
 from . import _arguments
-from ._integers import HoldsIntegers
+from .integers import HoldsIntegers
 
 
 class Dequantizes(HoldsIntegers):

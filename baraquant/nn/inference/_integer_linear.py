@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from .._product import fixed_dtype, is_exported, matching_bias
-from .._rotation import check_block, has_same_metadata, note_metadata
-from .._straight_through import makes_graph, without_gradient
-from .._weight import Shaped
+from ..shared.product import fixed_dtype, is_exported, matching_bias
+from ..shared.rotation import check_block, has_same_metadata, note_metadata
+from ..shared.straight_through import makes_graph, without_gradient
+from ..shared.weight import Shaped
 from . import _arguments
-from ._integers import HoldsIntegers
+from .integers import HoldsIntegers
 
 
 class LaysOutWeight(HoldsIntegers):

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..._docstrings import documented
-from .._convolution import (
+from ..shared.convolution import (
     ConvolvesIntegers,
     is_channels_last,
     is_integer_conv,
     laid_out,
     swap_channels,
 )
-from .._recomputed import product_of_integers
-from .._straight_through import makes_graph, straight_through
-from .._weight import Shaped
+from ..shared.recomputed import product_of_integers
+from ..shared.straight_through import makes_graph, straight_through
+from ..shared.weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..._docstrings import documented
-from .._convolution import Transposes
-from .._recomputed import product_of_integers
+from ..shared.convolution import Transposes
+from ..shared.recomputed import product_of_integers
 from ..training.fake_quantize import FakeQuantize
 from .conv import CONVOLUTION, OPTIONS, Convolution
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
-from .._weight import Shaped
-from ..training._quantizers import Int4Integers, own
+from ..shared.weight import Shaped
 from ..training.linear import FakeQuantizedLinear
+from ..training.quantizers import Int4Integers, own
 from . import _arguments
 from ._integer_linear import DynamicInput, HoldsInt8, IntegerLinear, StaticInput
 from .linear import QuantizedLinear, StaticQuantizedLinear

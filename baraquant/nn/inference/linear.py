@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..training._quantizers import Integers, own
 from ..training.linear import FakeQuantizedLinear
+from ..training.quantizers import Integers, own
 from ._integer_linear import DynamicInput, HoldsInt8, StaticInput
 from .quantized_input import QuantizedInput, TakesIntegers
 

@@ -17,10 +17,10 @@ from typing_extensions import Self
 from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
-from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
-from .._straight_through import makes_graph, straight_through, without_gradient
+from ..shared.convolution import ConvolvesIntegers, Transposes, is_integer_conv
+from ..shared.straight_through import makes_graph, straight_through, without_gradient
 from ._drop_in import DropIn
-from ._quantizers import QuantizesWeight, check_groups
+from .quantizers import QuantizesWeight, check_groups
 
 _ARGUMENTS = """
 Args:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import ops
-from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import is_exported, matching_bias, quantized_by
-from ._straight_through import conv_through, without_gradient
+from ... import ops
+from ...ops.limits import MAX_SHIFTED_FEATURES
+from .product import is_exported, matching_bias, quantized_by
+from .straight_through import conv_through, without_gradient
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
