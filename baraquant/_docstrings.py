@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Completes docstrings, so that what several classes share is said once.
 
-A class's own docstring holds its first sentence and its example. A template holds the rest; in
-it ``$`` marks the words that differ between the classes, and ``$example`` where the example goes.
+A class's own docstring holds its first sentence, and its example if that is its own. A template
+holds the rest; in it ``$`` marks the words that differ between the classes, and ``$example`` where
+the example goes.
 """
 
 import inspect
@@ -18,11 +19,11 @@ def completed(own: str, template: str, words: Mapping[str, str]) -> str:
     """Return the whole docstring.
 
     Args:
-        own: The docstring that stands in the source: text, and then an example.
+        own: The docstring that stands in the source: text, and then maybe an example.
         template: The sections that it shares with others.
         words: What stands for the ``$`` marks of the template.
     """
-    text, example = inspect.cleandoc(own).split(_EXAMPLE)
+    text, _, example = inspect.cleandoc(own).partition(_EXAMPLE)
     shared = Template(template.strip("\n")).substitute(words, example=f"Example:\n{example}")
     # An empty word leaves a line of spaces: something that this function does not have.
     lines = (line for line in shared.splitlines() if not line.isspace())

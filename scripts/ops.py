@@ -233,11 +233,21 @@ def imported(modules: dict[str, list[str]]) -> str:
 def reference(texts: op_texts.Texts, ops: dict[str, list[Op]]) -> str:
     """baraquant/reference/_ops.py."""
     modules: dict[str, list[str]] = {}
+    made = []  # of a rule for any granularity
     for family in ops:
         folder = texts.families[family].path.parent.name
-        modules.setdefault(folder, []).extend(op.name for op in ops[family])
-    names = exported(itertools.chain(*modules.values()))
-    return f'{HEAD}"""The ops of the reference."""\n\n{imported(modules)}\n{names}'
+        for name in (op.name for op in ops[family]):
+            rule = re.sub("_per_(tensor|channel|token|group)", "", name)
+            if rule != name and folder in ("affine", "range"):
+                made.append((name, f'{name} = per_granularity("{name}", {folder}.{rule})\n'))
+            else:
+                modules.setdefault(folder, []).append(name)
+    names = exported([*itertools.chain(*modules.values()), *(name for name, _ in made)])
+    imports = "from . import affine, range\nfrom ._functions import per_granularity\n"
+    return (
+        f'{HEAD}"""The ops of the reference."""\n\n{imports}{imported(modules)}\n{names}\n'
+        + "".join(line for _, line in made)
+    )
 
 
 def vmap_table(ops: dict[str, list[Op]]) -> str:

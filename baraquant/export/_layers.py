@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
-from ..nn._rotation import rotate_of
 from ..nn.inference.int4 import HoldsInt4
+from ..nn.shared.rotation import rotate_of
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
 from ..workflow.replace import check_is_module

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn._subclassed import with_forward_of
+from ..nn.shared.subclassed import with_forward_of
 from ._layers import IntegerLayer
 
 

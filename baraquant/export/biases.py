@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize
-from ..nn._convolution import ConvolvesIntegers
+from ..nn.shared.convolution import ConvolvesIntegers
 from ..workflow.layers import is_prepared
 from ..workflow.replace import check_is_module
 

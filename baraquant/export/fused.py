@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
-from ..nn.training._range import qparams_of_range
+from ..nn.shared.range import qparams_of_range
 from ..workflow.layers import is_prepared
 from ..workflow.replace import check_is_module
 

@@ -21,8 +21,8 @@ from ..nn import (
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
-from ..nn._convolution import ConvolvesIntegers
-from ..nn._subclassed import plain_type
+from ..nn.shared.convolution import ConvolvesIntegers
+from ..nn.shared.subclassed import plain_type
 from . import _onnx_modules as forms
 from ._folder import new_files
 from ._layers import IntegerLayer, integer_layers

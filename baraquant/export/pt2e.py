@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..nn import QuantizedLinear
-from ..nn._subclassed import plain_type
+from ..nn.shared.subclassed import plain_type
 from ._layers import IntegerLayer, integer_layers
 from ._rewrite import RewrittenLinear, rewritten
 

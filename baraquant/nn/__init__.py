@@ -17,7 +17,6 @@ made of linear layers, each of which can be quantized: ``MultiheadAttention``, `
 
 from .attention import MultiheadAttention
 from .fused import GELU, GatedMLP, LayerNorm, RMSNorm
-from .inference._integers import HoldsIntegers
 from .inference.conv import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d
 from .inference.conv_transpose import (
     QuantizedConvTranspose1d,
@@ -27,6 +26,7 @@ from .inference.conv_transpose import (
 from .inference.embedding import QuantizedEmbedding
 from .inference.experts import QuantizedExperts
 from .inference.int4 import QuantizedInt4Linear, StaticQuantizedInt4Linear
+from .inference.integers import HoldsIntegers
 from .inference.linear import QuantizedLinear, StaticQuantizedLinear
 from .inference.quantized_input import QuantizedInput
 from .inference.weight_only import WeightOnlyLinear
@@ -40,7 +40,6 @@ from .switches import (
     enable_observer,
     sync_qparams,
 )
-from .training._quantizers import QuantizesWeight
 from .training.conv import (
     FakeQuantizedConv1d,
     FakeQuantizedConv2d,
@@ -56,6 +55,7 @@ from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
 from .training.learned_int4 import LearnedFakeQuantizeInt4
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
+from .training.quantizers import QuantizesWeight
 
 __all__ = [
     "GELU",

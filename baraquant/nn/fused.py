@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from .. import ops
-from ._straight_through import makes_graph
 from .inference.linear import QuantizedLinear
 from .inference.quantized_input import QuantizedInput
+from .shared.straight_through import makes_graph
 
 
 def _matching(parameter: Tensor | None, input: Tensor) -> Tensor | None:

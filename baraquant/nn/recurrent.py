@@ -31,6 +31,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
     __jit_unused_properties__ = ("all_weights",)
     _float: type[nn.Module]  # PyTorch's
     _cell: type[Cell]
+    # Further arguments of the cells: a subclass sets these attributes before this constructor.
     _own_options: tuple[str, ...] = ()
     name: Final[str]  # of the class, for messages
     mode: Final[str]
@@ -40,7 +41,7 @@ class Recurrent(nn.Module):  # type: ignore[misc]
     bias: Final[bool]
     batch_first: Final[bool]
     bidirectional: Final[bool]
-    proj_size: Final[int]
+    proj_size: int
     dropout: float
     state_sizes: list[int]
 
@@ -55,8 +56,8 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **of_cells: Any,  # further arguments of their constructor
     ) -> None:
+        of_cells = {name: getattr(self, name) for name in self._own_options}
         super().__init__()
         proj_size: int = of_cells.get("proj_size", 0)
         self.name = name = type(self).__name__
@@ -286,6 +287,7 @@ class LSTM(Recurrent):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        self.proj_size = proj_size
         super().__init__(
             input_size,
             hidden_size,
@@ -296,7 +298,6 @@ class LSTM(Recurrent):
             bidirectional,
             device,
             dtype,
-            proj_size=proj_size,
         )
 
     def forward(
@@ -354,30 +355,6 @@ class GRU(_OneState):
     _float = nn.GRU
     _cell = GRUCell
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-        )
-
 
 @documented(
     _ARGUMENTS,
@@ -415,6 +392,7 @@ class RNN(_OneState):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        self.nonlinearity = nonlinearity
         super().__init__(
             input_size,
             hidden_size,
@@ -425,6 +403,4 @@ class RNN(_OneState):
             bidirectional,
             device,
             dtype,
-            nonlinearity=nonlinearity,
         )
-        self.nonlinearity = nonlinearity

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from .. import ops
-from ..nn.training._master import round_master
+from ..nn.shared.master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
 from ..workflow.replace import FilterFn, check_is_module
 from ._gradients import Operands, inside_of_tokens, straight_through

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .. import ops
-from ..nn._product import linear, matching_bias
-from ..nn._recomputed import product_of_integers
 from ..nn.inference.linear import QuantizedLinear, StaticQuantizedLinear
 from ..nn.inference.weight_only import WeightOnlyLinear
-from ..nn.training._quantizers import QuantizesWeight
+from ..nn.shared.product import linear, matching_bias
+from ..nn.shared.recomputed import product_of_integers
 from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
+from ..nn.training.quantizers import QuantizesWeight
 from ..ops import backward
 from ._agreed import AgreedFakeQuantize
 from ._gradients import Operands, inside_of_tokens, straight_through

@@ -22,14 +22,14 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import nn as bnn
-from ..nn._subclassed import plain_type, subclassed, with_forward_of
-from ..nn.inference._integers import HoldsIntegers
 from ..nn.inference.embedding import QuantizedEmbedding
 from ..nn.inference.int4 import HoldsInt4
-from ..nn.training._quantizers import QuantizesWeight
+from ..nn.inference.integers import HoldsIntegers
+from ..nn.shared.subclassed import plain_type, subclassed, with_forward_of
 from ..nn.training.embedding import FakeQuantizedEmbedding
 from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.int4 import FakeQuantizeInt4
+from ..nn.training.quantizers import QuantizesWeight
 from ._agreed import AgreedFakeQuantize, AgreedFakeQuantizeInt4, LocalFakeQuantize
 from ._layout import Layout, local_attribute
 from ._linear import (

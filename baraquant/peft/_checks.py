@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..nn._rotation import rotate_of
+from ..nn.shared.rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
 from ._floating import layer_kind
 

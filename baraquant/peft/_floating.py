@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn._rotation import rotate_of
-from ..nn._subclassed import _own_class, with_forward_of
+from ..nn.shared.rotation import rotate_of
+from ..nn.shared.subclassed import _own_class, with_forward_of
 from ..workflow.layers import (
     Layer,
     is_converted,

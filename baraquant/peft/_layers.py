@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import Self
 
-from ..nn._rotation import rotate_of
+from ..nn.shared.rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
 from ._checks import check_layer
 from ._floating import float_type, floating, is_quantized, layer_kind

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Makes functions with the signatures of the ops from rules for any segments."""
+"""Makes functions with the signatures of the ops from rules.
+
+An op's list of arguments stands once, in its schema. A rule that is no op of every granularity
+takes one object, whose attributes are the arguments by their names, defaults included.
+"""
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +17,9 @@ from torch import Tensor
 from baraquant import ops
 from baraquant.granularity import GRANULARITIES
 
-from .granularity import segments
+from .granularity import Grid, segments
 
-F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 class Rule(torch.autograd.Function):  # type: ignore[misc]
@@ -32,42 +37,39 @@ class Rule(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *ctx.gradient(*grads, *ctx.needs_input_grad[2:])
 
 
-def granularities(name: str, rule: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield ``rule`` for all four granularities, with the signature of the op ``name``."""
-    for granularity in GRANULARITIES:
-        yield function(name.format(granularity), granularity, rule)
+def per_granularity(name: str, rule: Callable[..., R]) -> Callable[..., R]:
+    """Return ``rule`` with the signature and the docstring of the op ``name``.
 
-
-def function(name: str, granularity: str, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``rule`` with the signature of the op ``name``.
-
-    The op's axis and group size give the segments that the rule takes.
+    The rule is given those arguments of the op that it names. In place of the axis and the group
+    size it may name ``segments``, and with a given scale ``grid``.
     """
-    op = getattr(ops.backward if "_backward" in name else ops, name)
+    granularity = next(one for one in GRANULARITIES if one in name)
+    taken = inspect.signature(rule).parameters
+
+    def call(a: SimpleNamespace) -> R:
+        given = vars(a)
+        like = given["input"] if "input" in given else given["grad"]
+        geometry = {key: given[key] for key in ("axis", "group_size") if key in given}
+        given["segments"] = segments(like.shape, granularity, **geometry, device=like.device)
+        given["grid"] = Grid(**{key: given[key] for key in Grid._fields if key in given})
+        return rule(**{key: given[key] for key in taken})
+
+    return _public(getattr(ops.backward if "_backward" in name else ops, name), call)
+
+
+def like_the_op(rule: Callable[[Any], R]) -> Callable[..., R]:
+    """Give a rule the signature and the docstring of the op of its name."""
+    return _public(getattr(ops, rule.__name__), rule)
+
+
+def _public(op: Any, rule: Callable[[Any], R]) -> Callable[..., R]:
     signature = inspect.signature(op)
 
     @functools.wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> R:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments = bound.arguments
-        arguments.pop("save_mask", None)  # it decides what is kept in memory, and no result
-        geometry = {k: arguments.pop(k) for k in ("axis", "group_size") if k in arguments}
-        like = arguments["input"] if "input" in arguments else arguments["grad"]
-        divided = segments(like.shape, granularity, **geometry, device=like.device)
-        return rule(segments=divided, **arguments)
+        return rule(SimpleNamespace(**bound.arguments))
 
     call.__module__ = "baraquant.reference"
     return call
-
-
-def like_the_op(rule: F) -> F:
-    """Give a function the signature and the docstring of the op of the same name."""
-    op = getattr(ops, rule.__name__)
-
-    @functools.wraps(op)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return rule(*args, **kwargs)
-
-    call.__module__ = "baraquant.reference"
-    return cast(F, call)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from . import activations
 from ._functions import Rule, like_the_op
-from .range import dynamic_range_quantize_per_token
+from .granularity import tokens
+from .range import dynamic_range_quantize
 from .rules import compute_dtype, round_to
 
 MAX_LANES = 4096
@@ -88,99 +89,77 @@ def _norm(
     return result
 
 
-def _quantized(y: Tensor, **scheme: Any) -> tuple[Tensor, Tensor, Tensor]:
-    symmetric, dtype = scheme.pop("symmetric", True), scheme.pop("dtype", torch.int8)
-    ends = scheme.pop("quant_min", -128), scheme.pop("quant_max", 127)
-    return dynamic_range_quantize_per_token(y.detach(), *ends, symmetric=symmetric, dtype=dtype)  # type: ignore[no-any-return]
+def _quantized(a: Any, y: Tensor) -> tuple[Tensor, ...]:
+    """Return what an op's further arguments make of its rows."""
+    ends = a.quant_min, a.quant_max
+    return dynamic_range_quantize(y.detach(), tokens(y), *ends, a.symmetric, a.dtype)
+
+
+def _norm_op(a: Any, *, centered: bool, quantizes: bool = False) -> Any:
+    """Return the norm of the input, or of its sum with the residual, and then that sum too."""
+    x = a.input if a.residual is None else a.input + a.residual
+    y = _norm(x, a.weight, a.bias if centered else None, a.eps, centered)
+    results = _quantized(a, y) if quantizes else (y,)
+    results = results if a.residual is None else (*results, x)
+    return results if len(results) > 1 else y
 
 
 @like_the_op
-def rms_norm(
-    input: Tensor, weight: Tensor | None, eps: float, *, residual: Tensor | None = None
-) -> Any:
+def rms_norm(a: Any) -> Any:
     """Return ``x * r * weight``, and the sum with the residual."""
-    x = input if residual is None else input + residual
-    y = _norm(x, weight, None, eps, centered=False)
-    return y if residual is None else (y, x)
+    return _norm_op(a, centered=False)
 
 
 @like_the_op
-def layer_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-) -> Any:
+def layer_norm(a: Any) -> Any:
     """Return ``(x - m) * r * weight + bias``, and the sum with the residual."""
-    x = input if residual is None else input + residual
-    y = _norm(x, weight, bias, eps, centered=True)
-    return y if residual is None else (y, x)
+    return _norm_op(a, centered=True)
 
 
 @like_the_op
-def rms_norm_quantize_per_token(
-    input: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-    **scheme: Any,
-) -> tuple[Tensor, ...]:
+def rms_norm_quantize_per_token(a: Any) -> Any:
     """Quantize ``rms_norm``."""
-    x = input if residual is None else input + residual
-    quantized = _quantized(_norm(x, weight, None, eps, centered=False), **scheme)
-    return quantized if residual is None else (*quantized, x)
+    return _norm_op(a, centered=False, quantizes=True)
 
 
 @like_the_op
-def layer_norm_quantize_per_token(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    *,
-    residual: Tensor | None = None,
-    **scheme: Any,
-) -> tuple[Tensor, ...]:
+def layer_norm_quantize_per_token(a: Any) -> Any:
     """Quantize ``layer_norm``."""
-    x = input if residual is None else input + residual
-    quantized = _quantized(_norm(x, weight, bias, eps, centered=True), **scheme)
-    return quantized if residual is None else (*quantized, x)
+    return _norm_op(a, centered=True, quantizes=True)
 
 
 # ---- Activations --------------------------------------------------------------------------------
 
 
 @like_the_op
-def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+def silu_mul(a: Any) -> Tensor:
     """Return ``silu(gate) * up``."""
 
     def value() -> Tensor:
-        y = activations.silu(gate.detach().float(), gate.dtype)
-        return (y * up.detach().float()).to(gate.dtype)
+        y = activations.silu(a.gate.detach().float(), a.gate.dtype)
+        return (y * a.up.detach().float()).to(a.gate.dtype)
 
     def gradient(dy: Tensor, *needed: bool) -> Any:
-        dy, g, u = dy.float(), gate.detach().float(), up.detach().float()
+        dy, g, u = dy.float(), a.gate.detach().float(), a.up.detach().float()
         s = torch.sigmoid(g)
-        return (dy * u * s * (1 + g * (1 - s))).to(gate.dtype), (dy * g * s).to(up.dtype)
+        return (dy * u * s * (1 + g * (1 - s))).to(a.gate.dtype), (dy * g * s).to(a.up.dtype)
 
-    result: Tensor = Rule.apply(value, gradient, gate, up)
+    result: Tensor = Rule.apply(value, gradient, a.gate, a.up)
     return result
 
 
 @like_the_op
-def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
+def gelu(a: Any) -> Tensor:
     """Return ``x * Phi(x)``, or its approximation by tanh."""
-    rule = activations.gelu if approximate == "none" else activations.gelu_tanh
+    rule = activations.gelu if a.approximate == "none" else activations.gelu_tanh
+    dtype = a.input.dtype
 
     def value() -> Tensor:
-        return rule(input.detach().float(), input.dtype).to(input.dtype)
+        return rule(a.input.detach().float(), dtype).to(dtype)
 
     def gradient(dy: Tensor, *needed: bool) -> Any:
-        x = input.detach().float()
-        if approximate == "none":
+        x = a.input.detach().float()
+        if a.approximate == "none":
             slope = 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
             slope = slope + x * torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
         else:
@@ -189,24 +168,22 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:
             slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * math.sqrt(2 / math.pi) * (
                 1 + 3 * 0.044715 * x * x
             )
-        return ((dy.float() * slope).to(input.dtype),)
+        return ((dy.float() * slope).to(dtype),)
 
-    result: Tensor = Rule.apply(value, gradient, input)
+    result: Tensor = Rule.apply(value, gradient, a.input)
     return result
 
 
 @like_the_op
-def silu_mul_quantize_per_token(gate: Tensor, up: Tensor, **scheme: Any) -> tuple[Tensor, ...]:
+def silu_mul_quantize_per_token(a: Any) -> tuple[Tensor, ...]:
     """Quantize ``silu_mul``."""
-    return _quantized(silu_mul(gate, up), **scheme)
+    return _quantized(a, silu_mul(a.gate, a.up))
 
 
 @like_the_op
-def gelu_quantize_per_token(
-    input: Tensor, *, approximate: str = "none", **scheme: Any
-) -> tuple[Tensor, ...]:
+def gelu_quantize_per_token(a: Any) -> tuple[Tensor, ...]:
     """Quantize ``gelu``."""
-    return _quantized(gelu(input, approximate=approximate), **scheme)
+    return _quantized(a, gelu(a.input, approximate=a.approximate))
 
 
 # ---- The rotation -------------------------------------------------------------------------------
@@ -226,15 +203,17 @@ def _rotated(x: Tensor, block: int) -> Tensor:
 
 
 @like_the_op
-def hadamard(input: Tensor, block: int) -> Tensor:
+def hadamard(a: Any) -> Tensor:
     """Return the rotated blocks."""
     result: Tensor = Rule.apply(
-        lambda: _rotated(input.detach(), block), lambda dy, *_: (_rotated(dy, block),), input
+        lambda: _rotated(a.input.detach(), a.block),
+        lambda dy, *_: (_rotated(dy, a.block),),
+        a.input,
     )
     return result
 
 
 @like_the_op
-def hadamard_quantize_per_token(input: Tensor, block: int, **scheme: Any) -> tuple[Tensor, ...]:
+def hadamard_quantize_per_token(a: Any) -> tuple[Tensor, ...]:
     """Quantize ``hadamard``."""
-    return _quantized(hadamard(input, block), **scheme)
+    return _quantized(a, hadamard(a.input, a.block))

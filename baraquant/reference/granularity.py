@@ -69,6 +69,26 @@ def expand_qparams(
     return scale.to(dtype).reshape(-1)[segments.index], z.reshape(-1)[segments.index]
 
 
+class Grid(NamedTuple):
+    """Which numbers integers stand for: a scale and a zero point for each segment, and a range."""
+
+    segments: Segments
+    scale: Tensor | float = 1.0
+    zero_point: Tensor | int | None = None
+    quant_min: int = INT32_MIN
+    quant_max: int = INT32_MAX
+
+    def of_elements(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of each element in ``dtype``."""
+        ends = self.quant_min, self.quant_max
+        return expand_qparams(self.scale, self.zero_point, self.segments, dtype, ends)
+
+
+def tokens(input: Tensor) -> Segments:
+    """Return the segments of a scale for each token."""
+    return segments(input.shape, "per_token", device=input.device)
+
+
 def sum_segments(terms: Tensor, segments: Segments, shape: torch.Size) -> Tensor:
     """Sum ``terms`` over each segment in float64; round to their dtype, in ``shape``."""
     total = torch.zeros(shape.numel(), dtype=torch.float64, device=terms.device)

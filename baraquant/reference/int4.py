@@ -44,12 +44,10 @@ def _factor(steps: Tensor) -> Tensor:
 
 
 @like_the_op
-def choose_int4_qparams(
-    weight: Tensor, group_size: int, *, symmetric: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
+def choose_int4_qparams(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scales of rows, and the factors and zero points of groups."""
-    compute = compute_dtype(weight.dtype)
-    groups = grouped(weight.detach().to(compute), group_size)
+    compute = compute_dtype(a.weight.dtype)
+    groups = grouped(a.weight.detach().to(compute), a.group_size)
     n, g, _ = groups.shape
     if groups.numel() == 0:
         empty = groups.new_zeros(n, g, dtype=torch.uint8)
@@ -62,7 +60,7 @@ def choose_int4_qparams(
     scale = torch.where(scale < torch.finfo(compute).tiny, torch.finfo(compute).tiny, scale)
     scale = torch.where(amax == 0, 1.0, scale)
     s = scale.unsqueeze(1)
-    if symmetric:
+    if a.symmetric:
         factor = _factor(largest / largest.new_tensor(7) / s)
         zero_point = torch.full_like(factor, MIDDLE)
     else:
@@ -73,116 +71,62 @@ def choose_int4_qparams(
     return scale, factor.to(torch.uint8), zero_point.to(torch.uint8)
 
 
+def _zero_points(a: Any, columns: int) -> Tensor | int:
+    """Return the zero points of elements, or the one that all have."""
+    if a.group_zero_point is None:
+        return MIDDLE
+    return of_elements(a.group_zero_point.to(torch.int32), a.group_size, columns)
+
+
 @like_the_op
-def quantize_int4(
-    weight: Tensor,
-    scale: Tensor,
-    group_factor: Tensor,
-    group_size: int,
-    *,
-    group_zero_point: Tensor | None = None,
-) -> Tensor:
+def quantize_int4(a: Any) -> Tensor:
     """Return the packed numbers of a weight."""
-    columns = weight.shape[1]
-    f = of_elements(group_factor.to(torch.int32), group_size, columns)
-    z = torch.full_like(f, MIDDLE)
-    if group_zero_point is not None:
-        z = of_elements(group_zero_point.to(torch.int32), group_size, columns)
+    columns = a.weight.shape[1]
+    f = of_elements(a.group_factor.to(torch.int32), a.group_size, columns)
+    z = torch.zeros_like(f) + _zero_points(a, columns)
     at_least_one = f.clamp(min=1)
     low = (z - 128 // at_least_one).clamp(min=0)
     high = (z + 127 // at_least_one).clamp(max=LARGEST)
-    v = torch.round(weight.detach().to(scale.dtype) / (scale.unsqueeze(1) * f)) + z
+    v = torch.round(a.weight.detach().to(a.scale.dtype) / (a.scale.unsqueeze(1) * f)) + z
     v = torch.where(v.isnan(), z.to(v.dtype), v)
     return packed_pairs(torch.minimum(torch.maximum(v, low), high).to(torch.int32))
 
 
 @like_the_op
-def expand_int4(
-    packed: Tensor,
-    group_factor: Tensor,
-    group_size: int,
-    in_features: int,
-    *,
-    group_zero_point: Tensor | None = None,
-) -> Tensor:
+def expand_int4(a: Any) -> Tensor:
     """Return ``(u - z) * f``."""
-    f = of_elements(group_factor.to(torch.int32), group_size, in_features)
-    z: Any = MIDDLE
-    if group_zero_point is not None:
-        z = of_elements(group_zero_point.to(torch.int32), group_size, in_features)
-    return ((numbers(packed, in_features) - z) * f).to(torch.int8)
+    f = of_elements(a.group_factor.to(torch.int32), a.group_size, a.in_features)
+    u = numbers(a.packed, a.in_features)
+    return ((u - _zero_points(a, a.in_features)) * f).to(torch.int8)
 
 
 @like_the_op
-def pack_int4(integers: Tensor) -> Tensor:
+def pack_int4(a: Any) -> Tensor:
     """Return the packed numbers ``q + 8``."""
-    return packed_pairs((integers.to(torch.int32) + MIDDLE) & LARGEST)
+    return packed_pairs((a.integers.to(torch.int32) + MIDDLE) & LARGEST)
+
+
+def _with_expanded(a: Any) -> dict[str, Any]:
+    """Return the arguments of the op for int8, with the expanded weight."""
+    given = dict(vars(a), in_features=a.input.shape[-1])
+    names = ("packed", "group_factor", "group_size", "in_features", "group_zero_point")
+    weight = expand_int4(**{name: given.pop(name) for name in names})
+    return {**given, "weight": weight, "weight_sum": None}
 
 
 @like_the_op
-def int4_linear(
-    input: Tensor,
-    packed: Tensor,
-    input_scale: Tensor,
-    weight_scale: Tensor,
-    group_factor: Tensor,
-    group_size: int,
-    bias: Tensor | None = None,
-    *,
-    group_zero_point: Tensor | None = None,
-    input_zero_point: Tensor | None = None,
-    weight_sum: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
+def int4_linear(a: Any) -> Tensor:
     """Return :func:`int8_linear` of the expanded weight."""
-    weight = _expanded(input, packed, group_factor, group_zero_point, group_size)
-    of_input: dict[str, Any] = {"input_zero_point": input_zero_point, "dtype": dtype}
-    return int8_linear(input, weight, input_scale, weight_scale, bias, **of_input)
+    return int8_linear(**_with_expanded(a))
 
 
 @like_the_op
-def quantized_int4_linear(
-    input: Tensor,
-    packed: Tensor,
-    weight_scale: Tensor,
-    group_factor: Tensor,
-    group_size: int,
-    bias: Tensor | None = None,
-    *,
-    group_zero_point: Tensor | None = None,
-    weight_sum: Tensor | None = None,
-    **of_input: Any,
-) -> Tensor:
+def quantized_int4_linear(a: Any) -> Tensor:
     """Return :func:`quantized_linear` of the expanded weight."""
-    weight = _expanded(input, packed, group_factor, group_zero_point, group_size)
-    return quantized_linear(input, weight, weight_scale, bias, **of_input)
+    return quantized_linear(**_with_expanded(a))
 
 
 @like_the_op
-def static_quantized_int4_linear(
-    input: Tensor,
-    packed: Tensor,
-    weight_scale: Tensor,
-    group_factor: Tensor,
-    group_size: int,
-    act_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    group_zero_point: Tensor | None = None,
-    weight_sum: Tensor | None = None,
-    **of_input: Any,
-) -> Tensor:
+def static_quantized_int4_linear(a: Any) -> Tensor:
     """Return :func:`static_quantized_linear` of the expanded weight."""
-    weight = _expanded(input, packed, group_factor, group_zero_point, group_size)
-    return static_quantized_linear(input, weight, weight_scale, act_scale, bias, **of_input)
-
-
-def _expanded(
-    input: Tensor,
-    packed: Tensor,
-    group_factor: Tensor,
-    group_zero_point: Tensor | None,
-    group_size: int,
-) -> Tensor:
-    of_input: dict[str, Any] = {"group_zero_point": group_zero_point}
-    return expand_int4(packed, group_factor, group_size, input.shape[-1], **of_input)
+    return static_quantized_linear(**_with_expanded(a))

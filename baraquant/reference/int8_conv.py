@@ -2,6 +2,7 @@
 """The convolution of integers: exact sums, rescaled."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,41 +13,26 @@ from .products import among_integers, rescaled
 
 
 @like_the_op
-def int8_conv(
-    input: Tensor,
-    weight: Tensor,
-    input_scale: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None = None,
-    *,
-    input_zero_point: Tensor | None = None,
-    weight_sum: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+def int8_conv(a: Any) -> Tensor:
     """Return the rescaled convolution; ``weight_sum`` only saves a sum."""
+    input, weight, bias = a.input, a.weight, a.bias
     space = weight.dim() - 2
     channel = input.dim() - space - 1
-    steps, sides = _for_each(stride, space), _for_each(padding, space)
-    spread = _for_each(dilation, space)
+    steps, sides, spread = (_for_each(each, space) for each in (a.stride, a.padding, a.dilation))
 
     def value() -> Tensor:
         z = torch.zeros((), dtype=torch.int64, device=input.device)
-        if input_zero_point is not None:
-            z = among_integers(input_zero_point, input.dtype).long().reshape(())
+        if a.input_zero_point is not None:
+            z = among_integers(a.input_zero_point, input.dtype).long().reshape(())
         outside = z.to(input.dtype)
-        sums = _sums(input, outside, weight, steps, sides, spread, groups).to(torch.int64)
+        sums = _sums(input, outside, weight, steps, sides, spread, a.groups).to(torch.int64)
         acc = sums.movedim(channel, -1) - z * weight.flatten(1).sum(1, dtype=torch.int64)
-        scale = input_scale.reshape(())
-        to = dtype or weight_scale.dtype
-        y = rescaled(acc.to(torch.int32), scale, weight_scale, bias, to)
+        scale = a.input_scale.reshape(())
+        to = a.dtype or a.weight_scale.dtype
+        y = rescaled(acc.to(torch.int32), scale, a.weight_scale, bias, to)
         return y.movedim(-1, channel).contiguous(memory_format=_format_of(input, weight))
 
     def gradient(dy: Tensor, needed: bool) -> tuple[Tensor]:
-        assert bias is not None
         return (dy.movedim(channel, -1).flatten(0, -2).sum(0, dtype=bias.dtype),)
 
     return Rule.apply(value, gradient, bias)

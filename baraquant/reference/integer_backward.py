@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from baraquant.ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
+from baraquant.ops.limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 
 from . import scaled
 from .products import rescaled, sums_of_products

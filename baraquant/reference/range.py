@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The range family: the scale comes from the data."""
+"""The range family: the scale comes from the data.
+
+``_ops.py`` makes an op of each rule and granularity.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import affine
-from ._functions import Rule, function, granularities
-from .granularity import Segments, maximum_of_segments, minimum_of_segments
+from ._functions import Rule, like_the_op
+from .granularity import Grid, Segments, maximum_of_segments, minimum_of_segments, segments
 from .rules import compute_dtype
 
 # ---- From a range of the data to a scale and a zero point ---------------------------------------
@@ -70,7 +75,7 @@ def running_range(
     return torch.where(taken, low, running_min), torch.where(taken, high, running_max)
 
 
-# ---- The ops, each for given segments -----------------------------------------------------------
+# ---- The ops, and the rules of those of every granularity ----------------------------------------
 
 
 def choose_qparams(
@@ -88,12 +93,12 @@ def dynamic_range_quantize(
     quant_min: int,
     quant_max: int,
     symmetric: bool,
-    dtype: torch.dtype,
+    dtype: torch.dtype = torch.int8,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the integers, and the scale and the zero point that were used."""
     scale, zero_point = choose_qparams(input, segments, quant_min, quant_max, symmetric)
-    q = affine.quantize(input.detach(), scale, zero_point, segments, quant_min, quant_max, dtype)
-    return q, scale, zero_point
+    grid = Grid(segments, scale, zero_point, quant_min, quant_max)
+    return affine.quantize(input.detach(), grid, dtype), scale, zero_point
 
 
 def dynamic_fake_quantize(
@@ -101,12 +106,12 @@ def dynamic_fake_quantize(
 ) -> Tensor:
     """Return the rounded numbers. A symmetric scale clips nothing: its gradient is the identity."""
     scale, zero_point = choose_qparams(input, segments, quant_min, quant_max, symmetric)
-    arguments = (scale, zero_point, segments, quant_min, quant_max)
+    grid = Grid(segments, scale, zero_point, quant_min, quant_max)
     if not symmetric:
-        return affine.fake_quantize(input, *arguments)
+        return affine.fake_quantize(input, grid)
 
     def value() -> Tensor:
-        return affine.fake_quantize(input.detach(), *arguments)
+        return affine.fake_quantize(input.detach(), grid)
 
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor]:
         return (dy,)
@@ -114,77 +119,37 @@ def dynamic_fake_quantize(
     return Rule.apply(value, gradient, input)
 
 
-def observe_min_max(
-    input: Tensor,
-    min_val: Tensor,
-    max_val: Tensor,
-    segments: Segments,
-    averaging_constant: float | None,
-    skipped_batches: Tensor | None,
-) -> None:
-    """Update the running range in place; an empty input changes nothing."""
-    if input.numel() == 0:
+def _observe(a: Any, parts: Segments) -> None:
+    if a.input.numel() == 0:
         return
-    x = input.detach().to(min_val.dtype)
-    new = minimum_of_segments(x, segments), maximum_of_segments(x, segments)
-    running = min_val.reshape(segments.shape), max_val.reshape(segments.shape)
-    low, high = running_range(running, new, averaging_constant)
-    min_val.copy_(low.reshape(min_val.shape))
-    max_val.copy_(high.reshape(max_val.shape))
-    if skipped_batches is not None:
-        skipped_batches.add_((~is_known(*new)).any())
+    x = a.input.detach().to(a.min_val.dtype)
+    new = minimum_of_segments(x, parts), maximum_of_segments(x, parts)
+    running = a.min_val.reshape(parts.shape), a.max_val.reshape(parts.shape)
+    low, high = running_range(running, new, a.averaging_constant)
+    a.min_val.copy_(low.reshape(a.min_val.shape))
+    a.max_val.copy_(high.reshape(a.max_val.shape))
+    if a.skipped_batches is not None:
+        a.skipped_batches.add_((~is_known(*new)).any())
 
 
-def observe_and_fake_quantize(
-    input: Tensor,
-    min_val: Tensor,
-    max_val: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    observer_enabled: Tensor,
-    fake_quant_enabled: Tensor,
-    segments: Segments,
-    quant_min: int,
-    quant_max: int,
-    symmetric: bool,
-    averaging_constant: float | None,
-    skipped_batches: Tensor | None,
-) -> Tensor:
+@like_the_op
+def observe_min_max_(a: Any) -> None:
+    """Update the running range in place; an empty input changes nothing."""
+    _observe(a, segments(a.input.shape, "per_channel", a.axis, device=a.input.device))
+
+
+@like_the_op
+def observe_fake_quantize(a: Any) -> Tensor:
     """Update range, scale and zero point in place and fake-quantize, each where it is enabled."""
-    if observer_enabled and input.numel() > 0:
-        observe_min_max(input, min_val, max_val, segments, averaging_constant, skipped_batches)
-        chosen = qparams_of_range(min_val, max_val, quant_min, quant_max, symmetric)
-        known = is_known(min_val, max_val)
-        scale.copy_(torch.where(known, chosen[0], scale))
-        zero_point.copy_(torch.where(known, chosen[1], zero_point))
-    if not fake_quant_enabled:
-        return input.clone()
+    parts = segments(a.input.shape, "per_channel", a.axis, device=a.input.device)
+    if a.observer_enabled and a.input.numel() > 0:
+        _observe(a, parts)
+        chosen = qparams_of_range(a.min_val, a.max_val, a.quant_min, a.quant_max, a.symmetric)
+        known = is_known(a.min_val, a.max_val)
+        a.scale.copy_(torch.where(known, chosen[0], a.scale))
+        a.zero_point.copy_(torch.where(known, chosen[1], a.zero_point))
+    if not a.fake_quant_enabled:
+        return a.input.clone()
     # These are copies: the next call may change the originals before the backward pass.
-    return affine.fake_quantize(
-        input, scale.clone(), zero_point.clone(), segments, quant_min, quant_max
-    )
-
-
-# ---- The public functions, of each granularity --------------------------------------------------
-
-(
-    choose_qparams_per_tensor,
-    choose_qparams_per_channel,
-    choose_qparams_per_token,
-    choose_qparams_per_group,
-) = granularities("choose_qparams_{}", choose_qparams)
-(
-    dynamic_range_quantize_per_tensor,
-    dynamic_range_quantize_per_channel,
-    dynamic_range_quantize_per_token,
-    dynamic_range_quantize_per_group,
-) = granularities("dynamic_range_quantize_{}", dynamic_range_quantize)
-(
-    dynamic_fake_quantize_per_tensor,
-    dynamic_fake_quantize_per_channel,
-    dynamic_fake_quantize_per_token,
-    dynamic_fake_quantize_per_group,
-) = granularities("dynamic_fake_quantize_{}", dynamic_fake_quantize)
-# These are per channel, or per tensor if axis is None.
-observe_min_max_ = function("observe_min_max_", "per_channel", observe_min_max)
-observe_fake_quantize = function("observe_fake_quantize", "per_channel", observe_and_fake_quantize)
+    copies = a.scale.clone(), a.zero_point.clone()
+    return affine.fake_quantize(a.input, Grid(parts, *copies, a.quant_min, a.quant_max))

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled family: integers of numbers that were multiplied by a factor, and random bits."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import range as ranges
 from ._functions import like_the_op
+from .granularity import tokens
+from .range import choose_qparams, dynamic_range_quantize
 from .rules import compute_dtype
 
 # ---- Random bits --------------------------------------------------------------------------------
@@ -58,9 +61,9 @@ def uniform_numbers(random: Tensor, element: Tensor, dtype: torch.dtype) -> Tens
 def quantized_rows(v: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return int8 and a scale ``[..., 1]`` for each row of numbers of the compute type."""
     if u is None:
-        q, scale, _ = ranges.dynamic_range_quantize_per_token(v)
+        q, scale, _ = dynamic_range_quantize(v, tokens(v), -128, 127, symmetric=True)
         return q, scale
-    scale, _ = ranges.choose_qparams_per_token(v)
+    scale, _ = choose_qparams(v, tokens(v), -128, 127, symmetric=True)
     position = torch.floor(v / scale + u).clamp(-128, 127)
     return torch.where(position.isnan(), 0, position).to(torch.int8), scale
 
@@ -77,34 +80,31 @@ def numbers(rows: Tensor, random: Tensor | None) -> Tensor | None:
 
 
 @like_the_op
-def scaled_quantize_per_token(
-    input: Tensor, factor: Tensor, *, random: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def scaled_quantize_per_token(a: Any) -> tuple[Tensor, Tensor]:
     """Return the integers and the scales of the rows of ``C(input) * factor``."""
-    x = input.detach()
-    return quantized_rows(x.to(factor.dtype) * factor, numbers(x, random))
+    x = a.input.detach()
+    return quantized_rows(x.to(a.factor.dtype) * a.factor, numbers(x, a.random))
 
 
 @like_the_op
-def scaled_quantize_transposed(
-    input: Tensor, factor: Tensor, *, random: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def scaled_quantize_transposed(a: Any) -> tuple[Tensor, Tensor]:
     """Return the integers and the scales of the rows of the transpose."""
-    x = input.detach().reshape(factor.numel(), input.shape[-1])
-    u = numbers(x, random)
-    v = x.to(factor.dtype) * factor.reshape(-1, 1)
+    x = a.input.detach().reshape(a.factor.numel(), a.input.shape[-1])
+    u = numbers(x, a.random)
+    v = x.to(a.factor.dtype) * a.factor.reshape(-1, 1)
     q, scale = quantized_rows(v.T, None if u is None else u.T)
     return q.contiguous(), scale.flatten()
 
 
 @like_the_op
-def transpose_int8(input: Tensor) -> Tensor:
+def transpose_int8(a: Any) -> Tensor:
     """Return the transpose, contiguous."""
-    return input.t().contiguous()
+    transposed: Tensor = a.input.t().contiguous()
+    return transposed
 
 
 @like_the_op
-def draw_random(like: Tensor, count: int = 1) -> Tensor:
+def draw_random(a: Any) -> Tensor:
     """Return what the op returns: which numbers a generator has drawn is no rule."""
-    drawn: Tensor = torch.ops.baraquant.draw_random.default(like, count)
+    drawn: Tensor = torch.ops.baraquant.draw_random.default(a.like, a.count)
     return drawn

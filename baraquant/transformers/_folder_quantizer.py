@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..export._ct_config import CtConfig
-from ..export._ct_scheme import Scheme
-from ..export._ct_tensors import build_layer, check_layer, expected_tensors
-from ..export._ct_ties import ends_of
+from ..export.compressed_tensors.config import CtConfig
+from ..export.compressed_tensors.scheme import Scheme
+from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
+from ..export.compressed_tensors.ties import ends_of
 from ..nn import WeightOnlyInt4Linear
-from ..nn._subclassed import with_forward_of
+from ..nn.shared.subclassed import with_forward_of
 from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import paths_of, put_at, take_over

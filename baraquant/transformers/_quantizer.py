@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.quantizers import auto
 
 from .._table import some
-from ..nn._experts import is_experts
+from ..nn.shared.experts import is_experts
 from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report

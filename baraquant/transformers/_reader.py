@@ -11,8 +11,8 @@ from transformers.quantizers import auto
 from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
 from .._fields import check_bool
-from ..export._ct_config import read_config
-from ..export._ct_scheme import METHOD
+from ..export.compressed_tensors.config import read_config
+from ..export.compressed_tensors.scheme import METHOD
 from ._folder_quantizer import CALLER, FolderQuantizer
 from ._versions import cast_scales_of_slots
 

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from transformers.quantizers.base import HfQuantizer
 
-from ..export._ct_model import describe
-from ..export._ct_ties import computes_ties, configs_of, loses_ties
-from ..export._hf_folder import source_folder, unknown_tensors, warn_of_unknown_tensors
-from ..nn._pretrained import tensors_to_translate
+from ..export.compressed_tensors.model import describe
+from ..export.compressed_tensors.ties import computes_ties, configs_of, loses_ties
+from ..export.hf_folder import source_folder, unknown_tensors, warn_of_unknown_tensors
+from ..nn.shared.pretrained import tensors_to_translate
 
 
 class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from torch import nn
 from .. import nn as bnn
 from .._table import some
 from ..configs import QuantConfig
-from ..nn._convolution import ConvolvesIntegers
+from ..nn.shared.convolution import ConvolvesIntegers
 from .layers import Layer, form_of, layer_of_prepared, layer_with
 from .report import FLOATS, INTEGERS, ROWS, multiply_adds
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from ..nn.training._quantizers import QuantizesWeight
+from ..nn.training.quantizers import QuantizesWeight
 
 # The attribute of a layer that says of what the float layer computes its weight.
 _HOW = "_weight_computed_as"

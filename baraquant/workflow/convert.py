@@ -9,11 +9,11 @@ from torch import nn
 from .. import ops
 from ..configs import TensorConfig
 from ..nn import WeightOnlyInt4Linear
-from ..nn._rotation import rotate_of
-from ..nn._subclassed import with_forward_of
-from ..nn.training._freeze import check_scale
-from ..nn.training._observed_range import skipped
-from ..nn.training._quantizers import (
+from ..nn.shared.rotation import rotate_of
+from ..nn.shared.subclassed import with_forward_of
+from ..nn.training.freeze import check_scale
+from ..nn.training.observed_range import skipped
+from ..nn.training.quantizers import (
     Int4Integers,
     Integers,
     PackedIntegers,

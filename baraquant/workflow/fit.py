@@ -11,8 +11,8 @@ from torch import Tensor
 from .. import ops
 from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
-from ..nn.training._int4_search import searched_factors
-from ..nn.training._range import power_to_one, qparams_of_range
+from ..nn.shared.int4_search import searched_factors
+from ..nn.shared.range import power_to_one, qparams_of_range
 
 # The candidates, as shares of the weights' range: from all of it down to half, the widest first.
 FACTORS = [1.0 - step / 50 for step in range(26)]

@@ -19,10 +19,10 @@ from torch.nn.utils import parametrize
 
 from .. import nn as bnn
 from ..configs import QuantConfig
-from ..nn._experts import form_of as experts_form
-from ..nn._experts import is_experts
-from ..nn._subclassed import computes_parent, extends_forward, own_names, plain_type
-from ..nn.training._quantizers import Int4Integers, Integers, PackedIntegers
+from ..nn.shared.experts import form_of as experts_form
+from ..nn.shared.experts import is_experts
+from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
+from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
 from . import forms
 from .computed import source_names
 from .forms import Form

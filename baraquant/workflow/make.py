@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ..configs import QuantConfig, TensorConfig
 from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4, QuantizesWeight
-from ..nn._rotation import rotate_of
-from ..nn._subclassed import with_forward_of
-from ..nn.training._quantizers import Int4Integers, Integers
+from ..nn.shared.rotation import rotate_of
+from ..nn.shared.subclassed import with_forward_of
+from ..nn.training.quantizers import Int4Integers, Integers
 from ..schemes import AWQ
 from .convert import Converter, about_input, integers_of, tied
 from .fit import fit, searches_scales

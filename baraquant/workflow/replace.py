@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..nn.training._quantizers import QuantizesWeight
+from ..nn.training.quantizers import QuantizesWeight
 from .arithmetic import arithmetic_of
 from .layers import further_names, weights_of
 from .references import Places, still_reached, user_attributes

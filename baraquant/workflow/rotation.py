@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from torch import nn
 
 from ..nn import FakeQuantizedConv1D, FakeQuantizedLinear
-from ..nn._rotation import rotate_of
 from ..nn.recurrent_cells import Cell
+from ..nn.shared.rotation import rotate_of
 
 # The classes of prepared layers that rotate their inputs.
 ROTATED = (FakeQuantizedLinear, FakeQuantizedConv1D)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .._table import some
 from ..configs import Config, QuantConfig, TensorConfig
-from ..nn._rotation import rotate_of
-from ..nn._subclassed import with_forward_of
-from ..nn.training._quantizers import QuantizesWeight
+from ..nn.shared.rotation import rotate_of
+from ..nn.shared.subclassed import with_forward_of
+from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import AWQ, GPTQ, SmoothQuant
 from .computed import compute_as, is_computed, plain
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of

@@ -15,7 +15,7 @@ from torch import nn
 
 import baraquant
 from baraquant import export
-from baraquant.export._ct_tensors import pack_rows, unpack_rows
+from baraquant.export.compressed_tensors.tensors import pack_rows, unpack_rows
 from baraquant.nn import WeightOnlyInt4Linear
 from tests.export.tiny_decoders import tiny
 from tests.support.compressed_folders import IDS, block

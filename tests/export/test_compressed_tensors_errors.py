@@ -179,7 +179,7 @@ def test_models(case: str, tmp_path: Path) -> None:
 
 def off_by_one() -> tuple[float, int]:
     """A scale and a zero point that vLLM on CUDA rebuilds wrongly for all of 4 ulps around."""
-    from baraquant.export._ct_checks import nudged_scale
+    from baraquant.export.compressed_tensors.checks import nudged_scale
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(20000):

@@ -12,7 +12,7 @@ from torch import nn
 
 import baraquant
 from baraquant import export
-from baraquant.export._ct_checks import nudged_scale
+from baraquant.export.compressed_tensors.checks import nudged_scale
 from baraquant.export.fused import fused_paths
 from tests.support.compressed_folders import IDS, block
 

@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
-from baraquant.nn._experts import is_experts
+from baraquant.nn.shared.experts import is_experts
 from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from baraquant import W8A16, QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantize, LearnedFakeQuantize
-from baraquant.nn.training._range import rounded_scale
+from baraquant.nn.shared.range import rounded_scale
 from baraquant.qat import prepare_
 from tests.workflow.test_scale_dtype import DTYPES, rounded
 

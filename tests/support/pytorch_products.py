@@ -9,7 +9,7 @@ from unittest import mock
 from torch import Tensor
 
 from baraquant.nn import WeightOnlyLinear
-from baraquant.nn._product import linear
+from baraquant.nn.shared.product import linear
 
 
 def _forward(layer: Any, input: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import baraquant
 import toolchain
 from baraquant import QuantConfig, TensorConfig
-from baraquant.nn import _product
+from baraquant.nn.shared import product as _product
 from tests.support.aot_inductor import skip_where_it_crashes
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from baraquant.nn import FakeQuantize, FakeQuantizeInt4
-from baraquant.nn.training._int4_search import searched_factors
+from baraquant.nn.shared.int4_search import searched_factors
 from baraquant.workflow.fit import fit
 from baraquant.workflow.gptq.formula import grid_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant.nn._subclassed import computes_parent
+from baraquant.nn.shared.subclassed import computes_parent
 from baraquant.qat import convert_, prepare_
 
 

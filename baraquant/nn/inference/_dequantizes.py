@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ..training._quantizers import Integers, PackedIntegers, own
 from ..training.fake_quantize import FakeQuantize
+from ..training.quantizers import Integers, PackedIntegers, own
 from . import _arguments
-from ._integers import HoldsIntegers
+from .integers import HoldsIntegers
 
 
 class Dequantizes(HoldsIntegers):
@@ -44,16 +44,8 @@ class Dequantizes(HoldsIntegers):
     ) -> None:
         """Check the constructor's arguments, and keep them; subclasses check the integers.
 
-        Args:
-            integers: int8, kept as ``qweight``; with ``shape`` packed, kept as ``packed``.
-            weight_scale: As in the constructors of the layers, and so are the others.
-            bias: See there.
-            weight_zero_point: See there.
-            group_size: See there.
-            input_fake_quant: See there.
-            weight_bits: See there.
-            dtype: See there.
-            shape: That of the int8 that packed integers stand for.
+        With ``shape``, that of the int8 that they stand for, the integers are ``packed``; else they
+        are ``qweight``.
         """
         is_packed = shape is not None
         shape = integers.shape if shape is None else shape

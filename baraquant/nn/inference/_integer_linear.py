@@ -5,15 +5,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
-from .._product import fixed_dtype, is_exported, matching_bias
-from .._rotation import check_block, has_same_metadata, note_metadata
-from .._straight_through import makes_graph, without_gradient
-from .._weight import Shaped
+from ..shared.product import fixed_dtype, is_exported, matching_bias
+from ..shared.rotation import check_block, has_same_metadata, note_metadata
+from ..shared.straight_through import makes_graph, without_gradient
+from ..shared.weight import Shaped
+from ..training.linear import FakeQuantizedLinear
+from ..training.quantizers import Integers, own
 from . import _arguments
-from ._integers import HoldsIntegers
+from .integers import HoldsIntegers
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -69,7 +72,11 @@ class LaysOutWeight(HoldsIntegers):
 class IntegerLinear(LaysOutWeight):
     """The base of the quantized linear layers: a weight of integers with its scale, and the bias.
 
-    A subclass says how the integers are stored, and how they are multiplied.
+    A subclass says how the integers are stored, and defines the products:
+
+    * ``_dynamic_product(rows, bias, dtype)`` of rows that get a scale for each token,
+    * ``_static_product(rows, scale, bias, zero_point, smooth_scale, dtype)`` with one scale,
+    * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers.
     """
 
     __constants__: tuple[str, ...] = (
@@ -106,16 +113,7 @@ class IntegerLinear(LaysOutWeight):
     ) -> None:
         """Check and keep everything but the integers, which are there already.
 
-        Args:
-            shape: ``(out_features, in_features)``.
-            weight_scale: As in the constructors of the layers, and so are the others.
-            bias: See there.
-            weight_bits: See there.
-            symmetric: Whether the input has no zero point.
-            bits: See there.
-            dtype: See there.
-            transposed: See there.
-            rotate: See there.
+        ``shape`` is ``(out_features, in_features)``; the others are as in the constructors.
         """
         name = type(self).__name__
         _arguments.check_bits(name, "weight_bits", weight_bits)
@@ -129,37 +127,24 @@ class IntegerLinear(LaysOutWeight):
         self.register_buffer("weight_scale", scale)
         self.set_layout(transposed)
 
+    @staticmethod
+    def options_of(
+        layer: FakeQuantizedLinear, integers: Any, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
+        """Return the arguments that all constructors have, for a prepared layer."""
+        activation = layer.config.activation
+        assert activation is not None
+        return {
+            "weight_scale": integers.scale,
+            "bias": own(layer.bias_to_add()),
+            "bits": activation.bits,
+            "dtype": dtype or layer.float_weight().dtype,
+            "transposed": layer.transposed_groups > 0,
+            "rotate": layer.rotate or None,
+        }
+
     def _int8_weight(self) -> Tensor:
         """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
-        raise NotImplementedError
-
-    def _dynamic_product(
-        self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype | None
-    ) -> Tensor:
-        """Return the output for rows that get a scale for each token."""
-        raise NotImplementedError
-
-    def _static_product(
-        self,
-        rows: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        zero_point: Tensor | None,
-        smooth_scale: Tensor | None,
-        dtype: torch.dtype | None,
-    ) -> Tensor:
-        """Return the output for rows with one scale."""
-        raise NotImplementedError
-
-    def _product_of_integers(
-        self,
-        integers: Tensor,
-        scale: Tensor,
-        bias: Tensor | None,
-        zero_point: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Return the output for rows that are integers."""
         raise NotImplementedError
 
     def check_one(self, smooth: str, given: Tensor | None) -> None:
@@ -195,6 +180,14 @@ class HoldsInt8(IntegerLinear):
         self.set_weight("qweight", qweight, bias)
         rows, columns = qweight.shape
         return rows, columns
+
+    @staticmethod
+    def options_of(
+        layer: FakeQuantizedLinear, integers: Integers, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
+        """Return the arguments that both constructors have, for a prepared layer."""
+        options = IntegerLinear.options_of(layer, integers, dtype)
+        return {**options, "qweight": integers.qweight, "weight_bits": layer.config.weight.bits}
 
     def _int8_weight(self) -> Tensor:
         return self.qweight
@@ -262,6 +255,30 @@ class DynamicInput(IntegerLinear):
     smooth: Tensor | None
     granularity: str
     per_token: bool
+
+    @classmethod
+    def from_prepared(
+        cls,
+        layer: FakeQuantizedLinear,
+        integers: Any,
+        *,
+        smooth: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the converted form of a layer with a dynamic input.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+            smooth: As in the constructor of :class:`QuantizedLinear`.
+            dtype: As in the constructor. None: the dtype of the layer's weight.
+        """
+        activation, options = layer.config.activation, cls.options_of(layer, integers, dtype)
+        assert activation is not None
+        if smooth is not None:
+            options["smooth"] = smooth
+        granularity = str(activation.granularity)
+        return cls(symmetric=activation.symmetric, granularity=granularity, **options)
 
     def _set_input(self, granularity: str, smooth: Tensor | None) -> None:
         """Check and keep how the input becomes integers."""
@@ -331,6 +348,35 @@ class StaticInput(IntegerLinear):
     act_scale: Tensor
     act_zero_point: Tensor | None
     smooth_scale: Tensor | None
+
+    @classmethod
+    def from_prepared(
+        cls,
+        layer: FakeQuantizedLinear,
+        integers: Any,
+        *,
+        smooth: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Return the converted form of a layer with a static input.
+
+        Args:
+            layer: The prepared layer.
+            integers: Its weight, quantized.
+            smooth: The divisor of each feature of the input, ``[in_features]``; None: no division.
+            dtype: As in the constructor. None: the dtype of the layer's weight.
+
+        Raises:
+            ValueError: The range of the input is not known yet.
+        """
+        frozen, options = layer.frozen_input(), cls.options_of(layer, integers, dtype)
+        assert layer.config.activation is not None and frozen is not None
+        options["act_scale"] = scale = frozen.scale.to(integers.scale.dtype)
+        if smooth is not None:
+            options["smooth_scale"] = scale.reshape(()) * smooth
+        if not layer.config.activation.symmetric:
+            options["act_zero_point"] = frozen.zero_point
+        return cls(**options)
 
     def _set_input(
         self, act_scale: Tensor, act_zero_point: Tensor | None, smooth_scale: Tensor | None

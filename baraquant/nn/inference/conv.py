@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..._docstrings import documented
-from .._convolution import (
+from ..shared.convolution import (
     ConvolvesIntegers,
     is_channels_last,
     is_integer_conv,
     laid_out,
     swap_channels,
+    words_of,
 )
-from .._recomputed import product_of_integers
-from .._straight_through import makes_graph, straight_through
-from .._weight import Shaped
+from ..shared.recomputed import product_of_integers
+from ..shared.straight_through import makes_graph, straight_through
+from ..shared.weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
@@ -48,7 +49,11 @@ Raises:
     TypeError: The weight is not int8, the scale is not float32 or float64, the zero point is not an
         integer tensor, or the dtype is not floating.
 
-$example
+Example:
+    >>> weight = torch.ones(6, 4, $threes, dtype=torch.int8)
+    >>> layer = baraquant.nn.Quantized$kind(weight, torch.full((6,), 0.5))
+    >>> layer(torch.ones(2, 4, $fives)).shape
+    torch.Size([2, 6, $sizes])
 """
 
 _INTEGERS = """
@@ -258,46 +263,25 @@ def _is_around_zero(rounder: nn.Module) -> bool:
     )
 
 
-@documented(_INTEGERS + CONVOLUTION, kind="Conv1d", kernel="kernel")
+@documented(_INTEGERS + CONVOLUTION, **words_of("Conv1d"))
 class QuantizedConv1d(_QuantizedConv):
-    """A ``Conv1d`` that stores integers, and multiplies them if its input is rounded.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConv1d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5)).shape
-        torch.Size([2, 6, 3])
-    """
+    """A ``Conv1d`` that stores integers, and multiplies them if its input is rounded."""
 
     _float = nn.Conv1d
     _conv_forward = nn.Conv1d._conv_forward
 
 
-@documented(_INTEGERS + CONVOLUTION, kind="Conv2d", kernel="height, width")
+@documented(_INTEGERS + CONVOLUTION, **words_of("Conv2d"))
 class QuantizedConv2d(_QuantizedConv):
-    """A ``Conv2d`` that stores integers, and multiplies them if its input is rounded.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConv2d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5, 5)).shape
-        torch.Size([2, 6, 3, 3])
-    """
+    """A ``Conv2d`` that stores integers, and multiplies them if its input is rounded."""
 
     _float = nn.Conv2d
     _conv_forward = nn.Conv2d._conv_forward
 
 
-@documented(_INTEGERS + CONVOLUTION, kind="Conv3d", kernel="depth, height, width")
+@documented(_INTEGERS + CONVOLUTION, **words_of("Conv3d"))
 class QuantizedConv3d(_QuantizedConv):
-    """A ``Conv3d`` that stores integers, and multiplies them if its input is rounded.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConv3d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5, 5, 5)).shape
-        torch.Size([2, 6, 3, 3, 3])
-    """
+    """A ``Conv3d`` that stores integers, and multiplies them if its input is rounded."""
 
     _float = nn.Conv3d
     _conv_forward = nn.Conv3d._conv_forward

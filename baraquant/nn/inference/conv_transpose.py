@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..._docstrings import documented
-from .._convolution import Transposes
-from .._recomputed import product_of_integers
+from ..shared.convolution import Transposes, words_of
+from ..shared.recomputed import product_of_integers
 from ..training.fake_quantize import FakeQuantize
 from .conv import CONVOLUTION, OPTIONS, Convolution
 
@@ -80,43 +80,22 @@ class _QuantizedConvTranspose(Transposes, Convolution):
         return output
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose1d", kernel="kernel")
+@documented(_TRANSPOSED, **words_of("ConvTranspose1d"))
 class QuantizedConvTranspose1d(_QuantizedConvTranspose):
-    """A ``ConvTranspose1d`` that stores integers and computes in floating point.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConvTranspose1d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5)).shape
-        torch.Size([2, 6, 7])
-    """
+    """A ``ConvTranspose1d`` that stores integers and computes in floating point."""
 
     _float = nn.ConvTranspose1d
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose2d", kernel="height, width")
+@documented(_TRANSPOSED, **words_of("ConvTranspose2d"))
 class QuantizedConvTranspose2d(_QuantizedConvTranspose):
-    """A ``ConvTranspose2d`` that stores integers and computes in floating point.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConvTranspose2d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5, 5)).shape
-        torch.Size([2, 6, 7, 7])
-    """
+    """A ``ConvTranspose2d`` that stores integers and computes in floating point."""
 
     _float = nn.ConvTranspose2d
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose3d", kernel="depth, height, width")
+@documented(_TRANSPOSED, **words_of("ConvTranspose3d"))
 class QuantizedConvTranspose3d(_QuantizedConvTranspose):
-    """A ``ConvTranspose3d`` that stores integers and computes in floating point.
-
-    Example:
-        >>> weight = torch.ones(6, 4, 3, 3, 3, dtype=torch.int8)
-        >>> layer = baraquant.nn.QuantizedConvTranspose3d(weight, torch.full((6,), 0.5))
-        >>> layer(torch.ones(2, 4, 5, 5, 5)).shape
-        torch.Size([2, 6, 7, 7, 7])
-    """
+    """A ``ConvTranspose3d`` that stores integers and computes in floating point."""
 
     _float = nn.ConvTranspose3d

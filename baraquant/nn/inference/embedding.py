@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from ... import ops
-from ..training._quantizers import Integers
 from ..training.embedding import FakeQuantizedEmbedding
+from ..training.quantizers import Integers
 from . import _arguments
-from ._integers import HoldsIntegers
+from .integers import HoldsIntegers
 
 
 class QuantizedEmbedding(HoldsIntegers):

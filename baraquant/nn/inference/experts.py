@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from .._experts import Form, RunsExperts, float_grouped_linear, form_of, of_dtype, taken
-from .._precision import KeepsScales
-from .._pretrained import refuse_save_pretrained
-from .._product import fixed_dtype
-from .._straight_through import experts_through, makes_graph, straight_through
-from .._weight import WeightView, weight_to_read
-from ..training._freeze import check_scale, frozen
-from ..training._quantizers import own
+from ..shared.experts import Form, RunsExperts, float_grouped_linear, form_of, of_dtype, taken
+from ..shared.precision import KeepsScales
+from ..shared.pretrained import refuse_save_pretrained
+from ..shared.product import fixed_dtype
+from ..shared.straight_through import experts_through, makes_graph, straight_through
+from ..shared.weight import WeightView, weight_to_read
 from ..training.experts import FakeQuantizedExperts, integer_output
 from ..training.fake_quantize import FakeQuantize
+from ..training.freeze import check_scale, frozen
+from ..training.quantizers import own
 from . import _arguments
 
 _NAME = "QuantizedExperts"

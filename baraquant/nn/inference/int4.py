@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ... import ops
-from .._weight import Shaped
-from ..training._quantizers import Int4Integers, own
+from ..shared.weight import Shaped
 from ..training.linear import FakeQuantizedLinear
+from ..training.quantizers import Int4Integers
 from . import _arguments
 from ._integer_linear import DynamicInput, HoldsInt8, IntegerLinear, StaticInput
 from .linear import QuantizedLinear, StaticQuantizedLinear
@@ -52,22 +51,18 @@ class HoldsInt4(IntegerLinear):
         return packed.shape[0], in_features
 
     @staticmethod
-    def options_of(layer: FakeQuantizedLinear, integers: Int4Integers) -> dict[str, Any]:
+    def options_of(
+        layer: FakeQuantizedLinear, integers: Int4Integers, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
         """Return the arguments that both constructors have, for a prepared layer."""
-        config = layer.config
-        assert config.activation is not None
+        weight = layer.config.weight
         return {
+            **IntegerLinear.options_of(layer, integers, dtype),
             "packed": integers.packed,
-            "weight_scale": integers.scale,
             "group_factor": integers.group_factor,
-            "group_size": config.weight.group_size,
-            "bias": own(layer.bias_to_add()),
+            "group_size": weight.group_size,
             "in_features": layer.in_features,
-            "group_zero_point": None if config.weight.symmetric else integers.group_zero_point,
-            "bits": config.activation.bits,
-            "dtype": layer.float_weight().dtype,
-            "transposed": layer.transposed_groups > 0,
-            "rotate": layer.rotate or None,
+            "group_zero_point": None if weight.symmetric else integers.group_zero_point,
         }
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -258,22 +253,6 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
         )
         self._set_input(granularity, None)
 
-    @classmethod
-    def from_prepared(cls, layer: FakeQuantizedLinear, integers: Int4Integers) -> Self:
-        """Return the converted form of a layer with a dynamic input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-        """
-        activation = layer.config.activation
-        assert activation is not None
-        return cls(
-            symmetric=activation.symmetric,
-            granularity=str(activation.granularity),
-            **cls.options_of(layer, integers),
-        )
-
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         return self._output_of_floats(input)
@@ -342,25 +321,6 @@ class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
             rotate=rotate,
         )
         self._set_input(act_scale, act_zero_point, None)
-
-    @classmethod
-    def from_prepared(cls, layer: FakeQuantizedLinear, integers: Int4Integers) -> Self:
-        """Return the converted form of a layer with a static input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-
-        Raises:
-            ValueError: The range of the input is not known yet.
-        """
-        activation, frozen = layer.config.activation, layer.frozen_input()
-        assert activation is not None and frozen is not None
-        return cls(
-            act_scale=frozen.scale.to(integers.scale.dtype),
-            act_zero_point=None if activation.symmetric else frozen.zero_point,
-            **cls.options_of(layer, integers),
-        )
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def as_int8(self) -> StaticQuantizedLinear:

@@ -8,10 +8,7 @@ dequantized weight, to read.
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from ..training._quantizers import Integers, own
-from ..training.linear import FakeQuantizedLinear
 from ._integer_linear import DynamicInput, HoldsInt8, StaticInput
 from .quantized_input import QuantizedInput, TakesIntegers
 
@@ -86,39 +83,6 @@ class QuantizedLinear(TakesIntegers, HoldsInt8, DynamicInput):
         )
         self._set_input(granularity, smooth)
 
-    @classmethod
-    def from_prepared(
-        cls,
-        layer: FakeQuantizedLinear,
-        integers: Integers,
-        *,
-        smooth: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the converted form of a layer with a dynamic input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-            smooth: As in the constructor.
-            dtype: As in the constructor. None: the dtype of the layer's weight.
-        """
-        activation = layer.config.activation
-        assert activation is not None
-        return cls(
-            integers.qweight,
-            integers.scale,
-            own(layer.bias_to_add()),
-            symmetric=activation.symmetric,
-            bits=activation.bits,
-            granularity=str(activation.granularity),
-            smooth=smooth,
-            weight_bits=layer.config.weight.bits,
-            dtype=layer.float_weight().dtype if dtype is None else dtype,
-            transposed=layer.transposed_groups > 0,
-            rotate=layer.rotate or None,
-        )
-
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
@@ -184,40 +148,3 @@ class StaticQuantizedLinear(HoldsInt8, StaticInput):
             rotate=rotate,
         )
         self._set_input(act_scale, act_zero_point, smooth_scale)
-
-    @classmethod
-    def from_prepared(
-        cls,
-        layer: FakeQuantizedLinear,
-        integers: Integers,
-        *,
-        smooth: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the converted form of a layer with a static input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-            smooth: The divisor of each feature of the input, ``[in_features]``; None: no division.
-            dtype: As in the constructor. None: the dtype of the layer's weight.
-
-        Raises:
-            ValueError: The range of the input is not known yet.
-        """
-        activation, frozen = layer.config.activation, layer.frozen_input()
-        assert activation is not None and frozen is not None
-        scale = frozen.scale.to(integers.scale.dtype)
-        return cls(
-            integers.qweight,
-            integers.scale,
-            scale,
-            own(layer.bias_to_add()),
-            act_zero_point=None if activation.symmetric else frozen.zero_point,
-            smooth_scale=None if smooth is None else scale.reshape(()) * smooth,
-            bits=activation.bits,
-            weight_bits=layer.config.weight.bits,
-            dtype=layer.float_weight().dtype if dtype is None else dtype,
-            transposed=layer.transposed_groups > 0,
-            rotate=layer.rotate or None,
-        )

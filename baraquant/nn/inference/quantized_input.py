@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .._product import matching_bias
+from ..shared.product import matching_bias
 
 
 class QuantizedInput(NamedTuple):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .._product import fixing_bias
-from .._rotation import check_block
+from ..shared.product import fixing_bias
+from ..shared.rotation import check_block
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes

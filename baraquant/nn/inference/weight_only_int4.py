@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...configs import integer_range
-from .._rotation import check_block
-from .._weight import Shaped
+from ..shared.rotation import check_block
+from ..shared.weight import Shaped
 from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from .weight_only import WeightOnlyLinear

@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from ...configs import Config
 from ...schemes import W8A8
-from ._quantizers import QuantizesWeight
+from .quantizers import QuantizesWeight
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -17,10 +17,10 @@ from typing_extensions import Self
 from ..._docstrings import documented
 from ...configs import Config, QuantConfig
 from ...schemes import quant_config
-from .._convolution import ConvolvesIntegers, Transposes, is_integer_conv
-from .._straight_through import makes_graph, straight_through, without_gradient
+from ..shared.convolution import ConvolvesIntegers, Transposes, is_integer_conv, words_of
+from ..shared.straight_through import makes_graph, straight_through, without_gradient
 from ._drop_in import DropIn
-from ._quantizers import QuantizesWeight, check_groups
+from .quantizers import QuantizesWeight, check_groups
 
 _ARGUMENTS = """
 Args:
@@ -34,7 +34,10 @@ Raises:
         the configuration.
     TypeError: ``config`` is not a configuration.
 
-$example
+Example:
+    >>> layer = baraquant.nn.FakeQuantized$kind(4, 6, 3, config=baraquant.W8A8())
+    >>> layer(torch.ones(2, 4, $fives)).shape
+    torch.Size([2, 6, $sizes])
 """
 _CONVOLUTION = f"""
 In evaluation a layer whose input is rounded multiplies integers, as the converted one does
@@ -50,12 +53,11 @@ Its scales belong to output channels, although PyTorch lays out the weight as
 floating, and with ``conv_inputs=False`` too.
 {_ARGUMENTS}"""
 
-_CONSTANTS = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
-_INTEGER_CONSTANTS = (*_CONSTANTS, "is_integer", "has_zero_point", "pads_first", "pad_mode")
-
 
 class _FakeQuantizesConv(DropIn):
     """The base of all convolutions, also the transposed ones."""
+
+    __constants__ = (*QuantizesWeight.__constants__, *nn.Conv2d.__constants__)
 
     def _set_config(self, config: Config) -> None:
         qat = conv_config(quant_config(config)).with_rotation(0)
@@ -74,6 +76,11 @@ class _FakeQuantizesConv(DropIn):
 
 class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
     """The base of the convolutions."""
+
+    __constants__ = (
+        *_FakeQuantizesConv.__constants__,
+        *("is_integer", "has_zero_point", "pads_first", "pad_mode"),
+    )
 
     def _set_config(self, config: Config) -> None:
         super()._set_config(config)
@@ -131,87 +138,45 @@ class _FakeQuantizedConvTranspose(Transposes, _FakeQuantizesConv):
         return self._conv_transpose(self.rounded_input(input), weight, bias, output_size)
 
 
-@documented(_CONVOLUTION, kind="Conv1d")
+@documented(_CONVOLUTION, **words_of("Conv1d"))
 class FakeQuantizedConv1d(_FakeQuantizedConv, nn.Conv1d):  # type: ignore[misc]
-    """A ``Conv1d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``Conv1d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConv1d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5)).shape
-        torch.Size([2, 6, 3])
-    """
-
-    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 
-@documented(_CONVOLUTION, kind="Conv2d")
+@documented(_CONVOLUTION, **words_of("Conv2d"))
 class FakeQuantizedConv2d(_FakeQuantizedConv, nn.Conv2d):  # type: ignore[misc]
-    """A ``Conv2d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``Conv2d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConv2d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5, 5)).shape
-        torch.Size([2, 6, 3, 3])
-    """
-
-    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 
-@documented(_CONVOLUTION, kind="Conv3d")
+@documented(_CONVOLUTION, **words_of("Conv3d"))
 class FakeQuantizedConv3d(_FakeQuantizedConv, nn.Conv3d):  # type: ignore[misc]
-    """A ``Conv3d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``Conv3d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConv3d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5, 5, 5)).shape
-        torch.Size([2, 6, 3, 3, 3])
-    """
-
-    __constants__ = _INTEGER_CONSTANTS
     bias: Tensor | None
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose1d")
+@documented(_TRANSPOSED, **words_of("ConvTranspose1d"))
 class FakeQuantizedConvTranspose1d(_FakeQuantizedConvTranspose, nn.ConvTranspose1d):  # type: ignore[misc]
-    """A ``ConvTranspose1d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``ConvTranspose1d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConvTranspose1d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5)).shape
-        torch.Size([2, 6, 7])
-    """
-
-    __constants__ = _CONSTANTS
     bias: Tensor | None
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose2d")
+@documented(_TRANSPOSED, **words_of("ConvTranspose2d"))
 class FakeQuantizedConvTranspose2d(_FakeQuantizedConvTranspose, nn.ConvTranspose2d):  # type: ignore[misc]
-    """A ``ConvTranspose2d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``ConvTranspose2d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConvTranspose2d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5, 5)).shape
-        torch.Size([2, 6, 7, 7])
-    """
-
-    __constants__ = _CONSTANTS
     bias: Tensor | None
 
 
-@documented(_TRANSPOSED, kind="ConvTranspose3d")
+@documented(_TRANSPOSED, **words_of("ConvTranspose3d"))
 class FakeQuantizedConvTranspose3d(_FakeQuantizedConvTranspose, nn.ConvTranspose3d):  # type: ignore[misc]
-    """A ``ConvTranspose3d`` whose weight, and input, are fake-quantized; both stay floating.
+    """A ``ConvTranspose3d`` whose weight, and input, are fake-quantized; both stay floating."""
 
-    Example:
-        >>> layer = baraquant.nn.FakeQuantizedConvTranspose3d(4, 6, 3, config=baraquant.W8A8())
-        >>> layer(torch.ones(2, 4, 5, 5, 5)).shape
-        torch.Size([2, 6, 7, 7, 7])
-    """
-
-    __constants__ = _CONSTANTS
     bias: Tensor | None
 
 

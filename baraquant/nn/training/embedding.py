@@ -8,7 +8,7 @@ from ... import ops
 from ...configs import Config
 from ...schemes import quant_config
 from ._drop_in import DropIn
-from ._quantizers import QuantizesWeight, check_groups
+from .quantizers import QuantizesWeight, check_groups
 
 
 class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]

@@ -14,13 +14,13 @@ from typing_extensions import Self
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
-from .._experts import RunsExperts, float_grouped_linear, of_dtype, taken, why_not
-from .._product import quantized_by
-from .._straight_through import experts_through, makes_graph, straight_through
-from .._weight import weight_to_read
-from ._master import HoldsMaster
-from ._quantizers import _of_activation, _of_weight
+from ..shared.experts import RunsExperts, float_grouped_linear, of_dtype, taken, why_not
+from ..shared.master import HoldsMaster
+from ..shared.product import quantized_by
+from ..shared.straight_through import experts_through, makes_graph, straight_through
+from ..shared.weight import weight_to_read
 from .linear import check_config, is_integer_product, is_whole_product
+from .quantizers import _of_activation, _of_weight
 
 
 class FakeQuantizedExperts(HoldsMaster, RunsExperts):

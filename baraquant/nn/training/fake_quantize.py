@@ -9,12 +9,12 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ... import ops
-from ...ops._recompute import unless_recomputing
-from .._straight_through import without_gradient
+from ...ops.recompute import unless_recomputing
+from ..shared.range import is_known, qparams_of_range, rounded_scale
+from ..shared.straight_through import without_gradient
 from . import _arguments
-from ._granularity import ByGranularity
-from ._observed_range import ObservedRange
-from ._range import is_known, qparams_of_range, rounded_scale
+from .granularity import ByGranularity
+from .observed_range import ObservedRange
 
 
 class FakeQuantize(ByGranularity, ObservedRange):

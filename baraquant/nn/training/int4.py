@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
-from .._straight_through import straight_through, without_gradient
+from ..shared.straight_through import straight_through, without_gradient
 from . import _arguments
 
 _COMPUTE = (torch.float32, torch.float64)

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .._precision import with_precision
-from .._straight_through import without_gradient
+from ..shared.master import check_unrounded, round_master
+from ..shared.precision import with_precision
+from ..shared.range import qparams_of_range, rounded_scale
+from ..shared.straight_through import without_gradient
 from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
-from ._granularity import ByGranularity
-from ._master import check_unrounded, round_master
-from ._range import qparams_of_range, rounded_scale
+from .granularity import ByGranularity
 
 NAN = float("nan")
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from .._straight_through import makes_graph, without_gradient
+from ..shared.int4_search import searched_factors
+from ..shared.master import round_master
+from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
 from ._first_batch import check_unwrapped
-from ._int4_search import searched_factors
-from ._master import round_master
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
 

@@ -11,17 +11,17 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
-from ...ops._limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
+from ...ops.limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
-from .._product import fixing_bias, is_exported, linear, matching_bias
-from .._rotation import MARK, has_same_mark, mark_of, turned
-from .._straight_through import (
+from ..shared.product import fixing_bias, is_exported, linear, matching_bias
+from ..shared.rotation import MARK, has_same_mark, mark_of, turned
+from ..shared.straight_through import (
     linear_through,
     makes_graph,
     straight_through,
     without_gradient,
 )
-from ._quantizers import QuantizesWeight, check_groups
+from .quantizers import QuantizesWeight, check_groups
 
 
 class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]

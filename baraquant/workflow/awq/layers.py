@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import FakeQuantize
-from ...nn.training._range import power_to_one
+from ...nn.shared.range import power_to_one
 from ...schemes import AWQ
 from ..calibration.finite import NearOne, Seen
 from ..calibration.progress import ProgressBar

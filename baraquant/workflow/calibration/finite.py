@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...nn.training._range import power_to_one
+from ...nn.shared.range import power_to_one
 
 
 class FiniteCalls:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...nn.training._range import qparams_of_range
+from ...nn.shared.range import qparams_of_range
 from .histogram import Histogram, magnitudes, quantile, squared_error
 
 # The candidates of MSEObserver go down to 2^-12 of the widest range.

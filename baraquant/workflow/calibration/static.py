@@ -10,7 +10,7 @@ from torch import nn
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize
-from ...nn._rotation import rotate_of
+from ...nn.shared.rotation import rotate_of
 from ..replace import put
 from ..select import Chosen
 from .observers import OBSERVERS, Observer, Through

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
-from ...nn.training._int4_search import searched_factors
-from ...nn.training._quantizers import Int4Integers, Integers
+from ...nn.shared.int4_search import searched_factors
+from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.finite import FiniteCalls, NearOne
 from ..fit import qparams_of_rows
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...nn import FakeQuantizedLinear
-from ...nn._rotation import rotate_of
-from ...nn.training._quantizers import Int4Integers, Integers
+from ...nn.shared.rotation import rotate_of
+from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._table import some
-from ...nn._subclassed import plain_type
+from ...nn.shared.subclassed import plain_type
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, weights_of
 from ..unpack import UNPACKED
 from .header import Entry

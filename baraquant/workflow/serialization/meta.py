@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ...nn._subclassed import with_forward_of
+from ...nn.shared.subclassed import with_forward_of
 from ..layers import form_of, inside, layer_of, layer_with
 from ..replace import Swap, replace_modules, take_over
 

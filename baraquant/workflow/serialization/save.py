@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from baraquant._C import build_info
 
-from ...nn._subclassed import plain_type
+from ...nn.shared.subclassed import plain_type
 from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
 from ..replace import check_whole

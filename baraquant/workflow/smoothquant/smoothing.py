@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from ... import ops
 from ...configs import QuantConfig
 from ...nn import FakeQuantize
-from ...nn.training._range import power_to_one
+from ...nn.shared.range import power_to_one
 from ...schemes import SmoothQuant
 from ..calibration.finite import OutputErrors
 from ..calibration.observers import OBSERVERS, Through

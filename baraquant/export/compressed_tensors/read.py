@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Reads a folder of compressed-tensors into a float model.
 
-A folder has a mixture of experts as a layer for each expert and projection. :mod:`._ct_experts`
+A folder has a mixture of experts as a layer for each expert and projection. :mod:`.experts`
 says how files differ from what is in memory; the same numbers of rows lead back: they say which row
 of a weight a row in the folder is.
 """
@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._table import some
-from ..nn import QuantizedExperts
-from ..nn._experts import form_of, is_experts
-from ..workflow.layers import inside, is_converted, is_prepared, layer_of
-from ..workflow.replace import check_model
-from ..workflow.serialization.data import read_tensors
-from ..workflow.serialization.header import Entry, parse_json, read_header
-from ..workflow.serialization.meta import Built, check_constants, put, registered
-from ._ct_config import CtConfig, read_config
-from ._ct_experts import Places, has_experts, in_files, places_of
-from ._ct_scheme import METHOD, Scheme
-from ._ct_tensors import TENSORS, build_layer
+from ..._table import some
+from ...nn import QuantizedExperts
+from ...nn.shared.experts import form_of, is_experts
+from ...workflow.layers import inside, is_converted, is_prepared, layer_of
+from ...workflow.replace import check_model
+from ...workflow.serialization.data import read_tensors
+from ...workflow.serialization.header import Entry, parse_json, read_header
+from ...workflow.serialization.meta import Built, check_constants, put, registered
+from .config import CtConfig, read_config
+from .experts import Places, has_experts, in_files, places_of
+from .scheme import METHOD, Scheme
+from .tensors import TENSORS, build_layer
 
 
 @dataclass

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ._range import power_to_one
+from .range import power_to_one
 
 # The number of elements at a time, so that the temporaries stay small.
 _CHUNK = 1 << 22

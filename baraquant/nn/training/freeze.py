@@ -5,9 +5,9 @@ import copy
 
 from torch import Tensor, nn
 
-from ._observed_range import UNSEEN, skipped
 from .fake_quantize import FakeQuantize
 from .learned import LearnedFakeQuantize
+from .observed_range import UNSEEN, skipped
 
 # What the message of a learned scale adds: the cause that a reader does not see.
 COPIED = (

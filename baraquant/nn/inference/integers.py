@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .._precision import KeepsScales
-from .._pretrained import refuse_save_pretrained
-from .._weight import Shaped, WeightView, weight_to_read
+from ..shared.precision import KeepsScales
+from ..shared.pretrained import refuse_save_pretrained
+from ..shared.weight import Shaped, WeightView, weight_to_read
 from . import _arguments
 
 

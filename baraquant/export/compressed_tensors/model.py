@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn import FakeQuantize, QuantizedExperts
-from ..workflow.computed import in_files as weight_in_files
-from ..workflow.computed import names_in_files
-from ..workflow.layers import inside, is_converted, is_prepared
-from ..workflow.unpack import UNPACKED
-from ._ct_checks import Exported, check_server, is_exact, nudged_scale
-from ._ct_config import write_config
-from ._ct_experts import (
+from ...nn import FakeQuantize, QuantizedExperts
+from ...workflow.computed import in_files as weight_in_files
+from ...workflow.computed import names_in_files
+from ...workflow.layers import inside, is_converted, is_prepared
+from ...workflow.unpack import UNPACKED
+from .._layers import IntegerLayer, integer_layers
+from .checks import Exported, check_server, is_exact, nudged_scale
+from .config import write_config
+from .experts import (
     expert_layers,
     floating_targets,
     has_experts,
@@ -26,10 +27,9 @@ from ._ct_experts import (
     routers_of,
     target_of,
 )
-from ._ct_scheme import Scheme, scheme_of
-from ._ct_tensors import tensors_of
-from ._ct_ties import check_ties, head_of, tensors_outside
-from ._layers import IntegerLayer, integer_layers
+from .scheme import Scheme, scheme_of
+from .tensors import tensors_of
+from .ties import check_ties, head_of, tensors_outside
 
 # The float layers that compressed-tensors has integers for.
 _KINDS = ("Linear", "Embedding")

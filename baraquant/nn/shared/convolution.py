@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import ops
-from ..ops._limits import MAX_SHIFTED_FEATURES
-from ._product import is_exported, matching_bias, quantized_by
-from ._straight_through import conv_through, without_gradient
+from ... import ops
+from ...ops.limits import MAX_SHIFTED_FEATURES
+from .product import is_exported, matching_bias, quantized_by
+from .straight_through import conv_through, without_gradient
 
 # The fewest inputs of a group whose product of integers is worth it; one input is depthwise.
 _LEAST_INPUTS = 16
@@ -158,3 +158,13 @@ class Transposes(nn.Module):  # type: ignore[misc]
         if weight.dim() == 4:
             return F.conv_transpose2d(input, weight, bias, stride, padding, added, groups, dilation)
         return F.conv_transpose3d(input, weight, bias, stride, padding, added, groups, dilation)
+
+
+def words_of(kind: str) -> dict[str, str]:
+    """Return the words of the docstrings of a kind of convolution, such as ``Conv2d``."""
+    space = int(kind[-2])
+    size = 7 if "Transpose" in kind else 3  # of the output of the example
+    kernel = ("kernel", "height, width", "depth, height, width")[space - 1]
+    sizes = {"threes": 3, "fives": 5, "sizes": size}
+    words = {name: ", ".join([str(number)] * space) for name, number in sizes.items()}
+    return {"kind": kind, "kernel": kernel, **words}

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import ops
-from ._product import linear
+from ... import ops
+from .product import linear
 
 
 def _without_gradient(tensor: Tensor) -> Tensor:

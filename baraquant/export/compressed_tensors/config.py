@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ._ct_scheme import METHOD, MIXED, Scheme, parse_scheme
+from .scheme import METHOD, MIXED, Scheme, parse_scheme
 
 # Keys that, if set, change what a layer computes.
 _UNKNOWN_PARTS = {

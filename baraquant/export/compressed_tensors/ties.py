@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..workflow.layers import is_converted
+from ...workflow.layers import is_converted
 
 
 def ends_of(model: nn.Module) -> list[nn.Module]:

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ...configs import QuantConfig, TensorConfig
-from .._convolution import swap_channels
-from .._rotation import rotate_of
-from .._weight import is_for_torchscript, weight_to_read
-from ._freeze import frozen, is_unseen
-from ._master import HoldsMaster
+from ..shared.convolution import swap_channels
+from ..shared.master import HoldsMaster
+from ..shared.rotation import rotate_of
+from ..shared.weight import is_for_torchscript, weight_to_read
 from .fake_quantize import FakeQuantize
+from .freeze import frozen, is_unseen
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
 from .learned_int4 import LearnedFakeQuantizeInt4

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .inference._integers import HoldsIntegers
-from .training._quantizers import QuantizesWeight
+from ..inference.integers import HoldsIntegers
+from ..training.quantizers import QuantizesWeight
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 

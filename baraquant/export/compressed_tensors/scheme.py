@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ._layers import IntegerLayer, QuantizedInput
+from .._layers import IntegerLayer, QuantizedInput
 
 METHOD = "compressed-tensors"
 INT, PACKED, MIXED = "int-quantized", "pack-quantized", "mixed-precision"

@@ -10,12 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from .._packages import need
-from ..workflow.inference_mode import makes_normal_tensors
-from ._ct_model import describe
-from ._ct_read import load_folder
-from ._folder import check_absent, new_folder
-from ._hf_folder import (
+from ..._packages import need
+from ...workflow.inference_mode import makes_normal_tensors
+from .._folder import check_absent, new_folder
+from ..hf_folder import (
     copy_others,
     save_tokenizer,
     source_folder,
@@ -24,6 +22,8 @@ from ._hf_folder import (
     write_config_json,
     write_weights,
 )
+from .model import describe
+from .read import load_folder
 
 _TO = "baraquant.export.to_compressed_tensors"
 _FROM = "baraquant.export.from_compressed_tensors"

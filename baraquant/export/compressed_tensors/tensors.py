@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import nn as bnn
-from .. import ops
-from ..configs import integer_range
-from ..workflow.forms import check_within
-from ..workflow.layers import LAYERS, Layer
-from ..workflow.serialization.packing import pack, unpack
-from ._ct_scheme import PACKED, Scheme, TensorScheme
-from ._layers import IntegerLayer
+from ... import nn as bnn
+from ... import ops
+from ...configs import integer_range
+from ...workflow.forms import check_within
+from ...workflow.layers import LAYERS, Layer
+from ...workflow.serialization.packing import pack, unpack
+from .._layers import IntegerLayer
+from .scheme import PACKED, Scheme, TensorScheme
 
 Expected = dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
 

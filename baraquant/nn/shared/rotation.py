@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import ops
+from ... import ops
 
 # The buffer that a prepared layer has if it is rotated. Its name makes a state dict of rotated
 # weights differ from one of floating weights, whatever the format of the file.

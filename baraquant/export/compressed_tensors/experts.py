@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..nn import FakeQuantize, QuantizedExperts
-from ..nn._experts import form_of, is_experts
-from ._layers import IntegerLayer, QuantizedInput
+from ...nn import FakeQuantize, QuantizedExperts
+from ...nn.shared.experts import form_of, is_experts
+from .._layers import IntegerLayer, QuantizedInput
 
 # The rows of a weight, [experts * N], that each layer in a file has, by the layer's path there.
 Places: TypeAlias = "dict[str, Tensor]"

@@ -68,6 +68,7 @@ class WeightView(Tensor):  # type: ignore[misc]
         parameter: Tensor | None = None,
         scaled: Tensor | None = None,
     ) -> WeightView:
+        """Make a tensor without values of its own."""
         view: WeightView = Tensor._make_wrapper_subclass(
             cls, like.shape, like.stride(), dtype=dtype, device=like.device, requires_grad=False
         )
@@ -169,6 +170,7 @@ class TracedWeight(Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, values: Tensor) -> TracedWeight:
+        """Make a tensor that holds the values."""
         with without_trace():
             weight: TracedWeight = Tensor._make_wrapper_subclass(
                 cls, values.shape, dtype=values.dtype, device=values.device

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from .. import __version__
 from .._packages import need
 from ..workflow.serialization.header import read_header
-from ._ct_scheme import parse_scheme
-from ._ct_ties import loses_ties
+from .compressed_tensors.scheme import parse_scheme
+from .compressed_tensors.ties import loses_ties
 
 # Files of a source folder that hold weights, or that describe them.
 _WEIGHTS = (

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..nn import QuantizedExperts
-from ._ct_scheme import PACKED, Scheme
-from ._layers import IntegerLayer
-from .fused import fused_paths
+from ...nn import QuantizedExperts
+from .._layers import IntegerLayer
+from ..fused import fused_paths
+from .scheme import PACKED, Scheme
 
 SERVERS = ("vllm", "sglang", "transformers")
 
