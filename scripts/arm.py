@@ -21,6 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build as builder
 import toolchain
 
 ROOT = toolchain.ROOT
@@ -150,18 +151,9 @@ def build() -> None:
         "CPATH": os.pathsep.join(map(str, (headers, include))),
         "BARAQUANT_CUDA": "0",
     }
-    with (FOLDER / "build.log").open("w") as log:
-        print(f"arm: building (minutes, the first time); the log is in {log.name}", flush=True)
-        code = subprocess.run(
-            [str(PYTHON), "setup.py", "build", *places],
-            check=False,
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        ).returncode
-    if code != 0:
-        sys.exit("arm: the build FAILED")
+    log, python = FOLDER / "build.log", str(PYTHON)
+    if builder.setup("arm", log, "build", *places, python=python, **environment) != 0:
+        sys.exit(1)
 
 
 def run_programs() -> None:

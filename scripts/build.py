@@ -71,32 +71,40 @@ def fingerprint(inputs: str) -> str:
     return " ".join([inputs, *ages])
 
 
-def main() -> int:
-    inputs = fingerprint_of_inputs()  # before the build: a file that changes meanwhile counts later
-    if STAMP.exists() and STAMP.read_text() == fingerprint(inputs):
-        print("build: nothing has changed")
-        return 0
+def setup(name: str, log: Path, *arguments: str, python: str = sys.executable, **env: str) -> int:
+    """Runs setup.py with its output in a file; says how long it took, or what went wrong."""
+    place = log.relative_to(toolchain.ROOT)
+    print(f"{name}: compiling (minutes, the first time); the log is in {place}", flush=True)
     start = time.monotonic()
-    print("build: compiling (minutes, the first time); the log is in build/build.log", flush=True)
-    STAMP.parent.mkdir(exist_ok=True)
-    STAMP.unlink(missing_ok=True)
-    log = STAMP.with_name("build.log")
     with log.open("w") as file:
         code = subprocess.run(
-            [sys.executable, "setup.py", "build_ext", "--inplace"],
+            [python, "setup.py", *arguments],
             check=False,
             cwd=toolchain.ROOT,
+            env=os.environ | env,
             stdout=file,
             stderr=subprocess.STDOUT,
         ).returncode
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if "error" in line and "-o /" not in line]
-        print("\n".join([*lines[-30:], "", "build: FAILED. The errors:", *errors[:40]]))
-        return code
-    STAMP.write_text(fingerprint(inputs))
-    print(f"build: done in {time.monotonic() - start:.0f} s")
-    return 0
+        print("\n".join([*lines[-30:], "", f"{name}: FAILED. The errors:", *errors[:40]]))
+    else:
+        print(f"{name}: done in {time.monotonic() - start:.0f} s", flush=True)
+    return code
+
+
+def main() -> int:
+    inputs = fingerprint_of_inputs()  # before the build: a file that changes meanwhile counts later
+    if STAMP.exists() and STAMP.read_text() == fingerprint(inputs):
+        print("build: nothing has changed")
+        return 0
+    STAMP.parent.mkdir(exist_ok=True)
+    STAMP.unlink(missing_ok=True)
+    code = setup("build", STAMP.with_name("build.log"), "build_ext", "--inplace")
+    if code == 0:
+        STAMP.write_text(fingerprint(inputs))
+    return code
 
 
 if __name__ == "__main__":

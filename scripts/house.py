@@ -5,7 +5,7 @@
     house.py --check    fail where one is above scripts/house.json (part of `make lint`)
     house.py --write    commit to the numbers as they are
 
-    lines        of code and texts of ops by top folder, without what a program wrote
+    lines        of code, texts of ops and tables by top folder, without what a program wrote
     op           the largest number of files that name one op
     pairs        folders of csrc that include each other
     circles      circles of folders of csrc, and of modules of baraquant (late imports count)
@@ -25,6 +25,7 @@ import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGET = Path(__file__).with_suffix(".json")
 FOLDERS = ("baraquant", "csrc", "scripts", "tests", "benchmarks", "examples")
 PRODUCT = ("baraquant", "csrc", "scripts")
-CODE = (".py", ".pyi", ".cpp", ".h", ".cuh", ".cu", ".txt")
+CODE = (".py", ".pyi", ".cpp", ".h", ".cuh", ".cu", ".txt", ".ini")
 BUILT = {"include", "share", "__pycache__"}
 WRITTEN = "Written by scripts/"  # in one of the first two lines of a file that a program wrote
 SLACK = 1.005  # lines may grow this much before the budget speaks
@@ -142,40 +143,21 @@ def imported(tree: ast.Module, package: str, modules: set[str]) -> Iterator[tupl
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1]
-            source = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            source = resolve_name("." * node.level + (node.module or ""), package)
             within = [f"{source}.{a.name}" for a in node.names if a.name != "_C"]  # compiled
             names = [name if name in modules else source for name in within]
         yield from ((name, id(node) in for_types) for name in names if name in modules)
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The sets of nodes that reach each other (Tarjan's strongly connected components)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for other in sorted(graph.get(node, ())):
-            if other not in order:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], order[other])
-        if low[node] == order[node]:
-            start = stack.index(node)
-            if len(stack) - start > 1:
-                found.append(sorted(stack[start:]))
-            del stack[start:]
-
-    sys.setrecursionlimit(10_000)
-    for node in sorted(graph):
-        if node not in order:
-            visit(node)
-    return found
+    """The sets of nodes that reach each other."""
+    reached: Graph = {}
+    for node in graph:
+        new, reached[node] = {node}, set()
+        while new := {one for n in new for one in graph.get(n, ())} - reached[node]:
+            reached[node] |= new
+    rings = {frozenset(n for n in reached[a] if a in reached.get(n, ())) for a in graph}
+    return sorted(sorted(ring) for ring in rings if len(ring) > 1)
 
 
 def numbers() -> dict[str, Any]:

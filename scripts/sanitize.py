@@ -20,6 +20,7 @@ import sys
 import time
 from pathlib import Path
 
+import build
 import toolchain
 
 ROOT = toolchain.ROOT
@@ -129,29 +130,12 @@ class Run:
 
     def build(self) -> bool:
         """Compile what has changed."""
-        say(f"{self.name}: building (minutes, the first time); the log is in {self.log()}")
-        start = time.monotonic()
         places = ["--build-lib", str(self.lib), "--build-temp", str(self.folder / "temp")]
-        environment = os.environ | {"BARAQUANT_CUDA": "0", "BARAQUANT_SANITIZE": self.kind}
-        with self.log().open("w") as log:
-            code = subprocess.run(
-                [sys.executable, "setup.py", "build", *places],
-                check=False,
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            ).returncode
-        if code != 0:
-            say("\n".join(self.log().read_text(errors="replace").splitlines()[-30:]))
+        environment = {"BARAQUANT_CUDA": "0", "BARAQUANT_SANITIZE": self.kind}
+        log = self.folder / "build.log"
+        if build.setup(self.name, log, "build", *places, **environment) != 0:
             self.failures.append("the build")
-            return False
-        say(f"{self.name}: built in {time.monotonic() - start:.0f} s")
-        return True
-
-    def log(self) -> Path:
-        """What the compiler said."""
-        return self.folder / "build.log"
+        return not self.failures
 
     def probe(self) -> None:
         """Mistakes made on purpose are found, and none where there is none."""

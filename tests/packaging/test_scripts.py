@@ -39,6 +39,21 @@ def test_build_fingerprint_follows_contents(
     assert fingerprint() == "incomplete"
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_build_keeps_its_log_and_shows_its_errors(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(toolchain, "ROOT", tmp_path)
+    program = "import os, sys\nprint('error:', *sys.argv[1:], os.environ['A'])\n"
+    (tmp_path / "setup.py").write_text(f"{program}sys.exit({code})\n")
+    log = tmp_path / "build.log"
+    assert build.setup("asan", log, "build", "--fast", A="b") == code
+    assert log.read_text() == "error: build --fast b\n"
+    said = capsys.readouterr().out
+    assert said.startswith("asan: compiling (minutes, the first time); the log is in build.log\n")
+    assert ("FAILED. The errors:\nerror: build --fast b" in said) == (code != 0)
+
+
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc here")
 @pytest.mark.parametrize(("body", "complaint"), [("return 1;", ""), ("int unused;", "unused")])
 def test_cuda_check(
