@@ -6,8 +6,9 @@
 
 Written are the C++ functions, csrc/api/ops/*.h; the Python functions, baraquant/ops/*.py, with
 their docstrings; the lists of names in baraquant/reference/_ops.py, csrc/api/ops.h and docs/api;
-and the table of what torch.vmap may batch. Needs the built library, but not that the package can be
-imported. scripts/op_texts.py explains the texts.
+sections of docs/ops.md; the table of what torch.vmap may batch; and tests/FAMILY/__init__.py. A new
+family is found by its texts. Needs the built library, but not that the package can be imported.
+scripts/op_texts.py explains the texts.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def registered() -> dict[str, list[Schema]]:
 def families(texts: op_texts.Texts) -> dict[str, list[Op]]:
     """The ops of each family, in the order of their texts."""
     schemas = registered()
-    order = (texts.families["frame"].first.entries["families"]).split()
+    order = texts.families["frame"].first.entries["families"].split()
+    order += [family for family in texts.families if family not in (*order, "frame")]
     found = {
         family: [
             Op(texts, family, schemas.pop(name))
@@ -253,24 +255,28 @@ def reference(texts: op_texts.Texts, ops: dict[str, list[Op]]) -> str:
 def vmap_table(ops: dict[str, list[Op]]) -> str:
     """baraquant/_vmap/table.py."""
     batched: dict[str, list[str]] = {}
-    refused = []
+    words: dict[str, list[str]] = {"elementwise": [], "refused": []}
     for family, found in ops.items():
         for op in found:
             vmap = op.entry("Vmap")
-            if vmap == "refused":
-                refused.append(op.name)
+            if vmap in words:
+                words[vmap].append(op.name)
             elif vmap is not None:
                 named = () if vmap == "nothing" else tuple(vmap.replace(",", "").split())
                 batched.setdefault(family, []).append(f"{op.name!r}: {named!r}")
     rows = "".join(f"    {f!r}: {{{', '.join(batched[f])}}},\n" for f in batched).replace("'", '"')
-    names = "".join(f'    "{name}",\n' for name in refused)
+    elementwise, refused = (
+        "".join(f'    "{name}",\n' for name in names) for names in words.values()
+    )
     doc = "What torch.vmap may batch.\n\nThe other ops call core ops, which have rules.\n"
     return (
         f'{HEAD}"""{doc}"""\n\n'
         "# The arguments that may be batched, for each op of a family.\n"
         f"BATCHED: dict[str, dict[str, tuple[str, ...]]] = {{\n{rows}}}\n\n"
+        "# Ops of one tensor that take each element by itself: a batch is only more of them.\n"
+        f"ELEMENTWISE: tuple[str, ...] = (\n{elementwise})\n\n"
         "# Ops that refuse any batch.\n"
-        f"REFUSED = (\n{names})\n"
+        f"REFUSED = (\n{refused})\n"
     )
 
 
@@ -298,7 +304,9 @@ def blocks(texts: op_texts.Texts, ops: dict[str, list[Op]]) -> dict[str, str]:
         f"ops/{family}.h\n{'~' * len(f'ops/{family}.h')}\n\n.. cpp-header:: ops/{family}.h"
         for family in ops
     )
+    sections = (texts.families[family].first.entries.get("Page", "") for family in ops)
     return {
+        "docs/ops.md": "\n\n".join("\n".join(op_texts.verbatim(s)) for s in sections if s),
         "docs/api/ops.rst": "\n".join(page(public)).lstrip("\n"),
         "docs/api/ops_backward.rst": "\n".join(page(ops["backward"])).lstrip("\n"),
         "docs/api/reference.rst": re.sub(r":func:`\w+`", _code, listed),
@@ -324,8 +332,11 @@ def outputs() -> dict[Path, str]:
         sources = [(op.doc, [op.default, *op.others]) for op in own]
         header = cpp_headers.header(family, title(texts, family), sources)
         found[f"csrc/api/ops/{family}.h"] = f"// {LICENCE}\n// {WRITTEN}\n{header}"
+        found[f"tests/{texts.families[family].path.parent.name}/__init__.py"] = f"# {LICENCE}\n"
     for name, block in blocks(texts, ops).items():
-        found[name] = _between(name, ".. written by scripts/ops.py", ".. end", f"\n{block}\n\n")
+        mark = "<!-- {} -->" if name.endswith(".md") else ".. {}"
+        begin = mark.format("written by scripts/ops.py")
+        found[name] = _between(name, begin, mark.format("end"), f"\n{block}\n\n")
     includes = "".join(f'#include "ops/{family}.h"\n' for family in sorted(ops))
     mark = "// Written by scripts/ops.py:"
     found["csrc/api/ops.h"] = _between("csrc/api/ops.h", mark, "", includes)

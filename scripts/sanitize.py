@@ -28,16 +28,17 @@ RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 NAMES = {"address": "asan", "thread": "tsan"}
 REPORTS = ("ERROR: AddressSanitizer: ", "runtime error: ", "WARNING: ThreadSanitizer: ")
 FAILED = 99  # the exit code of a process in which a sanitizer found something
-# Values, errors, layouts, gradients and special values of the families of ops; the C++
-# programs, which are instrumented themselves.
+# Values, errors, layouts, gradients and special values of the families of ops, the convolutions
+# left out, as far as a family has them; the C++ programs, which are instrumented themselves.
+OF_FAMILIES = (
+    *("values", "dequantize", "errors", "layouts", "gradients", "learned", "observe", "random"),
+    *("products", "sums", "special", "autograd"),
+)
 TESTS = {
-    "affine": ("values", "dequantize", "errors", "layouts", "gradients", "learned"),
-    "range": ("values", "errors", "layouts", "gradients", "observe"),
-    "fused": ("values", "errors", "layouts", "gradients"),
-    "scaled": ("values", "errors", "gradients", "random"),
-    "int4": ("values", "errors", "products"),
-    "weight_only": ("values", "errors", "layouts", "gradients"),
-    "int8_mm": ("values", "sums", "errors", "layouts", "gradients", "special", "autograd"),
+    name: tuple(n for n in OF_FAMILIES if (ROOT / "tests" / name / f"test_{n}.py").exists())
+    for name in toolchain.families()
+    if name != "int8_conv"
+} | {
     "ops": ("calls", "threads", "lazy_values"),
     "cpp_api": ("ops", "modules", "files"),
 }

@@ -85,6 +85,11 @@ def compiled_sources() -> list[Path]:
     return alone + compiled_units()
 
 
+def families() -> list[str]:
+    """The folders of csrc that have ops, sorted."""
+    return sorted(path.parent.name for path in CSRC.glob("*/schema.cpp"))
+
+
 def headers() -> list[Path]:
     """Every header below csrc, sorted."""
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))

@@ -26,7 +26,7 @@ import torch
 
 from . import affine, by_name, fused, int8_conv, int8_mm
 from . import range as ranges
-from .table import BATCHED
+from .table import BATCHED, ELEMENTWISE
 
 
 def register() -> None:
@@ -41,6 +41,9 @@ def register() -> None:
                 tensors = {a.name for a in op._schema.arguments if "Tensor" in str(a.type)}
                 of_op = tuple(argument for argument in arguments if argument in tensors)
                 by_name.register_rule(_library, op, rule(op, of_op))
+    for name in ELEMENTWISE:
+        rule = by_name.elementwise(getattr(torch.ops.baraquant, name))
+        torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
     by_name.refuse(_library)
     for op in _public_ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):

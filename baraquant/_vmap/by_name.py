@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from .batch import call_in_order
+from .batch import InDims, call_in_order, to_front
 from .table import REFUSED
 
 _REFUSED_CORE_OPS = ("_integer_backward",)
@@ -40,6 +41,15 @@ def register_rule(
 
     name = op.name().removeprefix("baraquant::")
     library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)
+
+
+def elementwise(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule of an op of one tensor, its first argument, and of each element by itself."""
+
+    def rule(info: Any, in_dims: InDims, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op(to_front(input, in_dims[0], info.batch_size), *args, **kwargs), 0
+
+    return rule
 
 
 def refuse(library: torch.library.Library) -> None:

@@ -28,6 +28,9 @@ BATCHED: dict[str, dict[str, tuple[str, ...]]] = {
     "weight_only": {"weight_only_linear": ("input",)},
 }
 
+# Ops of one tensor that take each element by itself: a batch is only more of them.
+ELEMENTWISE: tuple[str, ...] = ()
+
 # Ops that refuse any batch.
 REFUSED = (
     "choose_int4_qparams",

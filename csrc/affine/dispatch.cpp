@@ -11,6 +11,7 @@
 #include "affine/launch.h"
 #include "frame/checks.h"
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "granularity/memory_order.h"
@@ -244,5 +245,9 @@ void register_kernels(torch::Library& m) {
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::affine

@@ -7,10 +7,12 @@
 #include <torch/library.h>
 
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "frame/sizes.h"
 #include "int4/checks.h"
 #include "int4/expand.h"
+#include "int4/launch.h"
 
 namespace baraquant::int4 {
 namespace {
@@ -108,5 +110,9 @@ at::Tensor expanded(const PackedWeight& packed) {
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::int4

@@ -10,6 +10,7 @@
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "int4/expand.h"
@@ -359,5 +360,9 @@ void register_kernels(torch::Library& m) {
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::int8_mm

@@ -8,6 +8,7 @@
 #include "affine/checks.h"
 #include "affine/launch.h"
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "granularity/memory_order.h"
 #include "range/checks.h"
@@ -206,5 +207,9 @@ QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, boo
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::range

@@ -7,8 +7,10 @@
 #include <torch/library.h>
 
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "scaled/checks.h"
+#include "scaled/launch.h"
 #include "scaled/quantize.h"
 
 namespace baraquant::scaled {
@@ -184,5 +186,9 @@ at::Tensor quantized_transpose(const at::Tensor& matrix, const at::Tensor& scale
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::scaled

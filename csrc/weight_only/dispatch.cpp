@@ -11,6 +11,7 @@
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
+#include "frame/no_cuda.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "int4/core_ops.h"
@@ -127,5 +128,9 @@ at::Tensor Weight::dequantized(const c10::SymInt& columns, at::ScalarType dtype)
 TORCH_LIBRARY_IMPL(baraquant, CPU, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
 TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
 TORCH_LIBRARY_IMPL(baraquant, Meta, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
+
+#ifndef BARAQUANT_WITH_CUDA
+const Kernels& cuda_kernels() { raise_without_cuda(); }
+#endif
 
 }  // namespace baraquant::weight_only

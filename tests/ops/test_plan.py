@@ -14,23 +14,12 @@ from torch import Tensor
 import baraquant
 from baraquant import _C, ops
 from baraquant.planning import KernelPlan
-from tests.support.bad_arguments import affine as bad_arguments
-from tests.support.bad_arguments import fused as fused_bad_arguments
-from tests.support.bad_arguments import grouped as grouped_bad_arguments
-from tests.support.bad_arguments import int4 as int4_bad_arguments
-from tests.support.bad_arguments import int8_conv as conv_bad_arguments
-from tests.support.bad_arguments import int8_mm as int8_bad_arguments
-from tests.support.bad_arguments import int8_product as sums_bad_arguments
-from tests.support.bad_arguments import range as range_bad_arguments
-from tests.support.bad_arguments import scaled as scaled_bad_arguments
-from tests.support.bad_arguments import weight_only as weight_only_bad_arguments
+from tests.support import bad_arguments
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
 
-OPS: list[Any] = [*bad_arguments.OPS, *range_bad_arguments.OPS, *int8_bad_arguments.OPS]
-OPS += [*fused_bad_arguments.OPS, *grouped_bad_arguments.OPS, *scaled_bad_arguments.OPS]
-OPS += [*int4_bad_arguments.OPS, *weight_only_bad_arguments.OPS, *sums_bad_arguments.OPS]
-OPS += [*conv_bad_arguments.OPS]
+FAMILIES = bad_arguments.modules()
+OPS: list[Any] = [op for module in FAMILIES for op in module.OPS]
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently.
 HARMLESS = (
@@ -133,10 +122,7 @@ def test_nothing_to_do_has_no_plan(op: Any) -> None:
 def wrong_calls() -> list[Any]:
     """Each way to be wrong, with the first op that it applies to."""
     found = []
-    families = (bad_arguments, range_bad_arguments, int8_bad_arguments, grouped_bad_arguments)
-    families += (scaled_bad_arguments, int4_bad_arguments, weight_only_bad_arguments)
-    families += (sums_bad_arguments, conv_bad_arguments)
-    for module in families:
+    for module in FAMILIES:
         seen: set[str] = set()
         for op, bad in module.PAIRS:
             key = f"{bad}"

@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from tests.support import cases
-from tests.support.bad_arguments import grouped as grouped_bad_arguments
-from tests.support.bad_arguments import int4 as int4_bad_arguments
-from tests.support.bad_arguments import int8_conv as int8_conv_bad_arguments
-from tests.support.bad_arguments import scaled as scaled_bad_arguments
-from tests.support.bad_arguments import weight_only as weight_only_bad_arguments
+from tests.support import bad_arguments, cases
 from tests.support.calls.affine import (
     ALL_CALLS,
     BACKWARD_CALLS,
@@ -274,10 +269,11 @@ def test_backward_calls_are_all_there() -> None:
     from tests.support.cases import OP_NAMES
 
     calls = (*ALL_CALLS, *OBSERVE_CALLS)
-    # Of tests/int8_mm/test_grouped.py, of the test_stack.py of scaled, int4 and weight_only, and of
-    # tests/int8_conv/test_torch_stack.py.
-    elsewhere = (grouped_bad_arguments, scaled_bad_arguments, int4_bad_arguments)
-    elsewhere += (weight_only_bad_arguments, int8_conv_bad_arguments)
+    # The others have tests of their own: tests/int8_mm/test_grouped.py, the test_stack.py of
+    # scaled, int4 and weight_only, tests/int8_conv/test_torch_stack.py, and what comes later.
+    here = [f"{bad_arguments.__name__}.{name}" for name in ("affine", "range", "fused", "int8_mm")]
+    here.append(f"{bad_arguments.__name__}.int8_product")
+    elsewhere = [module for module in bad_arguments.modules() if module.__name__ not in here]
     others = {op.name for module in elsewhere for op in module.OPS}
     assert {c.function.__name__ for c in calls} | others == set(OP_NAMES)
     assert len(BACKWARD_CALLS) == 16
