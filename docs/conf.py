@@ -84,8 +84,10 @@ examples/cpp/README
 ```
 """
 PAGES = [
-    *("guide", "training", "adapters", "serving", "served", "migration", "ops", "models", "speed"),
-    *("distributed", "testing", "versions"),
+    *("migration", "guide", "training", "learned_scales", "training_integers", "norms"),
+    *("language_model", "distributed", "serving", "served", "adapters", "ops", "speed"),
+    *("speed_ops", "speed_int4", "speed_products", "models", "install", "limits", "testing"),
+    "versions",
 ]
 API = [
     *("baraquant", "qat", "nn", "ops", "ops_backward", "reference", "calibration", "export"),

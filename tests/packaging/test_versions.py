@@ -16,6 +16,8 @@ PROJECT = (ROOT / "pyproject.toml").read_text()
 TOLD = (
     "README.md",
     "CONTRIBUTING.md",
+    "docs/install.md",
+    "docs/limits.md",
     "setup.py",
     "baraquant/_library.py",
 )
@@ -49,5 +51,5 @@ def test_the_oldest_python_is_the_one_that_the_tools_check_for() -> None:
     assert f'requires-python = ">={oldest}"' in PROJECT
     assert f'python_version = "{oldest}"' in PROJECT  # mypy
     assert f'target-version = "py{oldest.replace(".", "")}"' in PROJECT  # ruff
-    for name in ("README.md", "CONTRIBUTING.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "docs/install.md"):
         assert f"Python {oldest} or newer" in (ROOT / name).read_text()
