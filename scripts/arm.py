@@ -35,9 +35,7 @@ PACKAGES = (
     *("numpy", "safetensors", "setuptools>=77", "pytest", "pytest-xdist", "hypothesis"),
     *("filelock", "typing-extensions", "sympy", "networkx", "jinja2", "fsspec"),
 )
-PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (28, 27, 26, 17)] + [
-    "manylinux2014_aarch64"
-]
+PLATFORMS = [f"manylinux{name}_aarch64" for name in ("_2_28", "_2_27", "_2_26", "_2_17", "2014")]
 # Each family of ops but for the convolutions; what starts processes or compiles is not short.
 FAMILIES = [f"tests/{name}" for name in toolchain.families() if name != "int8_conv"]
 TESTS = ["-m", "pytest", "-q", "-m", "not exhaustive", *FAMILIES]
@@ -108,15 +106,9 @@ def python_version() -> str:
 
 def install_packages(torch: str) -> None:
     """Torch by itself: what its wheel asks for depends on the machine that pip runs on."""
-    options = [
-        "--only-binary=:all:",
-        "--implementation",
-        "cp",
-        "--python-version",
-        python_version(),
-    ]
-    options += [part for platform in PLATFORMS for part in ("--platform", platform)]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", str(SITE)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:"]
+    pip += ["--implementation=cp", f"--python-version={python_version()}", f"--target={SITE}"]
+    pip += [f"--platform={name}" for name in PLATFORMS]
     run([*pip, *PACKAGES])
     run([*pip, "--no-deps", f"torch=={torch}"])
 

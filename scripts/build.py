@@ -37,12 +37,7 @@ def products() -> list[Path]:
 
 def torch_identity() -> str:
     """The folder and age of torch, without importing it."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return "none"
-    version = Path(spec.origin).with_name("version.py")
+    version = toolchain.torch_folder() / "version.py"
     return f"{version} {version.stat().st_mtime_ns}"
 
 

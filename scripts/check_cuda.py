@@ -52,22 +52,10 @@ def sources() -> list[Path]:
     return [*(CUTLASS_FOLDER / name for name in CUTLASS_CHECKED), *others]
 
 
-def torch_folder() -> Path:
-    """Where torch lies, without importing it (which takes seconds)."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        sys.exit("check of CUDA: FAILED: there is no torch in this environment")
-    return Path(spec.origin).parent
-
-
-def command(nvcc: Path, torch: Path, source: Path, target: Path) -> list[str]:
-    include = torch / "include"
-    system = (include, include / "torch" / "csrc" / "api" / "include")
+def command(nvcc: Path, source: Path, target: Path) -> list[str]:
     return [
         *(str(nvcc), *flags(), f"-I{toolchain.CSRC}"),
-        *(part for path in system for part in ("-isystem", str(path))),
+        *(part for path in toolchain.torch_includes() for part in ("-isystem", str(path))),
         *("-c", str(source), "-o", str(target)),
     ]
 
@@ -96,7 +84,7 @@ def fingerprint(source: Path, nvcc_version: str) -> str:
     return digest.hexdigest()
 
 
-def check(nvcc: Path, torch: Path, source: Path, version: str) -> tuple[Path, str, float]:
+def check(nvcc: Path, source: Path, version: str) -> tuple[Path, str, float]:
     """Compiles one file; returns it, what the compiler had to say, and the seconds."""
     start = time.monotonic()
     stamp = STAMPS / f"{source.relative_to(toolchain.ROOT)}.sha256".replace("/", "-")
@@ -105,7 +93,7 @@ def check(nvcc: Path, torch: Path, source: Path, version: str) -> tuple[Path, st
         return source, "", 0.0
     with tempfile.TemporaryDirectory() as folder:
         run = subprocess.run(
-            command(nvcc, torch, source, Path(folder) / "object.o"),
+            command(nvcc, source, Path(folder) / "object.o"),
             check=False,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -122,8 +110,7 @@ def main() -> int:
     if nvcc is None:
         print("check of CUDA: skipped, there is no nvcc here")
         return 0
-    torch = torch_folder()
-    if (torch / "lib" / "libtorch_cuda.so").exists():
+    if (toolchain.torch_folder() / "lib" / "libtorch_cuda.so").exists():
         print("check of CUDA: not needed, the build for this torch compiles the .cu files")
         return 0
     STAMPS.mkdir(parents=True, exist_ok=True)
@@ -134,9 +121,7 @@ def main() -> int:
     print(f"check of CUDA: {len(paths)} files with nvcc {version}", flush=True)
     failed = False
     with ThreadPoolExecutor(toolchain.cores()) as pool:
-        for source, complaint, seconds in pool.map(
-            lambda path: check(nvcc, torch, path, version), paths
-        ):
+        for source, complaint, seconds in pool.map(lambda path: check(nvcc, path, version), paths):
             name = source.relative_to(toolchain.ROOT)
             state = "FAILED" if complaint else f"{seconds:.0f} s" if seconds else "unchanged"
             print(f"  {name}: {state}", flush=True)

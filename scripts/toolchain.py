@@ -95,12 +95,17 @@ def headers() -> list[Path]:
     return sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh"))
 
 
-def torch_includes() -> list[Path]:
-    """The folders of torch's headers, without importing torch."""
+def torch_folder() -> Path:
+    """Where torch lies, without importing it (which takes seconds)."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise RuntimeError("torch is not installed")
-    include = Path(spec.origin).resolve().parent / "include"
+        sys.exit("baraquant: there is no torch in this environment")
+    return Path(spec.origin).resolve().parent
+
+
+def torch_includes() -> list[Path]:
+    """The folders of torch's headers."""
+    include = torch_folder() / "include"
     return [include, include / "torch" / "csrc" / "api" / "include"]
 
 

@@ -65,7 +65,7 @@ def test_cuda_check(
     source.write_text(f"__device__ int f() {{ {body} }}\n__global__ void k() {{ f(); }}\n")
     nvcc = toolchain.find_nvcc()
     assert nvcc is not None
-    arguments = (nvcc, check_cuda.torch_folder(), source, "13.0")
+    arguments = (nvcc, source, "13.0")
     _, said, seconds = check_cuda.check(*arguments)
     assert complaint in said
     assert bool(said) == bool(complaint)
