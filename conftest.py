@@ -23,6 +23,9 @@ from filelock import FileLock
 
 from tests.support.short_run import options
 
+# The files of CONTRIBUTING's recipe for an op, which test_recipe.py tests in a copy of the tree.
+collect_ignore = ["tests/packaging/recipe"]
+
 
 def missing_cuda() -> str | None:
     """Why CUDA cannot be tested here; None where it can."""

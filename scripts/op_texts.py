@@ -16,10 +16,10 @@ have is looked up in the blocks after its colon, from left to right, and then in
 the op's file. `$name` is replaced by an entry, which the same lookup finds: a shared text can have
 words that each op replaces.
 
-`Vmap` names the arguments that torch.vmap may batch, or is "nothing", "refused" or, of an op of one
-tensor, "elementwise"; without it the op calls core ops that have rules. `Reference` replaces the
-summary on the page of the reference. In the first block `Title` and `Rows` say in a few words what
-the ops are, and `Page` is a section of docs/ops.md.
+`Vmap` names the arguments that torch.vmap may batch, the first of them `input`, or is "nothing",
+"refused" or, of an op of one tensor, "elementwise"; without it the op calls core ops, which have
+rules. `Reference` replaces the summary on the page of the reference. In the first block `Title` and
+`Rows` say in a few words what the ops are, and `Page` is a section of docs/ops.md.
 
 A text goes on in lines that are indented. An empty line begins a paragraph, and a backslash ends a
 line that is not to be joined with the next. The lines of `Example`, `Rows` and `Page` stay as they

@@ -365,10 +365,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a file is stale")
     check = parser.parse_args().check
     written = outputs()
-    stale = [str(path.relative_to(ROOT)) for path in written if not same(path, written[path])]
-    if not check:
-        for path, text in written.items():
-            path.write_text(text)
+    stale = {str(path.relative_to(ROOT)): path for path in written if not same(path, written[path])}
+    if not check:  # the others need not be compiled anew
+        for path in stale.values():
+            path.write_text(written[path])
     elif stale:
         print(f"stale: {', '.join(stale)}; run python scripts/ops.py")
     return int(check and bool(stale))
