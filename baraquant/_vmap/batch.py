@@ -74,6 +74,19 @@ def check_axis(batch: Tensor, granularity: int, axis: int) -> None:
         )
 
 
+def refuse_others(
+    op: torch._ops.OpOverload, dims: dict[str, Any], batched: tuple[str, ...]
+) -> None:
+    """Refuse a batch of another argument. A list of numbers has a list of None in its place."""
+    for name, dim in dims.items():
+        if isinstance(dim, int) and name not in batched:
+            others = f"; only {' and '.join(batched)} can be batched" if batched else ""
+            raise NotImplementedError(
+                f"{op._schema.name}: torch.vmap over {name} is not implemented{others}. Call the "
+                "op in a loop instead"
+            )
+
+
 def call_in_order(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:
     """Call with all arguments in the order of the schema."""
     arguments = op._schema.arguments

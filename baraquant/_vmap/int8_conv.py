@@ -7,20 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import call_in_order, to_front
+from .batch import call_in_order, refuse_others, to_front
 
 
 def rule(op: torch._ops.OpOverload, batched: tuple[str, ...]) -> Callable[..., Any]:
     """Return the rule of the op."""
 
     def of_batch(info: Any, dims: dict[str, Any], given: dict[str, Any]) -> tuple[Tensor, int]:
-        # NB: a list of numbers has a list of None in place of None.
-        for name, dim in dims.items():
-            if isinstance(dim, int) and name not in batched:
-                raise NotImplementedError(
-                    f"{op._schema.name}: torch.vmap over {name} is not implemented; only "
-                    f"{' and '.join(batched)} can be batched. Call the op in a loop instead"
-                )
+        refuse_others(op, dims, batched)
         input = to_front(given["input"], dims["input"], info.batch_size)
         is_batched = input.dim() > given["weight"].dim()
         given["input"] = input.flatten(0, 1) if is_batched else input

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import call_in_order, sample_shape, to_front
+from .batch import call_in_order, refuse_others, sample_shape, to_front
 
 
 def _of_batch(qparams: Tensor, dim: int | None, tokens: torch.Size, size: int) -> Tensor:
@@ -61,13 +61,7 @@ def rule(op: torch._ops.OpOverload, batched: tuple[str, ...]) -> Callable[..., A
     """Return the rule of an op; all of ``batched`` but the first are scales or zero points."""
 
     def of_batch(info: Any, dims: dict[str, Any], given: dict[str, Any]) -> tuple[Tensor, int]:
-        for name, dim in dims.items():
-            if dim is not None and name not in batched:
-                others = f"; only {' and '.join(batched)} can be batched" if batched else ""
-                raise NotImplementedError(
-                    f"{op._schema.name}: torch.vmap over {name} is not implemented{others}. Call "
-                    "the op in a loop instead"
-                )
+        refuse_others(op, dims, batched)
         if sample_shape(given["input"], dims["input"]) == ():
             raise ValueError(
                 f"{op._schema.name} (in vmap): expected input to have at least 1 dimension, but "

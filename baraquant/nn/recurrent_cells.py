@@ -36,9 +36,10 @@ class Cell(nn.Module):  # type: ignore[misc]
         self,
         input_size: int,
         hidden_size: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
         proj_size: int = 0,
     ) -> None:
         super().__init__()
@@ -247,18 +248,6 @@ class LSTMCell(Cell):
 
     _float = nn.LSTMCell
     gates = 4
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        proj_size: int = 0,
-    ) -> None:
-        super().__init__(input_size, hidden_size, bias, device, dtype, proj_size)
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None

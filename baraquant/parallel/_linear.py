@@ -353,7 +353,16 @@ class RowsOfConv1D(_RowsInTraining, FakeQuantizedConv1D):
     """A prepared ``Conv1D`` of transformers, split by its inputs."""
 
 
-class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
+class _RowsOfIntegers(Rows, LocalIntegers):
+    """A converted layer of integers, split by its inputs."""
+
+    def _sum_of_grid(self: Any, rows: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
+        bias = matching_bias(self.bias, dtype, self.weight_scale)
+        product = Product(self._layout, dtype)
+        return product_of_parts(rows, None, bias, grid, self.qweight, self.weight_scale, product)
+
+
+class RowsOfIntegers(_RowsOfIntegers, QuantizedLinear):
     """A ``QuantizedLinear``, split by its inputs."""
 
     _input_quant: AgreedFakeQuantize
@@ -361,18 +370,10 @@ class RowsOfIntegers(Rows, LocalIntegers, QuantizedLinear):
     def _summed(self, input: Tensor) -> Tensor:
         smooth = self.smooth
         rows = input if smooth is None else input / smooth
-        return product_of_parts(
-            rows,
-            None,
-            matching_bias(self.bias, input.dtype, self.weight_scale),
-            _grid(self._input_quant, rows),
-            self.qweight,
-            self.weight_scale,
-            Product(self._layout, input.dtype),
-        )
+        return self._sum_of_grid(rows, _grid(self._input_quant, rows), input.dtype)
 
 
-class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
+class RowsOfStaticIntegers(_RowsOfIntegers, StaticQuantizedLinear):
     """A ``StaticQuantizedLinear``, split by its inputs."""
 
     def _summed(self, input: Tensor) -> Tensor:
@@ -386,15 +387,7 @@ class RowsOfStaticIntegers(Rows, LocalIntegers, StaticQuantizedLinear):
             scale.reshape(()),
             clips=True,
         )
-        return product_of_parts(
-            input,
-            None,
-            matching_bias(self.bias, input.dtype, self.weight_scale),
-            grid,
-            self.qweight,
-            self.weight_scale,
-            Product(self._layout, input.dtype),
-        )
+        return self._sum_of_grid(input, grid, input.dtype)
 
 
 class RowsOfWeights(Rows, LocalIntegers, WeightOnlyLinear):

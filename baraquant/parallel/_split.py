@@ -31,13 +31,14 @@ from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..nn.training.quantizers import QuantizesWeight
 from ._agreed import AgreedFakeQuantize, AgreedFakeQuantizeInt4, LocalFakeQuantize
-from ._layout import Layout, local_attribute
+from ._layout import Layout
 from ._linear import (
     ColumnsInTraining,
     ColumnsOfConv1D,
     ColumnsOfIntegers,
     ColumnsOfStaticIntegers,
     ColumnsOfWeights,
+    LocalIntegers,
     LocalParameters,
     Parallel,
     RowsInTraining,
@@ -46,12 +47,6 @@ from ._linear import (
     RowsOfStaticIntegers,
     RowsOfWeights,
 )
-
-
-class _LocalTable(Parallel):
-    qweight = local_attribute("qweight")
-    weight_scale = local_attribute("weight_scale")
-    weight_zero_point = local_attribute("weight_zero_point")
 
 
 class FeaturesOfTable(Parallel):
@@ -130,11 +125,11 @@ class RowsOfTableInTraining(RowsOfTable, LocalParameters, FakeQuantizedEmbedding
         return F.embedding(input, weight, padding, None, self.norm_type)
 
 
-class FeaturesOfIntegers(FeaturesOfTable, _LocalTable, QuantizedEmbedding):
+class FeaturesOfIntegers(FeaturesOfTable, LocalIntegers, QuantizedEmbedding):
     """A ``QuantizedEmbedding``, split by its features."""
 
 
-class RowsOfTableOfIntegers(RowsOfTable, _LocalTable, QuantizedEmbedding):
+class RowsOfTableOfIntegers(RowsOfTable, LocalIntegers, QuantizedEmbedding):
     """A ``QuantizedEmbedding``, split by its rows."""
 
     def _own_table(self) -> Tensor:

@@ -158,9 +158,4 @@ def from_compressed_tensors(
         OSError: A file is missing or cannot be read.
         ImportError: safetensors is not installed.
     """
-    if not isinstance(model, nn.Module) and not callable(model):
-        raise TypeError(
-            f"{_FROM}: expected model to be a Module or a function that builds one, but got "
-            f"{type(model).__name__}"
-        )
     return load_folder(model, Path(folder), _FROM)

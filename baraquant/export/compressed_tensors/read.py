@@ -225,7 +225,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
-    built = Built(given)
+    built = Built(given, caller)
     model = built.model
     check_model(model, caller)
     _check_float(model, caller)

@@ -5,7 +5,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..training._arguments import check_even
+from ..shared.arguments import (
+    SCALES,
+    check_dtype,
+    check_even,
+    check_floating,
+    check_integer,
+    check_sizes,
+)
 
 # The parameters of tensors that are still in memory.
 _parameters = WeakIdKeyDictionary()
@@ -46,27 +53,18 @@ LAYOUTS = {
 
 def check_weight(name: str, weight: Tensor, bias: Tensor | None, dimensions: int = 2) -> None:
     """Check int8 weights and their bias."""
-    if weight.dtype != torch.int8:
-        raise TypeError(f"{name}: expected qweight to be int8, but got {weight.dtype}")
-    if weight.dim() != dimensions:
-        raise ValueError(
-            f"{name}: expected qweight to have {dimensions} dimensions ({LAYOUTS[dimensions]}), "
-            f"but got {list(weight.shape)}"
-        )
+    check_dtype(name, "qweight", weight.dtype, torch.int8)
+    wanted = f"{dimensions} dimensions ({LAYOUTS[dimensions]})"
+    check_sizes(name, "qweight", weight, weight.dim() == dimensions, wanted)
     check_bias(name, "qweight", weight.shape[0], bias)
 
 
 def check_bias(name: str, weight: str, channels: int, bias: Tensor | None) -> None:
     """Check a bias; ``weight`` is the name of the tensor that has the channels."""
-    if bias is None:
-        return
-    if not bias.is_floating_point():
-        raise TypeError(f"{name}: expected bias to be floating, but got {bias.dtype}")
-    if bias.shape != (channels,):
-        raise ValueError(
-            f"{name}: expected bias to have {channels} elements ({weight}.size(0)), "
-            f"but got {list(bias.shape)}"
-        )
+    if bias is not None:
+        check_floating(name, "bias", bias.dtype)
+        wanted = f"{channels} elements ({weight}.size(0))"
+        check_sizes(name, "bias", bias, bias.shape == (channels,), wanted)
 
 
 def check_int4(
@@ -85,13 +83,10 @@ def check_int4(
     for argument, tensor in tensors.items():
         if tensor is None:
             continue
-        if tensor.dtype != torch.uint8:
-            raise TypeError(f"{name}: expected {argument} to be uint8, but got {tensor.dtype}")
-        if tensor is not packed and list(tensor.shape) != groups:
-            raise ValueError(
-                f"{name}: expected {argument} to have the shape {groups} (groups of "
-                f"{group_size}), but got {list(tensor.shape)}"
-            )
+        check_dtype(name, argument, tensor.dtype, torch.uint8)
+        fits = tensor is packed or list(tensor.shape) == groups
+        wanted = f"the shape {groups} (groups of {group_size})"
+        check_sizes(name, argument, tensor, fits, wanted)
 
 
 def check_packed(name: str, packed: Tensor, features: int, bits: int, bias: Tensor | None) -> None:
@@ -99,19 +94,17 @@ def check_packed(name: str, packed: Tensor, features: int, bits: int, bias: Tens
     if type(bits) is not int or not 2 <= bits <= 4:
         raise ValueError(f"{name}: expected weight_bits to be an int in [2, 4], but got {bits!r}")
     _check_packed_shape(name, packed, features)
-    if packed.dtype != torch.uint8:
-        raise TypeError(f"{name}: expected packed to be uint8, but got {packed.dtype}")
+    check_dtype(name, "packed", packed.dtype, torch.uint8)
     check_bias(name, "packed", packed.shape[0], bias)
 
 
 def _check_packed_shape(name: str, packed: Tensor, features: int) -> None:
     if type(features) is not int or features < 0:
         raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
-    if packed.dim() != 2 or packed.shape[1] != -(-features // 2):
-        raise ValueError(
-            f"{name}: expected packed to have the shape [out_features, {-(-features // 2)}] "
-            f"(ceil(in_features / 2)), but got {list(packed.shape)}"
-        )
+    width = -(-features // 2)
+    fits = packed.dim() == 2 and packed.shape[1] == width
+    wanted = f"the shape [out_features, {width}] (ceil(in_features / 2))"
+    check_sizes(name, "packed", packed, fits, wanted)
 
 
 def weight_dtype(
@@ -120,8 +113,7 @@ def weight_dtype(
     """Return the dtype of ``weight``: as given, else of the bias, else of the scale."""
     if dtype is None:
         return scale.dtype if bias is None else bias.dtype
-    if not dtype.is_floating_point:
-        raise TypeError(f"{name}: expected dtype to be floating, but got {dtype}")
+    check_floating(name, "dtype", dtype)
     return dtype
 
 
@@ -164,11 +156,8 @@ def scale_of_experts(
 
 def _scale(name: str, argument: str, scale: Tensor, shape: list[int], expected: str) -> Tensor:
     """Return a scale of a shape, of which the message says what is ``expected``."""
-    _check_dtype(name, argument, scale)
-    if list(scale.shape) != shape:
-        raise ValueError(
-            f"{name}: expected {argument} to have {expected}, but got {list(scale.shape)}"
-        )
+    check_dtype(name, argument, scale.dtype, *SCALES)
+    check_sizes(name, argument, scale, list(scale.shape) == shape, expected)
     return plain(scale).contiguous()
 
 
@@ -178,12 +167,10 @@ def zero_point_of_weight(
     """Return an int32 zero point for each scale, as a frozen parameter, or None."""
     if zero_point is None:
         return None
-    _check_integer(name, f"{which}_zero_point", zero_point)
-    if zero_point.shape != scale.shape:
-        raise ValueError(
-            f"{name}: expected {which}_zero_point to have the shape of {which}_scale "
-            f"({list(scale.shape)}), but got {list(zero_point.shape)}"
-        )
+    argument = f"{which}_zero_point"
+    check_integer(name, argument, zero_point)
+    wanted = f"the shape of {which}_scale ({list(scale.shape)})"
+    check_sizes(name, argument, zero_point, zero_point.shape == scale.shape, wanted)
     return parameter(zero_point.to(torch.int32))
 
 
@@ -191,49 +178,23 @@ def scale_of_tensor(
     name: str, scale: Tensor, zero_point: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the one scale of an input, ``[]``, and its int32 zero point or None."""
-    _check_dtype(name, "act_scale", scale)
-    if scale.numel() != 1:
-        raise ValueError(
-            f"{name}: expected act_scale to have one element, but got {list(scale.shape)}"
-        )
+    check_dtype(name, "act_scale", scale.dtype, *SCALES)
+    check_sizes(name, "act_scale", scale, scale.numel() == 1, "one element")
     scale = plain(scale).reshape(())
     if zero_point is None:
         return scale, None
-    _check_integer(name, "act_zero_point", zero_point)
-    if zero_point.numel() != 1:
-        raise ValueError(
-            f"{name}: expected act_zero_point to have one element, but got {list(zero_point.shape)}"
-        )
+    check_integer(name, "act_zero_point", zero_point)
+    check_sizes(name, "act_zero_point", zero_point, zero_point.numel() == 1, "one element")
     return scale, plain(zero_point).to(torch.int32).reshape(())
 
 
 def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) -> None:
     """Check the int8 weights of experts and their biases."""
-    if weight.dtype != torch.int8:
-        raise TypeError(f"{name}: expected {which}_qweight to be int8, but got {weight.dtype}")
-    if weight.dim() != 3:
-        raise ValueError(
-            f"{name}: expected {which}_qweight to have 3 dimensions (experts, out_features, "
-            f"in_features), but got {list(weight.shape)}"
-        )
-    if bias is None:
-        return
-    if not bias.is_floating_point():
-        raise TypeError(f"{name}: expected {which}_bias to be floating, but got {bias.dtype}")
-    if bias.shape != weight.shape[:2]:
-        raise ValueError(
-            f"{name}: expected {which}_bias to have the shape {list(weight.shape[:2])} "
-            f"(experts, out_features), but got {list(bias.shape)}"
-        )
-
-
-def _check_dtype(name: str, argument: str, scale: Tensor) -> None:
-    if scale.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"{name}: expected {argument} to be float32 or float64, but got {scale.dtype}"
-        )
-
-
-def _check_integer(name: str, argument: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name}: expected {argument} to be integer, but got {tensor.dtype}")
+    argument = f"{which}_qweight"
+    check_dtype(name, argument, weight.dtype, torch.int8)
+    wanted = "3 dimensions (experts, out_features, in_features)"
+    check_sizes(name, argument, weight, weight.dim() == 3, wanted)
+    if bias is not None:
+        check_floating(name, f"{which}_bias", bias.dtype)
+        wanted = f"the shape {list(weight.shape[:2])} (experts, out_features)"
+        check_sizes(name, f"{which}_bias", bias, bias.shape == weight.shape[:2], wanted)

@@ -9,6 +9,14 @@ from torch import Tensor
 
 from ...configs import MASTERS, SCALE_DTYPES, SCALE_RULES
 from ...granularity import GRANULARITIES
+from ..shared.arguments import (
+    SCALES,
+    check_choice,
+    check_dtype,
+    check_even,
+    check_integer,
+    check_sizes,
+)
 
 MODES = ("fixed", "dynamic", "observed")
 # The arguments that only some modes use.
@@ -23,10 +31,7 @@ MODES_OF = {
 
 def check_mode(mode: str, symmetric: bool, **arguments: Any) -> None:
     """Check that the mode exists, and that no argument is given that it does not use."""
-    if mode not in MODES:
-        raise ValueError(
-            f"FakeQuantize: expected mode to be one of {', '.join(MODES)}, but got {mode!r}"
-        )
+    check_choice("FakeQuantize", "mode", mode, MODES)
     if mode == "fixed" and arguments["scale"] is None:
         raise ValueError(
             "FakeQuantize: expected a scale for mode 'fixed', but got None; "
@@ -44,11 +49,7 @@ def check_mode(mode: str, symmetric: bool, **arguments: Any) -> None:
 
 def check_granularity(granularity: str, axis: int | None, group_size: int | None) -> None:
     """Check that the granularity exists and has its own arguments and no others."""
-    if granularity not in GRANULARITIES:
-        raise ValueError(
-            f"FakeQuantize: expected granularity to be one of {', '.join(GRANULARITIES)}, "
-            f"but got {granularity!r}"
-        )
+    check_choice("FakeQuantize", "granularity", granularity, GRANULARITIES)
     if granularity == "per_channel" and axis is None:
         raise ValueError("FakeQuantize: expected an axis for per_channel, but got None")
     if granularity in ("per_tensor", "per_token") and axis is not None:
@@ -103,19 +104,13 @@ def check_observed(
 
 def check_scale_dtype(name: str, scale_dtype: str) -> None:
     """Check that scales can be rounded to a dtype of this name."""
-    if scale_dtype not in SCALE_DTYPES:
-        raise ValueError(
-            f"{name}: expected scale_dtype to be one of {', '.join(SCALE_DTYPES)}, "
-            f"but got {scale_dtype!r}"
-        )
+    check_choice(name, "scale_dtype", scale_dtype, SCALE_DTYPES)
 
 
 def check_master(name: str, master: str | None) -> None:
     """Check that parameters can be rounded to a dtype of this name; None is none."""
-    if master is not None and master not in MASTERS:
-        raise ValueError(
-            f"{name}: expected master to be one of {', '.join(MASTERS)}, but got {master!r}"
-        )
+    if master is not None:
+        check_choice(name, "master", master, MASTERS)
 
 
 def scale_tensor(scale: Tensor | float, granularity: str) -> Tensor:
@@ -126,20 +121,11 @@ def scale_tensor(scale: Tensor | float, granularity: str) -> Tensor:
         if not 0.0 < scale < float("inf"):
             raise ValueError(f"FakeQuantize: expected scale to be finite and > 0, but got {scale}")
         return torch.tensor(scale, dtype=torch.float32)
-    if scale.dtype not in (torch.float32, torch.float64):
-        raise TypeError(
-            f"FakeQuantize: expected scale to be float32 or float64, but got {scale.dtype}"
-        )
-    fits = {
-        "per_tensor": scale.shape in ((), (1,)),
-        "per_channel": scale.dim() == 1,
-    }
-    if not fits.get(granularity, True):
-        expected = "[] or [1]" if granularity == "per_tensor" else "one dimension"
-        raise ValueError(
-            f"FakeQuantize: expected scale to have {expected} for {granularity}, "
-            f"but got {list(scale.shape)}"
-        )
+    check_dtype("FakeQuantize", "scale", scale.dtype, *SCALES)
+    fits = {"per_tensor": scale.shape in ((), (1,)), "per_channel": scale.dim() == 1}
+    expected = "[] or [1]" if granularity == "per_tensor" else "one dimension"
+    wanted = f"{expected} for {granularity}"
+    check_sizes("FakeQuantize", "scale", scale, fits.get(granularity, True), wanted)
     return scale.detach().clone()
 
 
@@ -156,23 +142,12 @@ def zero_point_tensor(
                 f"but got {zero_point}"
             )
         return torch.full_like(scale, zero_point, dtype=torch.int32)
-    if zero_point.is_floating_point() or zero_point.is_complex() or zero_point.dtype == torch.bool:
-        raise TypeError(
-            f"FakeQuantize: expected zero_point to be integer, but got {zero_point.dtype}"
-        )
-    if zero_point.shape != scale.shape:
-        raise ValueError(
-            f"FakeQuantize: expected zero_point to have the shape of scale ({list(scale.shape)}), "
-            f"but got {list(zero_point.shape)}"
-        )
+    check_integer("FakeQuantize", "zero_point", zero_point)
+    wanted = f"the shape of scale ({list(scale.shape)})"
+    fits = zero_point.shape == scale.shape
+    check_sizes("FakeQuantize", "zero_point", zero_point, fits, wanted)
     limits = torch.iinfo(torch.int32)
     return zero_point.detach().clamp(limits.min, limits.max).to(torch.int32)
-
-
-def check_even(name: str, group_size: int) -> None:
-    """Check the size of groups whose packed bytes hold two numbers of one group."""
-    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
-        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
 
 
 def check_int4(
@@ -187,11 +162,9 @@ def check_int4(
         )
     if scale is None or factor is None or zero_point is None:
         return
-    if scale.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name}: expected scale to be float32 or float64, but got {scale.dtype}")
+    check_dtype(name, "scale", scale.dtype, *SCALES)
     for what, tensor in (("group_factor", factor), ("group_zero_point", zero_point)):
-        if tensor.dtype != torch.uint8:
-            raise TypeError(f"{name}: expected {what} to be uint8, but got {tensor.dtype}")
+        check_dtype(name, what, tensor.dtype, torch.uint8)
         if tensor.dim() != 2 or scale.shape != tensor.shape[:1] or tensor.shape != factor.shape:
             raise ValueError(
                 f"{name}: expected {what} to have the shape [rows, groups] and scale [rows], but "
@@ -207,10 +180,5 @@ def check_learned_int4(
     check_even(name, group_size)
     if len(shape) != 2 or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"{name}: expected shape to be [rows, groups], but got {list(shape)}")
-    if scale_rule not in SCALE_RULES:
-        raise ValueError(
-            f"{name}: expected scale_rule to be one of {', '.join(SCALE_RULES)}, "
-            f"but got {scale_rule!r}"
-        )
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name}: expected dtype to be float32 or float64, but got {dtype}")
+    check_choice(name, "scale_rule", scale_rule, SCALE_RULES)
+    check_dtype(name, "dtype", dtype, *SCALES)

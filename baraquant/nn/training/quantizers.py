@@ -295,20 +295,11 @@ def _of_weight(
         return _learned_of_weight(config, weight, size, scheme)
     if config.group_factors and size is not None:
         return FakeQuantizeInt4(size, symmetric=config.symmetric)
-    granularity = str(config.granularity)
-    low, high = config.quant_min, config.quant_max
+    granularity, grid = str(config.granularity), _grid_of(config)
     if config.dynamic:
         axis = 0 if granularity == "per_channel" else None
-        return FakeQuantize(
-            granularity=granularity,
-            axis=axis,
-            group_size=size,
-            quant_min=low,
-            quant_max=high,
-            mode="dynamic",
-            symmetric=config.symmetric,
-            scale_dtype=scale_dtype,
-        )
+        where: dict[str, Any] = {"granularity": granularity, "axis": axis, "group_size": size}
+        return FakeQuantize(mode="dynamic", scale_dtype=scale_dtype, **where, **grid)
     channels = weight.shape[0]
     scales = weight.numel() // size if size is not None else channels
     per_tensor = granularity == "per_tensor"
@@ -316,12 +307,10 @@ def _of_weight(
         granularity="per_tensor" if per_tensor else "per_channel",
         axis=None if per_tensor else 0,
         channels=None if per_tensor else scales,
-        quant_min=low,
-        quant_max=high,
         mode="observed",
-        symmetric=config.symmetric,
         averaging_constant=1.0,  # the current weight, until the observer is disabled
         scale_dtype=scale_dtype,
+        **grid,
     )
     observed.to(weight.device, _compute_dtype(weight))
     with torch.no_grad():
@@ -335,16 +324,10 @@ def _learned_of_weight(
     granularity = str(config.granularity)
     channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
     learned: LearnedFakeQuantize
+    kept = _kept_as(weight, scheme)
     if config.group_factors and size is not None:
-        learned = LearnedFakeQuantizeInt4(
-            size,
-            shape=(channels, groups),
-            symmetric=config.symmetric,
-            scale_rule=scheme.scale_rule,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
-            master=scheme.master,
-        )
+        how: dict[str, Any] = {"symmetric": config.symmetric, "scale_rule": scheme.scale_rule}
+        learned = LearnedFakeQuantizeInt4(size, shape=(channels, groups), **how, **kept)
     else:
         shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
         learned = LearnedFakeQuantize(
@@ -352,13 +335,9 @@ def _learned_of_weight(
             axis=0 if granularity == "per_channel" else None,
             group_size=size,
             shape=shapes[granularity],
-            quant_min=config.quant_min,
-            quant_max=config.quant_max,
-            symmetric=config.symmetric,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
             scale_dtype=scheme.scale_dtype,
-            master=scheme.master,
+            **_grid_of(config),
+            **kept,
         )
     if not weight.is_meta:
         learned.initialize(weight)
@@ -369,36 +348,29 @@ def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Ten
     """Return the quantizer of an input; ``config`` says how, and ``scheme`` how it is found."""
     if config is None:
         return nn.Identity()
-    low, high = config.quant_min, config.quant_max
+    grid = _grid_of(config)
     if config.learned:
-        return LearnedFakeQuantize(
-            quant_min=low,
-            quant_max=high,
-            symmetric=config.symmetric,
-            per_sample=True,
-            device=weight.device,
-            dtype=_compute_dtype(weight),
-            master=scheme.master,
-        )
+        return LearnedFakeQuantize(per_sample=True, **grid, **_kept_as(weight, scheme))
     if config.dynamic:
-        return FakeQuantize(
-            granularity=str(config.granularity),
-            group_size=config.group_size,
-            quant_min=low,
-            quant_max=high,
-            mode="dynamic",
-            symmetric=config.symmetric,
-        )
-    observed = FakeQuantize(
-        quant_min=low,
-        quant_max=high,
-        mode="observed",
-        symmetric=config.symmetric,
-        averaging_constant=AVERAGING_CONSTANT if scheme.observer == "moving_average" else None,
-    )
+        where: dict[str, Any] = {"granularity": str(config.granularity)}
+        return FakeQuantize(mode="dynamic", group_size=config.group_size, **where, **grid)
+    constant = AVERAGING_CONSTANT if scheme.observer == "moving_average" else None
+    observed = FakeQuantize(mode="observed", averaging_constant=constant, **grid)
     # Evaluation before the first batch raises an error, and in a graph gives NaN.
     observed.scale.fill_(float("nan"))
     return observed.to(weight.device, _compute_dtype(weight))
+
+
+def _grid_of(config: TensorConfig) -> dict[str, Any]:
+    """Return the arguments of a fake quantizer that say which integers there are."""
+    low, high = config.quant_min, config.quant_max
+    return {"quant_min": low, "quant_max": high, "symmetric": config.symmetric}
+
+
+def _kept_as(weight: Tensor, scheme: QuantConfig) -> dict[str, Any]:
+    """Return the arguments that say how a learned scale is kept."""
+    dtype = _compute_dtype(weight)
+    return {"device": weight.device, "dtype": dtype, "master": scheme.master}
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:

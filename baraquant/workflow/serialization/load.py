@@ -73,12 +73,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     """
     file = Path(path)
     import_safetensors(_CALLER)
-    if not isinstance(model, nn.Module) and not callable(model):
-        raise TypeError(
-            f"{_CALLER}: expected model to be a Module or a function that builds one, but got "
-            f"{type(model).__name__}"
-        )
-    built = Built(model)
+    built = Built(model, _CALLER)
     model = built.model
     check_model(model, _CALLER)
     try:

@@ -27,9 +27,18 @@ class Built:
 
     Args:
         model: A model, or a function that builds one.
+        caller: The public function, for messages.
+
+    Raises:
+        TypeError: ``model`` is neither.
     """
 
-    def __init__(self, model: nn.Module | Callable[[], nn.Module]) -> None:
+    def __init__(self, model: nn.Module | Callable[[], nn.Module], caller: str) -> None:
+        if not isinstance(model, nn.Module) and not callable(model):
+            raise TypeError(
+                f"{caller}: expected model to be a Module or a function that builds one, but got "
+                f"{type(model).__name__}"
+            )
         self._devices: dict[int, torch.device] = {}
         self.model = model if isinstance(model, nn.Module) else self._build(model)
 

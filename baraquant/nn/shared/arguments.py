@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Checks of the arguments of modules: the errors name the class and the argument."""
+
+import torch
+from torch import Tensor
+
+SCALES = (torch.float32, torch.float64)
+
+
+def check_choice(name: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that an argument is one of some words."""
+    if value not in choices:
+        words = ", ".join(choices)
+        raise ValueError(f"{name}: expected {argument} to be one of {words}, but got {value!r}")
+
+
+def check_dtype(name: str, argument: str, dtype: torch.dtype, *wanted: torch.dtype) -> None:
+    """Check that a dtype is one of some."""
+    if dtype not in wanted:
+        words = " or ".join(str(one).removeprefix("torch.") for one in wanted)
+        raise TypeError(f"{name}: expected {argument} to be {words}, but got {dtype}")
+
+
+def check_floating(name: str, argument: str, dtype: torch.dtype) -> None:
+    """Check that a dtype is floating."""
+    if not dtype.is_floating_point:
+        raise TypeError(f"{name}: expected {argument} to be floating, but got {dtype}")
+
+
+def check_integer(name: str, argument: str, tensor: Tensor) -> None:
+    """Check that a tensor holds integers."""
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name}: expected {argument} to be integer, but got {tensor.dtype}")
+
+
+def check_sizes(name: str, argument: str, tensor: Tensor, fits: bool, wanted: str) -> None:
+    """Check that a tensor has the sizes that are ``wanted``, which ``fits`` says."""
+    if not fits:
+        raise ValueError(
+            f"{name}: expected {argument} to have {wanted}, but got {list(tensor.shape)}"
+        )
+
+
+def check_even(name: str, group_size: int) -> None:
+    """Check the size of groups whose packed bytes hold two numbers of one group."""
+    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
+        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
