@@ -34,26 +34,11 @@ def _is_for_all(qparams: Tensor, dim: int | None) -> bool:
     return dim is None and qparams.shape in ((), (1,))
 
 
-def _int8_linear(
-    *,
-    input: Tensor,
-    weight: Tensor,
-    act_scale: Tensor,
-    weight_scale: Tensor,
-    act_zero_point: Tensor | None,
-    bias: Tensor | None,
-    **keywords: Any,
-) -> Tensor:
+def _int8_linear(given: dict[str, Any]) -> Tensor:
     """Call ``int8_linear`` with the arguments of ``smoothquant_linear``: the same formula."""
-    result: Tensor = torch.ops.baraquant.int8_linear(
-        input,
-        weight,
-        act_scale,
-        weight_scale,
-        bias,
-        input_zero_point=act_zero_point,
-        **keywords,
-    )
+    names = ("input", "weight", "act_scale", "weight_scale", "bias")
+    args, zero_point = [given.pop(name) for name in names], given.pop("act_zero_point")
+    result: Tensor = torch.ops.baraquant.int8_linear(*args, input_zero_point=zero_point, **given)
     return result
 
 
@@ -74,7 +59,7 @@ def rule(op: torch._ops.OpOverload, batched: tuple[str, ...]) -> Callable[..., A
                 continue
             given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
         if dims.get("act_scale") is not None:  # one for each sample, which the op itself lacks
-            return _int8_linear(**given), 0
+            return _int8_linear(given), 0
         return call_in_order(op, tuple(given.values())), 0
 
     return of_batch

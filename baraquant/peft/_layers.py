@@ -57,7 +57,7 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
             return super()._get_in_out_features(module)
         row, kind = layer_kind(module), float_type(module)
         assert row is not None and kind is not None
-        names = _SIZES[_peft_kind(kind)]
+        _, names = _KINDS[_peft_kind(kind)]
         return tuple(getattr(module, name) for name in names)
 
     @property
@@ -177,34 +177,28 @@ class LoraConv3d(_LoraConv, lora.Conv3d):  # type: ignore[misc]
     """LoRA over a quantized ``Conv3d``."""
 
 
-# PEFT's float kinds; the table of layers says which of them a quantized layer replaces.
-_CLASSES: dict[type[nn.Module], type[OverQuantized]] = {
-    nn.Linear: LoraLinear,
-    Conv1D: LoraLinear,
-    nn.Embedding: LoraEmbedding,
-    nn.Conv1d: LoraConv1d,
-    nn.Conv2d: LoraConv2d,
-    nn.Conv3d: LoraConv3d,
-}
-_CHANNELS = ("in_channels", "out_channels")
-_SIZES = {
-    nn.Linear: ("in_features", "out_features"),
-    Conv1D: ("in_features", "out_features"),
-    nn.Embedding: ("num_embeddings", "embedding_dim"),
-    nn.Conv1d: _CHANNELS,
-    nn.Conv2d: _CHANNELS,
-    nn.Conv3d: _CHANNELS,
+# PEFT's float kinds, the LoRA layer of each, and the attributes that have its sizes; the table of
+# layers says which of them a quantized layer replaces.
+_FEATURES, _CHANNELS = ("in_features", "out_features"), ("in_channels", "out_channels")
+_KINDS: dict[type[nn.Module], tuple[type[OverQuantized], tuple[str, str]]] = {
+    nn.Linear: (LoraLinear, _FEATURES),
+    Conv1D: (LoraLinear, _FEATURES),
+    nn.Embedding: (LoraEmbedding, ("num_embeddings", "embedding_dim")),
+    nn.Conv1d: (LoraConv1d, _CHANNELS),
+    nn.Conv2d: (LoraConv2d, _CHANNELS),
+    nn.Conv3d: (LoraConv3d, _CHANNELS),
 }
 
 
 def _peft_kind(kind: type[nn.Module]) -> Any:
-    return next((known for known in _CLASSES if issubclass(kind, known)), None)
+    return next((known for known in _KINDS if issubclass(kind, known)), None)
 
 
 def lora_class(module: nn.Module) -> type[OverQuantized] | None:
     """Return the LoRA layer for a quantized layer; None if PEFT has none for its float kind."""
     kind = float_type(module)
-    return None if kind is None else _CLASSES.get(_peft_kind(kind))
+    found = None if kind is None else _KINDS.get(_peft_kind(kind))
+    return None if found is None else found[0]
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -231,6 +231,11 @@ def maybe_int_option(name: str) -> Option:
     )
 
 
+def index_option(name: str) -> Option:
+    """Return an option that is an integer, or None."""
+    return attribute_option(name, lambda v: v is None or is_int(v), "a whole number or null")
+
+
 def dtype_option(name: str) -> Option:
     """Return an option that is a floating dtype."""
     return Option(
@@ -294,6 +299,11 @@ def name_option(name: str) -> Option:
     return attribute_option(name, lambda value: isinstance(value, str), "a name")
 
 
+def maybe_name_option(name: str) -> Option:
+    """Return an option that is a name, or None."""
+    return attribute_option(name, lambda v: v is None or isinstance(v, str), "a name or null")
+
+
 def plain_option(name: str) -> Option:
     """Return an option of a registered kind of layer: any plain value."""
     return Option(
@@ -314,4 +324,18 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-ROUNDER = Option(_read_rounder, _is_rounder, "how the input is rounded, or null")
+def rounder_option(name: str) -> Option:
+    """Return the option that says how an input is rounded."""
+    return Option(_read_rounder, _is_rounder, "how the input is rounded, or null")
+
+
+_KINDS: dict[str, Callable[[str], Option]] = {
+    "bool": bool_option, "int": int_option, "maybe_int": maybe_int_option, "index": index_option,
+    "name": name_option, "maybe_name": maybe_name_option, "dtype": dtype_option,
+    "sizes": sizes_option, "rounder": rounder_option, "plain": plain_option,
+}  # fmt: skip
+
+
+def options(**kinds: str) -> dict[str, Option]:
+    """Return options by their names, each of a kind: ``options(bits="int")``."""
+    return {name: _KINDS[kind](name) for name, kind in kinds.items()}

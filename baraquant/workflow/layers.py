@@ -23,9 +23,8 @@ from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
 from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
-from . import forms
 from .computed import source_names
-from .forms import Form
+from .forms import Form, options
 
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -66,19 +65,12 @@ def _is_known(module: nn.Module, base: type[nn.Module]) -> bool:
 
 
 WEIGHT_TENSORS = {"qweight": True, "weight_scale": True, "bias": False}
-COMMON_OPTIONS = {
-    "weight_bits": forms.int_option("weight_bits"),
-    "dtype": forms.dtype_option("dtype"),
-}
-_ROTATE = {"rotate": forms.maybe_int_option("rotate")}
-_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_ROTATE, "transposed": forms.bool_option("transposed")}
+COMMON_OPTIONS = options(weight_bits="int", dtype="dtype")
+_LAYOUT_OPTIONS = options(rotate="maybe_int", transposed="bool")
+_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_LAYOUT_OPTIONS}
 _INT4_OPTIONS = {
-    "group_size": forms.int_option("group_size"),
-    "in_features": forms.int_option("in_features"),
-    "bits": forms.int_option("bits"),
-    "dtype": forms.dtype_option("dtype"),
-    "transposed": forms.bool_option("transposed"),
-    **_ROTATE,
+    **options(group_size="int", in_features="int", bits="int", dtype="dtype"),
+    **_LAYOUT_OPTIONS,
 }
 _INT4_TENSORS = {
     "packed": True,
@@ -92,23 +84,20 @@ LINEAR_FORMS = (
     Form(
         bnn.QuantizedLinear,
         {
-            "symmetric": forms.bool_option("symmetric"),
-            "bits": forms.int_option("bits"),
-            "granularity": forms.name_option("granularity"),
+            **options(symmetric="bool", bits="int", granularity="name"),
             **_LINEAR_OPTIONS,
         },
         {**WEIGHT_TENSORS, "smooth": False},
     ),
     Form(
         bnn.StaticQuantizedLinear,
-        {"bits": forms.int_option("bits"), **_LINEAR_OPTIONS},
+        {**options(bits="int"), **_LINEAR_OPTIONS},
         {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
     ),
     Form(
         bnn.WeightOnlyLinear,
         {
-            "group_size": forms.maybe_int_option("group_size"),
-            "input_fake_quant": forms.ROUNDER,
+            **options(group_size="maybe_int", input_fake_quant="rounder"),
             **_LINEAR_OPTIONS,
         },
         {**WEIGHT_TENSORS, "weight_zero_point": False},
@@ -116,20 +105,14 @@ LINEAR_FORMS = (
     Form(
         bnn.WeightOnlyInt4Linear,
         {
-            "in_features": forms.int_option("in_features"),
-            "group_size": forms.maybe_int_option("group_size"),
-            "input_fake_quant": forms.ROUNDER,
+            **options(in_features="int", group_size="maybe_int", input_fake_quant="rounder"),
             **_LINEAR_OPTIONS,
         },
         {"packed": True, "weight_scale": True, "bias": False, "weight_zero_point": False},
     ),
     Form(
         bnn.QuantizedInt4Linear,
-        {
-            "symmetric": forms.bool_option("symmetric"),
-            "granularity": forms.name_option("granularity"),
-            **_INT4_OPTIONS,
-        },
+        {**options(symmetric="bool", granularity="name"), **_INT4_OPTIONS},
         _INT4_TENSORS,
     ),
     Form(
@@ -232,31 +215,20 @@ def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
 
 _EMBEDDING_FORM = Form(
     bnn.QuantizedEmbedding,
-    {
-        "group_size": forms.maybe_int_option("group_size"),
-        "padding_idx": forms.Option(
-            lambda module: module.padding_idx,
-            lambda value: value is None or forms.is_int(value),
-            "a whole number or null",
-        ),
-        **COMMON_OPTIONS,
-    },
+    {**options(group_size="maybe_int", padding_idx="index"), **COMMON_OPTIONS},
     {"qweight": True, "weight_scale": True, "weight_zero_point": False},
 )
 
 
 def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
     shapes = [name for name in inference._options if name not in ("groups", "padding_mode")]
-    options = {
-        "groups": forms.int_option("groups"),
-        "group_size": forms.maybe_int_option("group_size"),
-        "padding_mode": forms.name_option("padding_mode"),
-        "input_fake_quant": forms.ROUNDER,
+    own = {
+        **options(groups="int", group_size="maybe_int", padding_mode="name"),
+        **options(input_fake_quant="rounder", **dict.fromkeys(shapes, "sizes")),
         **COMMON_OPTIONS,
-        **{name: forms.sizes_option(name) for name in shapes},
     }
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
-    form = Form(inference, options, {**WEIGHT_TENSORS, "weight_zero_point": False})
+    form = Form(inference, own, {**WEIGHT_TENSORS, "weight_zero_point": False})
     sizes = {name: name for name in names}
     return Layer(float_type, training, (form,), converts_to(inference), sizes, keeps_input=True)
 
@@ -268,16 +240,8 @@ _EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
 _EXPERTS_FORM = Form(
     bnn.QuantizedExperts,
     {
-        "group_size": forms.maybe_int_option("group_size"),
-        "granularity": forms.Option(
-            lambda module: module.granularity,
-            lambda value: value is None or isinstance(value, str),
-            "a name or null",
-        ),
-        "bits": forms.int_option("bits"),
-        "symmetric": forms.bool_option("symmetric"),
-        "is_static": forms.bool_option("is_static"),
-        "input_group_size": forms.maybe_int_option("input_group_size"),
+        **options(group_size="maybe_int", granularity="maybe_name", bits="int"),
+        **options(symmetric="bool", is_static="bool", input_group_size="maybe_int"),
         **COMMON_OPTIONS,
     },
     {

@@ -87,15 +87,12 @@ def register_layer(
         raise ValueError(
             f"{where}: expected a name of its own for {inference.__name__}: it stands in files"
         )
+    kinds = {"input_fake_quant": "rounder"}
     form = Form(
         inference,
-        {**COMMON_OPTIONS, **{name: _user_option(name) for name in options}},
+        {**COMMON_OPTIONS, **forms.options(**{n: kinds.get(n, "plain") for n in options})},
         dict(WEIGHT_TENSORS if tensors is None else tensors),
     )
     pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
     reason = (lambda module, config: None) if why_not is None else why_not
     LAYERS.append(Layer(float_type, training, (form,), converts_to(inference), pairs, reason))
-
-
-def _user_option(name: str) -> forms.Option:
-    return forms.ROUNDER if name == "input_fake_quant" else forms.plain_option(name)

@@ -36,26 +36,22 @@ class Dequantizes(HoldsIntegers):
         weight_scale: Tensor,
         bias: Tensor | None,
         weight_zero_point: Tensor | None,
-        group_size: int | None,
         input_fake_quant: FakeQuantize | None,
-        weight_bits: int,
         dtype: torch.dtype | None,
         shape: tuple[int, ...] | None = None,
     ) -> None:
         """Check the constructor's arguments, and keep them; subclasses check the integers.
 
-        With ``shape``, that of the int8 that they stand for, the integers are ``packed``; else they
-        are ``qweight``.
+        ``group_size`` and ``weight_bits`` are kept already. With ``shape``, that of the int8 that
+        they stand for, the integers are ``packed``; else they are ``qweight``.
         """
         is_packed = shape is not None
         shape = integers.shape if shape is None else shape
         self.set_weight("packed" if is_packed else "qweight", integers, bias)
         name = type(self).__name__
-        _arguments.check_bits(name, "weight_bits", weight_bits)
-        self.weight_bits = weight_bits
-        self.group_size = group_size
+        _arguments.check_bits(name, "weight_bits", self.weight_bits)
         self.positions = math.prod(shape[2:])
-        scale = _arguments.scale_of_weight(name, weight_scale, shape, group_size)
+        scale = _arguments.scale_of_weight(name, weight_scale, shape, self.group_size)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)

@@ -103,25 +103,21 @@ class IntegerLinear(LaysOutWeight):
         shape: tuple[int, int],
         weight_scale: Tensor,
         bias: Tensor | None,
-        *,
-        weight_bits: int,
-        symmetric: bool,
-        bits: int,
         dtype: torch.dtype | None,
         transposed: bool,
         rotate: int | None,
     ) -> None:
         """Check and keep everything but the integers, which are there already.
 
-        ``shape`` is ``(out_features, in_features)``; the others are as in the constructors.
+        So are ``weight_bits``, ``symmetric`` and ``bits``, which are checked here. ``shape`` is
+        ``(out_features, in_features)``; the others are as in the constructors.
         """
         name = type(self).__name__
-        _arguments.check_bits(name, "weight_bits", weight_bits)
-        _arguments.check_bits(name, "bits", bits)
+        _arguments.check_bits(name, "weight_bits", self.weight_bits)
+        _arguments.check_bits(name, "bits", self.bits)
         self.out_features, self.in_features = shape
         self.rotate = check_block(name, rotate, self.in_features)
-        self.weight_bits, self.symmetric, self.bits = weight_bits, symmetric, bits
-        self.quant_min, self.quant_max = integer_range(bits)
+        self.quant_min, self.quant_max = integer_range(self.bits)
         scale = _arguments.scale_of_channels(name, weight_scale, self.out_features)
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
@@ -160,6 +156,12 @@ class IntegerLinear(LaysOutWeight):
 
     def _weight_repr(self) -> str:
         return f"weight=int{self.weight_bits} per_channel"
+
+    def _input_repr(self, granularity: str, how: str, smooth: Tensor | None) -> str:
+        zero = "symmetric" if self.symmetric else "asymmetric"
+        smoothed = "" if smooth is None else ", smooth"
+        rotated = self.rotate_repr()
+        return f"input=int{self.bits} {granularity} {zero} {how}{smoothed}{rotated}"
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
@@ -336,10 +338,8 @@ class DynamicInput(IntegerLinear):
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        zero = "symmetric" if self.symmetric else "asymmetric"
-        smooth = "" if self.smooth is None else ", smooth"
-        input = f"int{self.bits} {self.granularity} {zero} dynamic{smooth}{self.rotate_repr()}"
-        return f"{super().extra_repr()}, input={input}"
+        input = self._input_repr(self.granularity, "dynamic", self.smooth)
+        return f"{super().extra_repr()}, {input}"
 
 
 class StaticInput(IntegerLinear):
@@ -410,7 +410,5 @@ class StaticInput(IntegerLinear):
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        zero = "symmetric" if self.symmetric else "asymmetric"
-        smooth = "" if self.smooth_scale is None else ", smooth"
-        how = f"input=int{self.bits} per_tensor {zero} static"
-        return f"{super().extra_repr()}, {how}{smooth}{self.rotate_repr()}"
+        input = self._input_repr("per_tensor", "static", self.smooth_scale)
+        return f"{super().extra_repr()}, {input}"

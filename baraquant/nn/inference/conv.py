@@ -128,16 +128,8 @@ class Convolution(Dequantizes):
             setattr(self, attribute, getattr(like, attribute))
         self.transposed_groups = self.groups if like.transposed else 0
         self.channels_last = False
-        self._store(
-            qweight,
-            weight_scale,
-            bias,
-            weight_zero_point,
-            group_size,
-            input_fake_quant,
-            weight_bits,
-            dtype,
-        )
+        self.group_size, self.weight_bits = group_size, weight_bits
+        self._store(qweight, weight_scale, bias, weight_zero_point, input_fake_quant, dtype)
 
     @classmethod
     def from_prepared(cls, layer: Any, integers: Any) -> Self:

@@ -240,17 +240,9 @@ class QuantizedInt4Linear(HoldsInt4, DynamicInput):
         rotate: int | None = None,
     ) -> None:
         super().__init__()
-        self._set(
-            self._store(packed, group_factor, group_size, group_zero_point, in_features, bias),
-            weight_scale,
-            bias,
-            weight_bits=4,
-            symmetric=symmetric,
-            bits=bits,
-            dtype=dtype,
-            transposed=transposed,
-            rotate=rotate,
-        )
+        self.weight_bits, self.symmetric, self.bits = 4, symmetric, bits
+        shape = self._store(packed, group_factor, group_size, group_zero_point, in_features, bias)
+        self._set(shape, weight_scale, bias, dtype, transposed, rotate)
         self._set_input(granularity, None)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -309,17 +301,9 @@ class StaticQuantizedInt4Linear(HoldsInt4, StaticInput):
         rotate: int | None = None,
     ) -> None:
         super().__init__()
-        self._set(
-            self._store(packed, group_factor, group_size, group_zero_point, in_features, bias),
-            weight_scale,
-            bias,
-            weight_bits=4,
-            symmetric=act_zero_point is None,
-            bits=bits,
-            dtype=dtype,
-            transposed=transposed,
-            rotate=rotate,
-        )
+        self.weight_bits, self.symmetric, self.bits = 4, act_zero_point is None, bits
+        shape = self._store(packed, group_factor, group_size, group_zero_point, in_features, bias)
+        self._set(shape, weight_scale, bias, dtype, transposed, rotate)
         self._set_input(act_scale, act_zero_point, None)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]

@@ -70,17 +70,8 @@ class QuantizedLinear(TakesIntegers, HoldsInt8, DynamicInput):
         rotate: int | None = None,
     ) -> None:
         super().__init__()
-        self._set(
-            self._store(qweight, bias),
-            weight_scale,
-            bias,
-            weight_bits=weight_bits,
-            symmetric=symmetric,
-            bits=bits,
-            dtype=dtype,
-            transposed=transposed,
-            rotate=rotate,
-        )
+        self.weight_bits, self.symmetric, self.bits = weight_bits, symmetric, bits
+        self._set(self._store(qweight, bias), weight_scale, bias, dtype, transposed, rotate)
         self._set_input(granularity, smooth)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -136,15 +127,6 @@ class StaticQuantizedLinear(HoldsInt8, StaticInput):
         rotate: int | None = None,
     ) -> None:
         super().__init__()
-        self._set(
-            self._store(qweight, bias),
-            weight_scale,
-            bias,
-            weight_bits=weight_bits,
-            symmetric=act_zero_point is None,
-            bits=bits,
-            dtype=dtype,
-            transposed=transposed,
-            rotate=rotate,
-        )
+        self.weight_bits, self.symmetric, self.bits = weight_bits, act_zero_point is None, bits
+        self._set(self._store(qweight, bias), weight_scale, bias, dtype, transposed, rotate)
         self._set_input(act_scale, act_zero_point, smooth_scale)

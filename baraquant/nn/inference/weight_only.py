@@ -73,16 +73,8 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         super().__init__()
         _arguments.check_weight("WeightOnlyLinear", qweight, bias)
         self.out_features, self.in_features = qweight.shape
-        self._store(
-            qweight,
-            weight_scale,
-            bias,
-            weight_zero_point,
-            group_size,
-            input_fake_quant,
-            weight_bits,
-            dtype,
-        )
+        self.group_size, self.weight_bits = group_size, weight_bits
+        self._store(qweight, weight_scale, bias, weight_zero_point, input_fake_quant, dtype)
         self.set_layout(transposed)
         self.rotate = check_block("WeightOnlyLinear", rotate, self.in_features)
 

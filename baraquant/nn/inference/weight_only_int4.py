@@ -68,17 +68,9 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
         name = "WeightOnlyInt4Linear"
         _arguments.check_packed(name, packed, in_features, weight_bits, bias)
         self.out_features, self.in_features = packed.shape[0], in_features
-        self._store(
-            packed,
-            weight_scale,
-            bias,
-            weight_zero_point,
-            group_size,
-            input_fake_quant,
-            weight_bits,
-            dtype,
-            shape=(self.out_features, in_features),
-        )
+        self.group_size, self.weight_bits = group_size, weight_bits
+        shape = self.out_features, in_features
+        self._store(packed, weight_scale, bias, weight_zero_point, input_fake_quant, dtype, shape)
         self.set_layout(transposed)
         self.rotate = check_block(name, rotate, in_features)
 

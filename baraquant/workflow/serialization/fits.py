@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..._table import some
 from ...nn.shared.subclassed import plain_type
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, weights_of
+from ..replace import paths_of
 from ..unpack import UNPACKED
 from .header import Entry
 from .manifest import Manifest, StoredModule
@@ -91,15 +92,13 @@ def _check_packed(
 
 def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
     """Check the file's modules, and all its tensors, against the model."""
-    paths: dict[int, list[str]] = {}
+    paths = paths_of(model)
     at = dict(model.named_modules(remove_duplicate=False))
     for path in manifest.unpacked:
         if type(at.get(path)) not in UNPACKED.values():
             got = type(at[path]).__name__ if path in at else "no such module"
             names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
             raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
-    for path, module in at.items():
-        paths.setdefault(id(module), []).append(path)
     for path, stored in manifest.modules.items():
         _check_kind(path, at.get(path), stored)
         metas.modules[path] = build_module(path, stored, metas.tensors, at[path])
