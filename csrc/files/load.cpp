@@ -50,7 +50,7 @@ Tensors read_tensors(const InputFile& file, const Header& header, const Manifest
   for (const auto& [path, module] : manifest.modules) {
     const int64_t bits = module.weight_bits();
     for (const auto& [name, shape] : module.packed) {
-      const std::string full = path + "." + name;
+      const std::string full = c10::str(path, ".", name);
       const auto found = stored.find(full);
       if (found == stored.end()) continue;
       within(full + ": ", [&, &shape = shape] {
