@@ -36,7 +36,7 @@ BARAQUANT_API void save(const torch::nn::Module& model, const std::filesystem::p
 ///
 /// @param model A float model of the same architecture as the quantized one.
 /// @param path The file.
-/// @throws c10::ValueError The file is damaged, of another kind, of a newer version, or does not fit
+/// @throws c10::ValueError The file is damaged, of another kind, of another format, or does not fit
 ///     the model, or a typed member holds a layer to be swapped. The message has the path of the
 ///     module or the tensor. The model is unchanged.
 /// @throws c10::Error The file cannot be read.

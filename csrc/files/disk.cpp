@@ -18,7 +18,7 @@ constexpr int kMaxLinks = 40;  // as in Linux
 
 // The path behind links, where open() would write, also if nothing is there yet.
 fs::path behind_links(const fs::path& path) {
-  fs::path target = path_text(fs::absolute(path));
+  fs::path target = path;
   std::error_code error;
   for (int i = 0; i < kMaxLinks; ++i) {
     const fs::path link = fs::read_symlink(target, error);
@@ -30,17 +30,7 @@ fs::path behind_links(const fs::path& path) {
 
 }  // namespace
 
-std::string path_text(const fs::path& path) {
-  std::string text = path.root_directory().string();
-  for (const fs::path& part : path.relative_path()) {
-    if (part.empty() || part == ".") continue;
-    if (!text.empty() && text.back() != '/') text += '/';
-    text += part.string();
-  }
-  return text.empty() ? "." : text;
-}
-
-InputFile::InputFile(const fs::path& path) : text_(path_text(path)) {
+InputFile::InputFile(const fs::path& path) : text_(path.string()) {
   descriptor_ = ::open(text_.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat status = {};
   int error = descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 ? errno : 0;

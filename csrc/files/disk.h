@@ -10,9 +10,6 @@
 
 namespace baraquant::files {
 
-// The text of a path as Python's pathlib shows it: without "." and empty parts.
-std::string path_text(const std::filesystem::path& path);
-
 // A file that is read.
 class InputFile {
  public:

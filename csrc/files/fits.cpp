@@ -235,7 +235,7 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
   }
   for (const auto& [path, stored] : manifest.modules) {
     for (const auto& [name, shape] : stored.packed) {
-      const std::string full = path + "." + name;
+      const std::string full = c10::str(path, ".", name);
       const auto entry = entries.find(full);
       const bool is_stored = entry != entries.end();
       check_packed(full, is_stored ? &entry->second : nullptr, shape, stored);
@@ -296,7 +296,7 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
   }
   for (const auto& [alias, path] : manifest.shared_modules) {
     for (const std::string& key : keys[path]) {
-      const std::string name = alias + "." + key;
+      const std::string name = c10::str(alias, ".", key);
       if (manifest.shared_tensors.contains(name)) continue;
       fail(name, ": expected to be the tensor of ", path);
     }

@@ -175,6 +175,7 @@ Json read_options(const Form& form, const torch::nn::Module& module) {
 
 Options parse_options(const Form& form, const Json& options) {
   std::vector<std::string> known;
+  known.reserve(form.options.size());
   for (const Option& option : form.options) known.push_back(option.name);
   std::sort(known.begin(), known.end());
   if (options.keys() != known) {

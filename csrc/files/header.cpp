@@ -122,6 +122,7 @@ Entry entry_of(const std::string& name, const Json& value) {
 // Check that the tensors fill the data in order, without gap, overlap or remainder.
 void check_places(const std::map<std::string, Entry>& tensors, int64_t size) {
   std::vector<std::tuple<int64_t, int64_t, std::string>> places;
+  places.reserve(tensors.size());
   for (const auto& [name, entry] : tensors) places.emplace_back(entry.begin, entry.end, name);
   std::sort(places.begin(), places.end());
   int64_t last = 0;

@@ -50,7 +50,7 @@ Tensors read_tensors(const InputFile& file, const Header& header, const Manifest
   for (const auto& [path, module] : manifest.modules) {
     const int64_t bits = module.weight_bits();
     for (const auto& [name, shape] : module.packed) {
-      const std::string full = path + "." + name;
+      const std::string full = c10::str(path, ".", name);
       const auto found = stored.find(full);
       if (found == stored.end()) continue;
       within(full + ": ", [&, &shape = shape] {
@@ -142,8 +142,8 @@ Changes read(torch::nn::Module& model, const InputFile& file) {
 
 Changes read_file(torch::nn::Module& model, const std::filesystem::path& path) {
   const InputFile file(path);
-  const std::string name = std::filesystem::path(path_text(path)).filename().string();
-  return within(c10::str(kLoad, ": ", name, ": "), [&] { return read(model, file); });
+  return within(c10::str(kLoad, ": ", path.filename().string(), ": "),
+                [&] { return read(model, file); });
 }
 
 // Give a tensor of the model other values. Members of its module may hold the tensor, so it stays

@@ -2,6 +2,7 @@
 #include "files/manifest.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "files/header.h"
 #include "files/sha256.h"
@@ -16,11 +17,10 @@ constexpr const char* kLoadedByPython = "; baraquant.load_ of Python loads it";
 
 Names names_of(const Json& data, const std::string& what) {
   const Json& value = data.at(what);
-  const Json::Object members =
-      value.is<Json::Object>() ? value.get<Json::Object>() : Json::Object();
   Names names;
   bool is_valid = value.is<Json::Object>();
-  for (const auto& [alias, name] : members) {
+  for (const std::string& alias : value.keys()) {
+    const Json& name = value.at(alias);
     is_valid = is_valid && name.is<std::string>();
     if (is_valid) names[alias] = name.get<std::string>();
   }

@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <string>
 
 #include "files/text.h"
 
@@ -69,10 +68,8 @@ void check_spare_bits(const at::Tensor& packed, int64_t bits, int64_t numel) {
   if (used == 0) return;
   const uint8_t last = packed.const_data_ptr<uint8_t>()[packed.numel() - 1];
   if (last >> used == 0) return;
-  std::string digits;
-  for (int bit = 7; bit >= 0; --bit) digits += (last >> bit & 1) != 0 ? '1' : '0';
-  fail("expected the ", 8 - used, " bits behind the last integer to be 0, but its last byte is 0b",
-       digits);
+  fail("expected the ", 8 - used, " bits behind the last integer to be 0, but its last byte is ",
+       int{last});
 }
 
 }  // namespace baraquant::files

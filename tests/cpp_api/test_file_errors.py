@@ -262,10 +262,10 @@ def test_what_the_system_refuses(
     folder.mkdir()
     printed = run_jobs(
         ("copy", "float32", EVERY, none, "", ""),
-        ("copy", "float32", EVERY, f"{tmp_path}/./{folder.name}//", "", ""),
+        ("copy", "float32", EVERY, f"{folder}/", "", ""),
         ("copy", "float32", EVERY, stored, tmp_path / "no" / "x", ""),
     )
-    texts = f"{none}: No such file or directory", f"{folder}: Is a directory"
+    texts = f"{none}: No such file or directory", f"{folder}/: Is a directory"
     assert printed[:2] == [["Error", text, "unchanged"] for text in texts]
     kind, text, _ = printed[2]
     assert kind == "Error" and text.startswith(str(tmp_path / "no" / "x"))

@@ -148,11 +148,12 @@ def test_an_option_that_the_constructor_does_not_take(tmp_path: Path) -> None:
     assert unchanged(fresh, before)
 
 
-def test_an_option_that_is_no_plain_value(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [object(), float("nan"), float("-inf"), 2**63, [0.5]])
+def test_an_option_that_is_no_plain_value(value: object, tmp_path: Path) -> None:
     register()
     model = model_of()
     baraquant.quantize_(model, W8A8())
-    model[2].power = object()
+    model[2].power = value
     with pytest.raises(ValueError, match=r"save: 2: expected power to be a plain value"):
         baraquant.save(model, tmp_path / "a")
     assert not (tmp_path / "a").exists()
