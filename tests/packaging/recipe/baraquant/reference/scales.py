@@ -11,8 +11,9 @@ from ._functions import Rule, like_the_op
 
 
 @like_the_op
-def round_to_power_of_two_scale(scale: Tensor) -> Tensor:
+def round_to_power_of_two_scale(a: Any) -> Any:
     """Compare the fraction with the root; the gradient goes straight through."""
+    scale = a.scale
 
     def value() -> Tensor:
         fraction, exponent = torch.frexp(scale.double())  # 0.5 <= |fraction| < 1
@@ -24,8 +25,7 @@ def round_to_power_of_two_scale(scale: Tensor) -> Tensor:
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor]:
         return (dy,)
 
-    result: Any = Rule.apply(value, gradient, scale)
-    return result
+    return Rule.apply(value, gradient, scale)
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
