@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(int|str|float|bool|bytes|None|Ellipsis|object)"),
     (r"py:class", r"Tensor"),  # in overloads, whose annotations are read from the source
     (r"py:.*", r"([A-Z][a-z]+Error|StopIteration|optional)"),
-    (r"py:.*", r"baraquant\.(nn\.training\._quantizers|workflow\.\w+)\..*"),  # not public
+    (r"py:.*", r"baraquant\.(nn\.training\.quantizers|workflow\.\w+)\..*"),  # not public
     (r"py:.*", r"baraquant\.configs\.C"),
     (r"cpp:.*", r"(at|c10|std|torch)(::.*)?|int64_t"),
     (r"cpp:.*", r"baraquant(::(backward|nn))?"),  # a namespace is nothing to link to
