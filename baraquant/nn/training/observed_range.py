@@ -64,7 +64,7 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
                 raise_if_unseen(self.scale, self.min_val, self.max_val, self.skipped_batches)
                 self._is_seen = True
         elif torch.compiler.is_dynamo_compiling():
-            if not _is_seen_now(self.scale, self.min_val, self.max_val):
+            if not _is_seen(self.scale, self.min_val, self.max_val):
                 raise ValueError("FakeQuantize: " + UNSEEN)
         # In compiled code the first term decides, so that the second one is no guard.
         elif not torch.compiler.is_compiling() and not self._is_seen and _is_readable(self.scale):
@@ -132,17 +132,17 @@ def raise_if_unseen(
     scale: Tensor, min_val: Tensor, max_val: Tensor, skipped_batches: Tensor, message: str = UNSEEN
 ) -> None:
     """Raise ValueError if no batch has set the scale; TorchScript compiles this too."""
-    if bool(scale.isnan().any()) and bool((min_val > max_val).any()):
+    if not _is_seen(scale, min_val, max_val):
         raise ValueError("FakeQuantize: " + message + _note(int(skipped_batches)))
 
 
-def _is_seen_now(scale: Tensor, min_val: Tensor, max_val: Tensor) -> bool:
-    """Whether a batch has set the scale when a graph is made, which holds the answer."""
+def _is_seen(scale: Tensor, min_val: Tensor, max_val: Tensor) -> bool:
+    """Whether a batch has set the scale; a graph that Dynamo makes holds the answer of then."""
     return scale.is_meta or not (bool(scale.isnan().any()) and bool((min_val > max_val).any()))
 
 
 # As torch.compiler.assume_constant_result does, which imports TorchDynamo: seconds, for all users.
-_is_seen_now._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_is_seen._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_readable(tensor: Tensor) -> bool:
