@@ -233,7 +233,7 @@ TOOLS = {
     "torch.compile, one shape": "torch_stack/test_compile_export.py::test_compile_static",
     "torch.compile, any shape": "torch_stack/test_compile_export.py::test_compile_five_shapes",
     "TorchInductor": "torch_stack/test_compile_export.py::test_inductor",
-    "AOTInductor": "torch_stack/test_aot.py::test_package_called_with_other_strides",
+    "AOTInductor": "torch_stack/test_exported_dtypes.py::test_a_package_of_several_layers",
     "compiled autograd": "torch_stack/test_compile_export.py::test_compiled_autograd",
     "torch.export": "torch_stack/test_compile_export.py::test_export",
     "torch.export, any size": "torch_stack/test_compile_export.py::test_export_with_dynamic_sizes",
@@ -243,7 +243,7 @@ TOOLS = {
     "autocast": "torch_stack/test_autograd.py::test_autocast_changes_nothing",
     "checkpoint": "torch_stack/test_autograd.py::test_checkpoint",
     "processes": "nn/test_distributed.py::test_union_over_a_group",
-    "a program on libtorch": "packaging/test_cpp_examples.py::test_compiler",
+    "a program on libtorch": "cpp_api/test_modules.py::test_what_cpp_alone_has",
     "a program without torch": "cpp/test_cpp.py::test_program",
     "the example of each op": "ops/test_docs.py::test_example_runs",
 }
