@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..configs import integer_range
 from ..nn import FakeQuantize
-from ..nn.training.granularity import ByGranularity
+from ..nn.shared.by_granularity import ByGranularity
 from ._layers import IntegerLayer
 from ._rewrite import RewrittenLinear
 

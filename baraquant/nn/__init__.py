@@ -33,6 +33,7 @@ from .inference.weight_only import WeightOnlyLinear
 from .inference.weight_only_int4 import WeightOnlyInt4Linear
 from .recurrent import GRU, LSTM, RNN
 from .recurrent_cells import GRUCell, LSTMCell, RNNCell
+from .shared.fake_quantize import FakeQuantize
 from .switches import (
     disable_fake_quant,
     disable_observer,
@@ -50,7 +51,6 @@ from .training.conv import (
 )
 from .training.embedding import FakeQuantizedEmbedding
 from .training.experts import FakeQuantizedExperts
-from .training.fake_quantize import FakeQuantize
 from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
 from .training.learned_int4 import LearnedFakeQuantizeInt4

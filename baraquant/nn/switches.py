@@ -8,7 +8,7 @@ observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
 import torch
 from torch import nn
 
-from .training.fake_quantize import FakeQuantize
+from .shared.fake_quantize import FakeQuantize
 from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
 from .training.learned_int4 import LearnedFakeQuantizeInt4

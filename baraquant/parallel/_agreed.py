@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.range import qparams_of_range
-from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..ops.recompute import unless_recomputing
 from ._layout import Layout, local_attribute

@@ -21,9 +21,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from .. import ops
 from ..nn.inference.linear import QuantizedLinear, StaticQuantizedLinear
 from ..nn.inference.weight_only import WeightOnlyLinear
+from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.product import linear, matching_bias
 from ..nn.shared.recomputed import product_of_integers
-from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 from ..nn.training.quantizers import QuantizesWeight
 from ..ops import backward

@@ -25,9 +25,9 @@ from .. import nn as bnn
 from ..nn.inference.embedding import QuantizedEmbedding
 from ..nn.inference.int4 import HoldsInt4
 from ..nn.inference.integers import HoldsIntegers
+from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.subclassed import plain_type, subclassed, with_forward_of
 from ..nn.training.embedding import FakeQuantizedEmbedding
-from ..nn.training.fake_quantize import FakeQuantize
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..nn.training.quantizers import QuantizesWeight
 from ._agreed import AgreedFakeQuantize, AgreedFakeQuantizeInt4, LocalFakeQuantize

@@ -8,11 +8,10 @@ from torch import nn
 
 from .. import ops
 from ..configs import TensorConfig
-from ..nn import WeightOnlyInt4Linear
+from ..nn.shared.observed_range import skipped
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.freeze import check_scale
-from ..nn.training.observed_range import skipped
 from ..nn.training.quantizers import (
     Int4Integers,
     Integers,
@@ -28,12 +27,12 @@ from .layers import (
     is_converted,
     layer_of,
     layer_of_prepared,
-    linear_form,
     unknown_weights,
 )
 from .replace import Decision, Swap, choose_swaps, swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation
+from .served import StoredWeight, packs_weight
 
 CALLER = "baraquant.qat.convert_"
 
@@ -130,7 +129,7 @@ class Converter:
             if isinstance(module, QuantizesWeight) and not _can_pack(module)
         }
         self._keeps = keeps
-        self._shared: dict[tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers] = {}
+        self._shared: dict[tuple[_Tie, int | None], StoredWeight] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def convert(
@@ -151,14 +150,7 @@ class Converter:
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         with settled(prepared):
-            new = layer.convert(
-                prepared,
-                lambda: (
-                    self.integers(prepared)
-                    if integers is None
-                    else self._kept_as(prepared, integers)
-                ),
-            )
+            new = layer.convert(prepared, self._integers(prepared, integers))
         form = form_of(new)
         if form not in layer.forms or form is None:
             names = " or ".join(form.module.__name__ for form in layer.forms)
@@ -172,7 +164,14 @@ class Converter:
         drop_hooks(new)
         return new
 
-    def integers(self, module: QuantizesWeight) -> Integers | Int4Integers | PackedIntegers:
+    def _integers(
+        self, prepared: nn.Module, given: Integers | Int4Integers | None
+    ) -> StoredWeight | None:
+        if not isinstance(prepared, QuantizesWeight):
+            return None
+        return self.integers(prepared) if given is None else self._kept_as(prepared, given)
+
+    def integers(self, module: QuantizesWeight) -> StoredWeight:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0 or not self._keeps:  # a rotated weight is not tied
             return self._kept_as(module, integers_of(module))
@@ -185,9 +184,7 @@ class Converter:
             self._kept.append(module)
         return self._shared[key]
 
-    def _kept_as(
-        self, module: QuantizesWeight, integers: Integers | Int4Integers
-    ) -> Integers | Int4Integers | PackedIntegers:
+    def _kept_as(self, module: QuantizesWeight, integers: Integers | Int4Integers) -> StoredWeight:
         """Return integers as the converted layer keeps them: packed, or as they are."""
         if isinstance(integers, Int4Integers) or not _can_pack(module):
             return integers
@@ -241,7 +238,7 @@ def _can_pack(module: nn.Module) -> bool:
     """Whether a prepared layer becomes a linear layer that takes packed integers."""
     layer = layer_of_prepared(module)
     is_linear = layer is not None and layer.forms is LINEAR_FORMS
-    return is_linear and linear_form(module) is WeightOnlyInt4Linear
+    return is_linear and packs_weight(module)
 
 
 def _prepared(model: nn.Module, unseen: set[int]) -> dict[int, nn.Module]:

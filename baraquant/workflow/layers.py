@@ -22,9 +22,9 @@ from ..configs import QuantConfig
 from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
-from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
 from .computed import source_names
 from .forms import Form, options
+from .served import served_embedding, served_experts, served_linear, serves_conv
 
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -123,28 +123,6 @@ LINEAR_FORMS = (
 )
 
 
-def convert_linear(
-    prepared: Any, integers: Callable[[], Integers | Int4Integers | PackedIntegers]
-) -> nn.Module:
-    """Convert a prepared linear layer."""
-    form, own = linear_form(prepared), integers()
-    if form is bnn.WeightOnlyInt4Linear and not isinstance(own, PackedIntegers):
-        form = bnn.WeightOnlyLinear  # another layer has the same integers as int8
-    new: nn.Module = form.from_prepared(prepared, own)
-    return new
-
-
-def linear_form(prepared: Any) -> type[Any]:
-    """Return the class that a prepared linear layer is converted to."""
-    if not prepared.is_integer:
-        is_narrow = prepared.config.weight.bits <= 4
-        return bnn.WeightOnlyInt4Linear if is_narrow else bnn.WeightOnlyLinear
-    is_static = prepared.config.is_static
-    if prepared.has_group_factors:
-        return bnn.StaticQuantizedInt4Linear if is_static else bnn.QuantizedInt4Linear
-    return bnn.StaticQuantizedLinear if is_static else bnn.QuantizedLinear
-
-
 Convert: TypeAlias = Callable[..., nn.Module]
 
 
@@ -158,8 +136,8 @@ class Layer:
         training: The class for training, which :func:`baraquant.qat.prepare_` makes with
             ``from_float(module, config)``.
         forms: The classes that conversion may give, and how each is stored.
-        convert: ``convert(prepared, integers)`` returns the converted module. ``integers`` is a
-            function without arguments that returns the quantized weight.
+        convert: ``convert(prepared, integers)`` returns the converted module. ``integers`` are the
+            quantized weight; None for a prepared layer that is no ``QuantizesWeight``.
         sizes: The attributes that must be equal in a converted module and the float one: the name
             in the converted one, and the name in the float one.
         why_not: Returns why a float module stays floating with a configuration, or None.
@@ -199,16 +177,6 @@ class Layer:
         return why_not(module, self.base_of(module))
 
 
-def converts_to(kind: Any) -> Convert:
-    """Return a function that converts a prepared layer with ``from_prepared``."""
-
-    def convert(prepared: Any, integers: Callable[[], Integers]) -> nn.Module:
-        converted: nn.Module = kind.from_prepared(prepared, integers())
-        return converted
-
-    return convert
-
-
 def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
     return None if module.max_norm is None else "its max_norm rewrites the weight"
 
@@ -230,7 +198,14 @@ def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
     names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
     form = Form(inference, own, {**WEIGHT_TENSORS, "weight_zero_point": False})
     sizes = {name: name for name in names}
-    return Layer(float_type, training, (form,), converts_to(inference), sizes, keeps_input=True)
+    return Layer(
+        float_type,
+        training,
+        (form,),
+        serves_conv(inference, inference._options),
+        sizes,
+        keeps_input=True,
+    )
 
 
 _FEATURES = {"in_features": "in_features", "out_features": "out_features"}
@@ -292,19 +267,19 @@ class TransformersConv1D(Layer):
 
 
 LAYERS: list[Layer] = [
-    Layer(nn.Linear, bnn.FakeQuantizedLinear, LINEAR_FORMS, convert_linear, _FEATURES),
+    Layer(nn.Linear, bnn.FakeQuantizedLinear, LINEAR_FORMS, served_linear, _FEATURES),
     TransformersConv1D(
         None,
         bnn.FakeQuantizedConv1D,
         LINEAR_FORMS,
-        convert_linear,
+        served_linear,
         {"in_features": "nx", "out_features": "nf"},
     ),
     Layer(
         nn.Embedding,
         bnn.FakeQuantizedEmbedding,
         (_EMBEDDING_FORM,),
-        converts_to(bnn.QuantizedEmbedding),
+        served_embedding,
         {name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")},
         _why_not_embedding,
     ),
@@ -312,7 +287,7 @@ LAYERS: list[Layer] = [
         None,
         bnn.FakeQuantizedExperts,
         (_EXPERTS_FORM,),
-        lambda prepared, integers: bnn.QuantizedExperts.from_prepared(prepared),
+        lambda prepared, integers: served_experts(prepared),
         {"num_experts": "num_experts"},
     ),
     _conv(nn.Conv1d, bnn.FakeQuantizedConv1d, bnn.QuantizedConv1d),

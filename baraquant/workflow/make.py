@@ -17,11 +17,12 @@ from ..nn.training.quantizers import Int4Integers, Integers
 from ..schemes import AWQ
 from .convert import Converter, about_input, integers_of, tied
 from .fit import fit, searches_scales
-from .layers import linear_form, weights_of
+from .layers import weights_of
 from .replace import swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation
 from .select import Chosen
+from .served import served_linear
 from .smoothquant.smoothing import Smoothing
 
 
@@ -218,7 +219,7 @@ class Maker:
         if smoothing.qparams is not None:
             assert scheme.activation is not None
             prepared.input_fake_quant = fixed_input(smoothing.qparams, scheme.activation, module)
-        new: nn.Module = linear_form(prepared).from_prepared(
+        new: nn.Module = served_linear(
             prepared,
             self._converter.integers(prepared),
             smooth=smooth if smoothing.producer is None else None,

@@ -11,7 +11,7 @@ from .. import nn as bnn
 from ..configs import QuantConfig
 from . import forms
 from .forms import Form
-from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, converts_to, form_named
+from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, form_named
 
 
 def register_layer(
@@ -95,4 +95,4 @@ def register_layer(
     )
     pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
     reason = (lambda module, config: None) if why_not is None else why_not
-    LAYERS.append(Layer(float_type, training, (form,), converts_to(inference), pairs, reason))
+    LAYERS.append(Layer(float_type, training, (form,), inference.from_prepared, pairs, reason))

@@ -13,10 +13,10 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from baraquant import W8A8
 from baraquant.nn import (
     FakeQuantizedExperts,
-    QuantizedExperts,
     disable_fake_quant,
     disable_observer,
 )
+from baraquant.workflow.served import served_experts
 from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 
@@ -57,7 +57,7 @@ def test_unrounded_they_are_the_float_experts(kind: str) -> None:
 )
 def test_converted_they_are_what_evaluation_was(kind: str, config: str, dtype: torch.dtype) -> None:
     module, inputs = prepared(kind, config, dtype), expert_models.inputs(kind, dtype)
-    served = QuantizedExperts.from_prepared(module)
+    served = served_experts(module)
     output = module(*inputs)
     assert output.dtype == dtype
     assert torch.equal(served(*inputs), output)
@@ -125,7 +125,7 @@ def test_gradients_go_straight_through(kind: str, config: str, training: bool) -
     expected = gradients(Formula(), inputs)
     for one, other in zip(own, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    served = gradients(QuantizedExperts.from_prepared(module), inputs)
+    served = gradients(served_experts(module), inputs)
     assert len(served) == 2
     for one, other in zip(served, expected, strict=False):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
 from baraquant.nn.shared.experts import is_experts
+from baraquant.workflow.served import served_experts
 from tests.nn import expert_models
 from tests.nn.expert_models import CONFIGS, SOME, prepared
 
@@ -31,7 +32,7 @@ if "mixtral" not in expert_models.KINDS:
 def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
     inputs = expert_models.inputs(kind)
     module = prepared(kind, config)
-    for one in (module, QuantizedExperts.from_prepared(module)):
+    for one in (module, served_experts(module)):
         expected = one(*inputs)
         buffer = io.BytesIO()
         torch.save(one, buffer)
@@ -49,7 +50,7 @@ def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
 
 
 def test_the_state_dict_is_that_of_integers() -> None:
-    module = QuantizedExperts.from_prepared(prepared("gpt_oss", "w8a8 static"))
+    module = served_experts(prepared("gpt_oss", "w8a8 static"))
     names = {"qweight", "scale", "bias", "input_fake_quant.scale", "input_fake_quant.zero_point"}
     assert module.state_dict().keys() == {
         f"{weight}_{name}" for weight in ("gate_up_proj", "down_proj") for name in names
@@ -82,7 +83,7 @@ def test_scales_of_another_dtype(config: str) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 def test_plain_options_and_tensors_are_enough(config: str, place: str) -> None:
-    module = QuantizedExperts.from_prepared(prepared("gpt_oss", config))
+    module = served_experts(prepared("gpt_oss", config))
     names = ("group_size", "weight_bits", "granularity", "bits", "symmetric", "is_static")
     options = {name: getattr(module, name) for name in (*names, "input_group_size", "dtype")}
     tensors = {name: tensor.to(place) for name, tensor in module.state_dict().items()}
@@ -98,7 +99,7 @@ def test_plain_options_and_tensors_are_enough(config: str, place: str) -> None:
 
 
 def test_a_loaded_state_dict_brings_its_sums() -> None:
-    module = QuantizedExperts.from_prepared(prepared(config="w8a8 asymmetric"))
+    module = served_experts(prepared(config="w8a8 asymmetric"))
     other = copy.deepcopy(module)
     state = {name: t.flip(0) if t.dim() else t for name, t in module.state_dict().items()}
     other.load_state_dict(state)
@@ -111,7 +112,7 @@ def test_a_loaded_state_dict_brings_its_sums() -> None:
 @pytest.mark.parametrize("config", ["w8a8", "asymmetric groups", "per tensor", "observed groups"])
 def test_weights_that_are_read_are_what_the_integers_stand_for(kind: str, config: str) -> None:
     module = prepared(kind, config)
-    served = QuantizedExperts.from_prepared(module)
+    served = served_experts(module)
     for name in ("gate_up_proj", "down_proj"):
         parameter, rounded, read = (
             module._parameters[name],
@@ -135,7 +136,7 @@ def test_weights_that_are_read_are_what_the_integers_stand_for(kind: str, config
 
 
 def test_conversions_keep_the_precision_of_scales() -> None:
-    served = QuantizedExperts.from_prepared(prepared("gpt_oss", "w8a8 static")).to(torch.bfloat16)
+    served = served_experts(prepared("gpt_oss", "w8a8 static")).to(torch.bfloat16)
     dtypes = {name.split("_proj_")[1]: t.dtype for name, t in served.state_dict().items()}
     assert dtypes["scale"] == dtypes["input_fake_quant.scale"] == torch.float32
     assert dtypes["bias"] == served.dtype == served.down_proj.dtype == torch.bfloat16
@@ -149,7 +150,7 @@ def test_conversions_keep_the_precision_of_scales() -> None:
 def test_experts_beyond_the_last_add_nothing(kind: str, config: str) -> None:
     hidden, index, weights = expert_models.inputs(kind)
     module = prepared(kind, config)
-    for one in (module, QuantizedExperts.from_prepared(module)):
+    for one in (module, served_experts(module)):
         expected = one(hidden, index[:, :1], weights[:, :1])
         for sentinel in (expert_models.EXPERTS, expert_models.EXPERTS + 3, -1):
             there = index.clone()
@@ -165,7 +166,7 @@ def test_experts_beyond_the_last_add_nothing(kind: str, config: str) -> None:
 def test_shapes_of_callers(config: str) -> None:
     hidden, index, weights = expert_models.inputs("mixtral")
     module = prepared(config=config)
-    for one in (module, QuantizedExperts.from_prepared(module)):
+    for one in (module, served_experts(module)):
         expected = one(hidden, index, weights)
         assert torch.equal(one(hidden.reshape(3, 3, -1), index, weights).flatten(0, 1), expected)
         assert torch.equal(one(hidden[None], index[None], weights[None])[0], expected)
@@ -189,7 +190,7 @@ def test_sorted_tokens_have_to_divide() -> None:
 @pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
 def test_autocast(config: str) -> None:
     module, inputs = prepared(config=config), expert_models.inputs("mixtral")
-    served = QuantizedExperts.from_prepared(module)
+    served = served_experts(module)
     with torch.autocast("cpu", torch.bfloat16):
         output = module(*inputs)
         assert torch.equal(served(*inputs), output)
@@ -201,7 +202,7 @@ def test_autocast(config: str) -> None:
 def test_meta(config: str) -> None:
     with torch.device("meta"):
         module = FakeQuantizedExperts.from_float(expert_models.experts("gpt_oss"), CONFIGS[config])
-    served = QuantizedExperts.from_prepared(module)
+    served = served_experts(module)
     assert all(tensor.is_meta for tensor in served.state_dict().values())
 
 
@@ -210,7 +211,7 @@ def test_what_experts_are() -> None:
         assert is_experts(expert_models.experts(kind))
         assert FakeQuantizedExperts.why_not(expert_models.experts(kind)) is None
     module = prepared()
-    for other in (nn.Linear(2, 2), module, QuantizedExperts.from_prepared(module)):
+    for other in (nn.Linear(2, 2), module, served_experts(module)):
         assert not is_experts(other)
         assert FakeQuantizedExperts.why_not(other) is not None
 
@@ -278,12 +279,12 @@ def test_groups_have_to_divide() -> None:
 def test_scales_have_to_be_known() -> None:
     module = FakeQuantizedExperts.from_float(expert_models.experts(), W8A8Static())
     with pytest.raises(ValueError, match="has seen no data"):
-        QuantizedExperts.from_prepared(module)
+        served_experts(module)
     module = prepared()
     with torch.no_grad():
         module._parameters["down_proj"][1, 2, 3] = float("inf")
     with pytest.raises(ValueError, match="expected the scale of down_proj to be finite"):
-        QuantizedExperts.from_prepared(module)
+        served_experts(module)
 
 
 UP, DOWN = (4, 24, 16), (4, 16, 12)
@@ -344,7 +345,7 @@ def test_within_a_model(tmp_path: Path) -> None:
     block.experts = FakeQuantizedExperts.from_float(block.experts, W8A8())
     output = model(ids).logits
     assert 0 < (output - expected).norm() < 0.1 * expected.norm()
-    block.experts = QuantizedExperts.from_prepared(block.experts)
+    block.experts = served_experts(block.experts)
     assert torch.equal(model(ids).logits, output)
     with pytest.raises(RuntimeError, match="save_pretrained"):
         model.save_pretrained(tmp_path)

@@ -30,8 +30,9 @@ from baraquant import (
     quantize_,
 )
 from baraquant.configs import Config
-from baraquant.nn import FakeQuantizedExperts, QuantizedExperts
+from baraquant.nn import FakeQuantizedExperts
 from baraquant.qat import convert_, prepare_
+from baraquant.workflow.served import served_experts
 from tests.nn import expert_models
 from tests.support import cases
 
@@ -299,7 +300,7 @@ def test_experts(scheme: str, kind: str, master: str | None) -> None:
         given = (given[0].bfloat16(), *given[1:])
         module.train()(*given)
         trained, evaluated = module(*given), module.eval()(*given)
-        served = QuantizedExperts.from_prepared(module)
+        served = served_experts(module)
         assert torch.equal(evaluated, served(*given))
         if scheme in WHOLE:
             assert torch.equal(trained, evaluated)

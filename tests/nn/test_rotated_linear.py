@@ -17,7 +17,7 @@ import baraquant
 from baraquant import PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig, ops, reference
 from baraquant import nn as bnn
 from baraquant.workflow.convert import Converter
-from baraquant.workflow.layers import linear_form
+from baraquant.workflow.served import served_linear
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = ("linear", "conv1d")
@@ -79,7 +79,7 @@ def inputs(dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
 
 
 def converted(layer: Any) -> Any:
-    return linear_form(layer).from_prepared(layer, Converter().integers(layer))
+    return served_linear(layer, Converter().integers(layer))
 
 
 def matrix(block: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import QuantConfig, TensorConfig
+from baraquant.workflow.served import served_experts
 from tests.nn import expert_models
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
@@ -147,7 +148,7 @@ def test_experts_keep_their_gradient(inputs: str, form: str, maker: str, made_wi
     experts: nn.Module = baraquant.nn.FakeQuantizedExperts(expert_models.experts(), SCHEMES[inputs])
     experts(x, *route)
     if form == "converted":
-        experts = baraquant.nn.QuantizedExperts.from_prepared(experts)
+        experts = served_experts(experts)
     experts.eval()
     with torch.set_grad_enabled(made_with):
         if maker == "trace":

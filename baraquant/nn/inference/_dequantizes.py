@@ -2,15 +2,12 @@
 """The base of the layers that store integers and compute in floating point."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ... import ops
-from ..training.fake_quantize import FakeQuantize
-from ..training.quantizers import Integers, PackedIntegers, own
+from ..shared.fake_quantize import FakeQuantize
 from . import _arguments
 from .integers import HoldsIntegers
 
@@ -57,35 +54,6 @@ class Dequantizes(HoldsIntegers):
         self.register_buffer("weight_scale", scale)
         self.register_parameter("weight_zero_point", zero_point)
         self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
-
-    @classmethod
-    def options_of(cls, layer: Any) -> dict[str, Any]:
-        """Return the constructor's other arguments for a layer of the same shape."""
-        raise NotImplementedError
-
-    @classmethod
-    def from_prepared(cls, layer: Any, integers: Integers | PackedIntegers) -> Self:
-        """Return the converted form of a prepared layer.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized, in the form that this class stores.
-
-        Raises:
-            ValueError: The range of its input is not known yet.
-        """
-        stored, scale, zero_point = integers
-        return cls(
-            stored,
-            scale,
-            own(layer.bias_to_add()),
-            weight_zero_point=zero_point,
-            group_size=layer.config.weight.group_size,
-            input_fake_quant=layer.frozen_input(),
-            weight_bits=layer.config.weight.bits,
-            dtype=layer.float_weight().dtype,
-            **cls.options_of(layer),
-        )
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight."""

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
@@ -13,8 +12,6 @@ from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.rotation import check_block, has_same_metadata, note_metadata
 from ..shared.straight_through import makes_graph, without_gradient
 from ..shared.weight import Shaped
-from ..training.linear import FakeQuantizedLinear
-from ..training.quantizers import Integers, own
 from . import _arguments
 from .integers import HoldsIntegers
 
@@ -123,22 +120,6 @@ class IntegerLinear(LaysOutWeight):
         self.register_buffer("weight_scale", scale)
         self.set_layout(transposed)
 
-    @staticmethod
-    def options_of(
-        layer: FakeQuantizedLinear, integers: Any, dtype: torch.dtype | None
-    ) -> dict[str, Any]:
-        """Return the arguments that all constructors have, for a prepared layer."""
-        activation = layer.config.activation
-        assert activation is not None
-        return {
-            "weight_scale": integers.scale,
-            "bias": own(layer.bias_to_add()),
-            "bits": activation.bits,
-            "dtype": dtype or layer.float_weight().dtype,
-            "transposed": layer.transposed_groups > 0,
-            "rotate": layer.rotate or None,
-        }
-
     def _int8_weight(self) -> Tensor:
         """Return the integers that are multiplied, int8 ``[out_features, in_features]``."""
         raise NotImplementedError
@@ -182,14 +163,6 @@ class HoldsInt8(IntegerLinear):
         self.set_weight("qweight", qweight, bias)
         rows, columns = qweight.shape
         return rows, columns
-
-    @staticmethod
-    def options_of(
-        layer: FakeQuantizedLinear, integers: Integers, dtype: torch.dtype | None
-    ) -> dict[str, Any]:
-        """Return the arguments that both constructors have, for a prepared layer."""
-        options = IntegerLinear.options_of(layer, integers, dtype)
-        return {**options, "qweight": integers.qweight, "weight_bits": layer.config.weight.bits}
 
     def _int8_weight(self) -> Tensor:
         return self.qweight
@@ -258,30 +231,6 @@ class DynamicInput(IntegerLinear):
     granularity: str
     per_token: bool
 
-    @classmethod
-    def from_prepared(
-        cls,
-        layer: FakeQuantizedLinear,
-        integers: Any,
-        *,
-        smooth: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the converted form of a layer with a dynamic input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-            smooth: As in the constructor of :class:`QuantizedLinear`.
-            dtype: As in the constructor. None: the dtype of the layer's weight.
-        """
-        activation, options = layer.config.activation, cls.options_of(layer, integers, dtype)
-        assert activation is not None
-        if smooth is not None:
-            options["smooth"] = smooth
-        granularity = str(activation.granularity)
-        return cls(symmetric=activation.symmetric, granularity=granularity, **options)
-
     def _set_input(self, granularity: str, smooth: Tensor | None) -> None:
         """Check and keep how the input becomes integers."""
         name = type(self).__name__
@@ -348,35 +297,6 @@ class StaticInput(IntegerLinear):
     act_scale: Tensor
     act_zero_point: Tensor | None
     smooth_scale: Tensor | None
-
-    @classmethod
-    def from_prepared(
-        cls,
-        layer: FakeQuantizedLinear,
-        integers: Any,
-        *,
-        smooth: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Self:
-        """Return the converted form of a layer with a static input.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its weight, quantized.
-            smooth: The divisor of each feature of the input, ``[in_features]``; None: no division.
-            dtype: As in the constructor. None: the dtype of the layer's weight.
-
-        Raises:
-            ValueError: The range of the input is not known yet.
-        """
-        frozen, options = layer.frozen_input(), cls.options_of(layer, integers, dtype)
-        assert layer.config.activation is not None and frozen is not None
-        options["act_scale"] = scale = frozen.scale.to(integers.scale.dtype)
-        if smooth is not None:
-            options["smooth_scale"] = scale.reshape(()) * smooth
-        if not layer.config.activation.symmetric:
-            options["act_zero_point"] = frozen.zero_point
-        return cls(**options)
 
     def _set_input(
         self, act_scale: Tensor, act_zero_point: Tensor | None, smooth_scale: Tensor | None

@@ -20,10 +20,10 @@ from ..shared.convolution import (
     swap_channels,
     words_of,
 )
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.recomputed import product_of_integers
 from ..shared.straight_through import makes_graph, straight_through
 from ..shared.weight import Shaped
-from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
 
@@ -84,11 +84,6 @@ class Convolution(Dequantizes):
     # one replaces gives it. PyTorch chooses its algorithm by that. The integers are contiguous.
     channels_last = False
 
-    @classmethod
-    def options_of(cls, layer: Any) -> dict[str, Any]:
-        """Return PyTorch's options of a convolution."""
-        return {name: getattr(layer, name) for name in cls._options}
-
     def __init__(
         self,
         qweight: Tensor,
@@ -130,15 +125,6 @@ class Convolution(Dequantizes):
         self.channels_last = False
         self.group_size, self.weight_bits = group_size, weight_bits
         self._store(qweight, weight_scale, bias, weight_zero_point, input_fake_quant, dtype)
-
-    @classmethod
-    def from_prepared(cls, layer: Any, integers: Any) -> Self:
-        """Return the converted form of a prepared layer, as :class:`Dequantizes` does."""
-        new = super().from_prepared(layer, integers)
-        # Where a prepared layer cuts its weight into groups or swaps channels, it makes a copy.
-        is_whole = new.group_size is None and new.transposed_groups == 0
-        new.channels_last = is_whole and is_channels_last(layer.float_weight())
-        return new
 
     def _dequantized(self, dtype: torch.dtype) -> Tensor:
         weight = self._channels_first(dtype)

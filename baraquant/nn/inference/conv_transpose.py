@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..._docstrings import documented
 from ..shared.convolution import Transposes, words_of
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.recomputed import product_of_integers
-from ..training.fake_quantize import FakeQuantize
 from .conv import CONVOLUTION, OPTIONS, Convolution
 
 _TRANSPOSED = f"""

@@ -6,11 +6,8 @@ from typing import Final
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import Self
 
 from ... import ops
-from ..training.embedding import FakeQuantizedEmbedding
-from ..training.quantizers import Integers
 from . import _arguments
 from .integers import HoldsIntegers
 
@@ -80,24 +77,6 @@ class QuantizedEmbedding(HoldsIntegers):
         self.register_parameter("qweight", _arguments.parameter(qweight))
         self.register_buffer("weight_scale", scale)
         self.register_parameter("weight_zero_point", zero_point)
-
-    @classmethod
-    def from_prepared(cls, layer: FakeQuantizedEmbedding, integers: Integers) -> Self:
-        """Return the converted form of a prepared embedding.
-
-        Args:
-            layer: The prepared layer.
-            integers: Its table, quantized.
-        """
-        return cls(
-            integers.qweight,
-            integers.scale,
-            weight_zero_point=integers.zero_point,
-            group_size=layer.config.weight.group_size,
-            dtype=layer.float_weight().dtype,
-            padding_idx=layer.padding_idx,
-            weight_bits=layer.config.weight.bits,
-        )
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows for the indices ``[...]``: ``[..., embedding_dim]``."""

@@ -11,16 +11,21 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ..shared.experts import Form, RunsExperts, float_grouped_linear, form_of, of_dtype, taken
+from ..shared.experts import (
+    Form,
+    RunsExperts,
+    float_grouped_linear,
+    form_of,
+    integer_output,
+    of_dtype,
+    taken,
+)
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.precision import KeepsScales
 from ..shared.pretrained import refuse_save_pretrained
 from ..shared.product import fixed_dtype
 from ..shared.straight_through import experts_through, makes_graph, straight_through
 from ..shared.weight import WeightView, weight_to_read
-from ..training.experts import FakeQuantizedExperts, integer_output
-from ..training.fake_quantize import FakeQuantize
-from ..training.freeze import check_scale, frozen
-from ..training.quantizers import own
 from . import _arguments
 
 _NAME = "QuantizedExperts"
@@ -116,46 +121,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             granularity in ("per_token", "per_tensor")
             and group_size is None
             and all(self._parameters[f"{name}_zero_point"] is None for name in form.weights)
-        )
-
-    @classmethod
-    def from_prepared(cls, prepared: FakeQuantizedExperts) -> Self:
-        """Return experts with the integers that ``prepared`` rounds its weights to.
-
-        Args:
-            prepared: The experts, in training or evaluation mode.
-
-        Raises:
-            ValueError: A scale is unknown, because training has seen no batch, or it is not finite.
-        """
-        config, tensors = prepared.config, dict[str, Tensor]()
-        for name in prepared.form.weights:
-            weight, scale, zero_point = prepared.quantized_weight(name)
-            check_scale(name, scale)
-            tensors[f"{name}_qweight"] = weight
-            tensors[f"{name}_scale"] = scale
-            if not config.weight.symmetric:
-                tensors[f"{name}_zero_point"] = zero_point
-            bias = own(prepared.bias_to_add(name))
-            if bias is not None:
-                tensors[f"{name}_bias"] = bias
-            rounder = f"{name}_input_fake_quant"
-            fixed = frozen(prepared._modules[rounder])
-            if fixed is not None and not fixed.is_dynamic:
-                tensors[f"{rounder}.scale"] = fixed.scale
-                tensors[f"{rounder}.zero_point"] = fixed.zero_point
-        activation = config.activation
-        return cls(
-            tensors,
-            prepared,
-            group_size=config.weight.group_size,
-            weight_bits=config.weight.bits,
-            granularity=None if activation is None else str(activation.granularity),
-            bits=8 if activation is None else activation.bits,
-            symmetric=activation is None or activation.symmetric,
-            is_static=activation is not None and not activation.dynamic,
-            input_group_size=None if activation is None else activation.group_size,
-            dtype=prepared.float_weight(prepared.form.up).dtype,
         )
 
     def _set_weight(self, name: str, tensors: Mapping[str, Tensor]) -> None:

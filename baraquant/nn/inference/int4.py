@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ... import ops
 from ..shared.weight import Shaped
-from ..training.linear import FakeQuantizedLinear
-from ..training.quantizers import Int4Integers
 from . import _arguments
 from ._integer_linear import DynamicInput, HoldsInt8, IntegerLinear, StaticInput
 from .linear import QuantizedLinear, StaticQuantizedLinear
@@ -49,21 +47,6 @@ class HoldsInt4(IntegerLinear):
             group_zero_point = _arguments.parameter(group_zero_point)
         self.register_parameter("group_zero_point", group_zero_point)
         return packed.shape[0], in_features
-
-    @staticmethod
-    def options_of(
-        layer: FakeQuantizedLinear, integers: Int4Integers, dtype: torch.dtype | None
-    ) -> dict[str, Any]:
-        """Return the arguments that both constructors have, for a prepared layer."""
-        weight = layer.config.weight
-        return {
-            **IntegerLinear.options_of(layer, integers, dtype),
-            "packed": integers.packed,
-            "group_factor": integers.group_factor,
-            "group_size": weight.group_size,
-            "in_features": layer.in_features,
-            "group_zero_point": None if weight.symmetric else integers.group_zero_point,
-        }
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _int8_options(self) -> dict[str, Any]:

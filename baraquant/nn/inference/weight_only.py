@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``WeightOnlyLinear``: a linear layer that stores integers and computes in floating point."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ... import ops
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.product import fixing_bias
 from ..shared.rotation import check_block
-from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from ._dequantizes import Dequantizes
 from ._integer_linear import LaysOutWeight
@@ -77,11 +75,6 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         self._store(qweight, weight_scale, bias, weight_zero_point, input_fake_quant, dtype)
         self.set_layout(transposed)
         self.rotate = check_block("WeightOnlyLinear", rotate, self.in_features)
-
-    @classmethod
-    def options_of(cls, layer: Any) -> dict[str, Any]:
-        """Return the layout and the rotation of a prepared linear layer."""
-        return {"transposed": layer.transposed_groups > 0, "rotate": layer.rotate or None}
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...configs import integer_range
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.rotation import check_block
 from ..shared.weight import Shaped
-from ..training.fake_quantize import FakeQuantize
 from . import _arguments
 from .weight_only import WeightOnlyLinear
 
@@ -73,11 +73,6 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
         self._store(packed, weight_scale, bias, weight_zero_point, input_fake_quant, dtype, shape)
         self.set_layout(transposed)
         self.rotate = check_block(name, rotate, in_features)
-
-    @classmethod
-    def options_of(cls, layer: Any) -> dict[str, Any]:
-        """Return the sizes, the layout and the rotation of a prepared linear layer."""
-        return {**super().options_of(layer), "in_features": layer.in_features}
 
     @property
     def qweight(self) -> Tensor:

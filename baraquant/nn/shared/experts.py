@@ -22,6 +22,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from typing_extensions import Self
 
+from ... import ops
+from .product import quantized_by
+
 # The dtypes that the ops compute with.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -356,3 +359,48 @@ def _of_experts(
     if start < rows:
         parts.append(parts[0].new_zeros(rows - start, features))
     return torch.cat(parts)
+
+
+def integer_output(
+    quantizer: Any,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    *,
+    token: Tensor | None,
+    symmetric: bool,
+) -> Tensor:
+    """Return the integer product, without a gradient.
+
+    Each token is quantized once, however many experts it goes to.
+
+    Args:
+        quantizer: The fake quantizer of the input.
+        input: ``[tokens, K]``.
+        weight: int8 ``[E, N, K]``.
+        offsets: int32 ``[E]``.
+        weight_scale: ``[E, N]``.
+        bias: ``[E, N]``.
+        token: ``[T]``: the row of the input that each row is; None: they are in order.
+        symmetric: Whether the zero point of the input is 0.
+
+    Returns:
+        ``[T, N]``, of the input's dtype.
+    """
+    integers, scale, zero_point = quantized_by(quantizer, input.detach())
+    if quantizer.granularity == "per_token":
+        scale, zero_point = taken(scale, token), taken(zero_point, token)
+    else:
+        scale, zero_point = scale.reshape(()), zero_point.reshape(())
+    return ops.int8_grouped_linear(
+        taken(integers, token),
+        weight,
+        offsets,
+        scale,
+        weight_scale,
+        bias,
+        input_zero_point=None if symmetric else zero_point,
+        dtype=input.dtype,
+    )

@@ -14,9 +14,15 @@ from typing_extensions import Self
 from ... import ops
 from ...configs import Config, QuantConfig, TensorConfig
 from ...schemes import quant_config
-from ..shared.experts import RunsExperts, float_grouped_linear, of_dtype, taken, why_not
+from ..shared.experts import (
+    RunsExperts,
+    float_grouped_linear,
+    integer_output,
+    of_dtype,
+    taken,
+    why_not,
+)
 from ..shared.master import HoldsMaster
-from ..shared.product import quantized_by
 from ..shared.straight_through import experts_through, makes_graph, straight_through
 from ..shared.weight import weight_to_read
 from .linear import check_config, is_integer_product, is_whole_product
@@ -286,51 +292,6 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             for name in self.form.weights
         )
         return f"{shapes}, bias={self.form.has_bias}, {self.config}"
-
-
-def integer_output(
-    quantizer: Any,
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    *,
-    token: Tensor | None,
-    symmetric: bool,
-) -> Tensor:
-    """Return the integer product, without a gradient.
-
-    Each token is quantized once, however many experts it goes to.
-
-    Args:
-        quantizer: The fake quantizer of the input.
-        input: ``[tokens, K]``.
-        weight: int8 ``[E, N, K]``.
-        offsets: int32 ``[E]``.
-        weight_scale: ``[E, N]``.
-        bias: ``[E, N]``.
-        token: ``[T]``: the row of the input that each row is; None: they are in order.
-        symmetric: Whether the zero point of the input is 0.
-
-    Returns:
-        ``[T, N]``, of the input's dtype.
-    """
-    integers, scale, zero_point = quantized_by(quantizer, input.detach())
-    if quantizer.granularity == "per_token":
-        scale, zero_point = taken(scale, token), taken(zero_point, token)
-    else:
-        scale, zero_point = scale.reshape(()), zero_point.reshape(())
-    return ops.int8_grouped_linear(
-        taken(integers, token),
-        weight,
-        offsets,
-        scale,
-        weight_scale,
-        bias,
-        input_zero_point=None if symmetric else zero_point,
-        dtype=input.dtype,
-    )
 
 
 def _of_rows(config: TensorConfig) -> TensorConfig:

@@ -5,9 +5,9 @@ import copy
 
 from torch import Tensor, nn
 
-from .fake_quantize import FakeQuantize
+from ..shared.fake_quantize import FakeQuantize
+from ..shared.observed_range import UNSEEN, skipped
 from .learned import LearnedFakeQuantize
-from .observed_range import UNSEEN, skipped
 
 # What the message of a learned scale adds: the cause that a reader does not see.
 COPIED = (

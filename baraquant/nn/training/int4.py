@@ -10,8 +10,8 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
+from ..shared import quantizer_arguments
 from ..shared.straight_through import straight_through, without_gradient
-from . import _arguments
 
 _COMPUTE = (torch.float32, torch.float64)
 
@@ -112,7 +112,7 @@ class FakeQuantizeInt4(RoundsToInt4):
     ) -> None:
         super().__init__()
         given = (scale, group_factor, group_zero_point)
-        _arguments.check_int4(group_size, *given)
+        quantizer_arguments.check_int4(group_size, *given)
         self.granularity = "per_group"
         self.group_size = group_size
         self.symmetric = symmetric

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from ..shared import quantizer_arguments
+from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
 from ..shared.precision import with_precision
 from ..shared.range import qparams_of_range, rounded_scale
 from ..shared.straight_through import without_gradient
-from . import _arguments
 from ._first_batch import check_unwrapped, is_known, is_zero
-from .granularity import ByGranularity
 
 NAN = float("nan")
 
@@ -100,9 +100,9 @@ class LearnedFakeQuantize(ByGranularity):
         master: str | None = None,
     ) -> None:
         super().__init__()
-        _arguments.check_granularity(granularity, axis, group_size)
-        _arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
-        _arguments.check_master("LearnedFakeQuantize", master)
+        quantizer_arguments.check_granularity(granularity, axis, group_size)
+        quantizer_arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
+        quantizer_arguments.check_master("LearnedFakeQuantize", master)
         if granularity == "per_token":
             raise ValueError(
                 "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "

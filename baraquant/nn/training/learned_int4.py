@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from ..shared import quantizer_arguments
 from ..shared.int4_search import searched_factors
 from ..shared.master import round_master
 from ..shared.straight_through import makes_graph, without_gradient
-from . import _arguments
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
@@ -88,7 +88,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         dtype: torch.dtype = torch.float32,
         master: str | None = None,
     ) -> None:
-        _arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
+        quantizer_arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
         super().__init__(
             "per_group",
             group_size=group_size,

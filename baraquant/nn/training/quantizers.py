@@ -9,10 +9,10 @@ from typing_extensions import Self
 
 from ...configs import QuantConfig, TensorConfig
 from ..shared.convolution import swap_channels
+from ..shared.fake_quantize import FakeQuantize
 from ..shared.master import HoldsMaster
 from ..shared.rotation import rotate_of
 from ..shared.weight import is_for_torchscript, weight_to_read
-from .fake_quantize import FakeQuantize
 from .freeze import frozen, is_unseen
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
@@ -269,11 +269,6 @@ class QuantizesWeight(HoldsMaster):
         if self.training:
             return self.input_fake_quant(input)
         return self.input_fake_quant.round(input)
-
-
-def own(bias: Tensor | None) -> Tensor | None:
-    """Return a copy of a bias that no optimizer changes."""
-    return None if bias is None else bias.detach().clone()
 
 
 def check_groups(config: TensorConfig, features: int, name: str) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..shared.range import is_known, reduce_range, rounded_scale, sum_of_processes
-from ..shared.weight import without_trace
+from .range import is_known, reduce_range, rounded_scale, sum_of_processes
+from .weight import without_trace
 
 UNSEEN = (
     "expected the range of its input to be known, but it has seen no data: run batches in training "

@@ -10,11 +10,11 @@ from typing_extensions import Self
 
 from ... import ops
 from ...ops.recompute import unless_recomputing
-from ..shared.range import is_known, qparams_of_range, rounded_scale
-from ..shared.straight_through import without_gradient
-from . import _arguments
-from .granularity import ByGranularity
+from . import quantizer_arguments
+from .by_granularity import ByGranularity
 from .observed_range import ObservedRange
+from .range import is_known, qparams_of_range, rounded_scale
+from .straight_through import without_gradient
 
 
 class FakeQuantize(ByGranularity, ObservedRange):
@@ -125,7 +125,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         scale_dtype: str = "float32",
     ) -> None:
         super().__init__()
-        _arguments.check_mode(
+        quantizer_arguments.check_mode(
             mode,
             symmetric,
             scale=scale,
@@ -134,9 +134,9 @@ class FakeQuantize(ByGranularity, ObservedRange):
             averaging_constant=averaging_constant,
             channels=channels,
         )
-        _arguments.check_granularity(granularity, axis, group_size)
-        _arguments.check_range(mode, symmetric, quant_min, quant_max)
-        _arguments.check_scale_dtype("FakeQuantize", scale_dtype)
+        quantizer_arguments.check_granularity(granularity, axis, group_size)
+        quantizer_arguments.check_range(mode, symmetric, quant_min, quant_max)
+        quantizer_arguments.check_scale_dtype("FakeQuantize", scale_dtype)
         self._name = "FakeQuantize"
         self.scale_dtype = scale_dtype
         self.rounds_scale = scale_dtype != "float32"
@@ -152,13 +152,15 @@ class FakeQuantize(ByGranularity, ObservedRange):
         # float.
         self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
         if self.is_observed:
-            _arguments.check_observed(granularity, channels, averaging_constant)
+            quantizer_arguments.check_observed(granularity, channels, averaging_constant)
             self._register_range(() if channels is None else (channels,))
         else:
             self._rounds = True
         if scale is not None:
-            scale = rounded_scale(_arguments.scale_tensor(scale, granularity), scale_dtype)
-            zero_point = _arguments.zero_point_tensor(zero_point, scale, quant_min, quant_max)
+            scale = rounded_scale(quantizer_arguments.scale_tensor(scale, granularity), scale_dtype)
+            zero_point = quantizer_arguments.zero_point_tensor(
+                zero_point, scale, quant_min, quant_max
+            )
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
 

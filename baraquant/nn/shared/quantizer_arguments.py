@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...configs import MASTERS, SCALE_DTYPES, SCALE_RULES
 from ...granularity import GRANULARITIES
-from ..shared.arguments import (
+from .arguments import (
     SCALES,
     check_choice,
     check_dtype,
