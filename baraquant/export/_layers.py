@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
-from ..nn.inference.int4 import HoldsInt4
+from ..nn.inference.weights import Int4Factors
 from ..nn.shared.rotation import rotate_of
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
@@ -155,7 +155,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
             "None)"
         )
     _check_values(form, path, module, caller)
-    if isinstance(module, (HoldsInt4, WeightOnlyInt4Linear)):  # the same bits, as int8
+    if isinstance(module, (Int4Factors, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
     return IntegerLayer(
         path=path,

@@ -25,12 +25,15 @@ from .inference.conv_transpose import (
 )
 from .inference.embedding import QuantizedEmbedding
 from .inference.experts import QuantizedExperts
-from .inference.int4 import QuantizedInt4Linear, StaticQuantizedInt4Linear
+from .inference.inputs import QuantizedInput
 from .inference.integers import HoldsIntegers
-from .inference.linear import QuantizedLinear, StaticQuantizedLinear
-from .inference.quantized_input import QuantizedInput
-from .inference.weight_only import WeightOnlyLinear
-from .inference.weight_only_int4 import WeightOnlyInt4Linear
+from .inference.linear import (
+    QuantizedInt4Linear,
+    QuantizedLinear,
+    StaticQuantizedInt4Linear,
+    StaticQuantizedLinear,
+)
+from .inference.weight_only import WeightOnlyInt4Linear, WeightOnlyLinear
 from .recurrent import GRU, LSTM, RNN
 from .recurrent_cells import GRUCell, LSTMCell, RNNCell
 from .shared.fake_quantize import FakeQuantize

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from .. import ops
+from .inference.inputs import QuantizedInput
 from .inference.linear import QuantizedLinear
-from .inference.quantized_input import QuantizedInput
 from .shared.straight_through import makes_graph
 
 

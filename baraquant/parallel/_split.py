@@ -23,8 +23,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import nn as bnn
 from ..nn.inference.embedding import QuantizedEmbedding
-from ..nn.inference.int4 import HoldsInt4
 from ..nn.inference.integers import HoldsIntegers
+from ..nn.inference.weights import Int4Factors
 from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.subclassed import plain_type, subclassed, with_forward_of
 from ..nn.training.embedding import FakeQuantizedEmbedding
@@ -187,7 +187,7 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     _check_backward(module, style)
     if by_rows and not has_table:
         _check_rotation(module, style, layout.mesh)
-    if isinstance(module, (HoldsInt4, bnn.WeightOnlyInt4Linear)):
+    if isinstance(module, (Int4Factors, bnn.WeightOnlyInt4Linear)):
         kind = _unpack(module)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
@@ -226,13 +226,13 @@ def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
     return kind
 
 
-def _unpack(module: HoldsInt4 | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
+def _unpack(module: Int4Factors | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
     """Make a layer of packed weights the layer of int8 that has its bits, in place.
 
     Two parts of the weight may meet in one byte, and in one group with a factor.
     """
     layer = with_forward_of(module.as_int8(), module, nn.Linear)
-    if isinstance(module, HoldsInt4):
+    if isinstance(module, Int4Factors):
         del module.group_size
     for name in ("_parameters", "_buffers", "weight_bits"):
         setattr(module, name, getattr(layer, name))
@@ -351,7 +351,7 @@ def _check_group(
 def _group_size(module: nn.Module) -> int | None:
     if isinstance(module, QuantizesWeight):
         return module.config.weight.group_size
-    if isinstance(module, HoldsInt4):  # the factors are in the int8
+    if isinstance(module, Int4Factors):  # the factors are in the int8
         return None
     size: int | None = getattr(module, "group_size", None)
     return size

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..configs import integer_range
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
-from ..nn.inference.int4 import HoldsInt4
+from ..nn.inference.weights import Int4Factors
 
 _INPUT = "input_fake_quant"
 _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -168,7 +168,7 @@ class Form:
                 check_within(name, tensor, input)
             elif name.endswith(("scale", "smooth")):
                 _check_positive(name, tensor)
-        if isinstance(module, HoldsInt4):
+        if isinstance(module, Int4Factors):
             module.check_products()
         rounder = getattr(module, _INPUT, None)
         if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:

@@ -21,7 +21,7 @@ from baraquant.nn import (
     QuantizedLinear,
     StaticQuantizedLinear,
 )
-from baraquant.nn.inference.int4 import HoldsInt4
+from baraquant.nn.inference.weights import Int4Factors
 from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
 from tests.serialization.damaged_bytes import (
     parts,
@@ -43,7 +43,7 @@ def outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
         if isinstance(module, QuantizedEmbedding):
             found[name] = module(torch.arange(4))
         elif getattr(getattr(module, "qweight", None), "shape", None) == (8, 8) or (
-            isinstance(module, HoldsInt4) and module.in_features == 8
+            isinstance(module, Int4Factors) and module.in_features == 8
         ):
             found[name] = module(X.to(dtype))
     return found

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``WeightOnlyLinear``: a linear layer that stores integers and computes in floating point."""
+"""Linear layers that store integers, as int8 or packed, and compute in floating point."""
+
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import ops
+from ...configs import integer_range
 from ..shared.fake_quantize import FakeQuantize
 from ..shared.product import fixing_bias
 from ..shared.rotation import check_block
+from ..shared.weight import Shaped
 from . import _arguments
 from ._dequantizes import Dequantizes
-from ._integer_linear import LaysOutWeight
+from .weights import LaysOutWeight
 
 
 class WeightOnlyLinear(Dequantizes, LaysOutWeight):
@@ -100,4 +104,132 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"bias={self.bias is not None}, {self._scheme()}{self.rotate_repr()}"
+        )
+
+
+class WeightOnlyInt4Linear(WeightOnlyLinear):
+    """A :class:`WeightOnlyLinear` whose weights of at most four bits take half a byte each.
+
+    ``y = linear(input_fake_quant(x), w, bias)`` where ``w`` is the dequantized weight in the dtype
+    of the input: :func:`baraquant.ops.weight_only_linear`, which reads the packed numbers. The
+    output and the gradient have the bits of the layer that :meth:`as_int8` returns.
+
+    Reading ``qweight`` unpacks the integers: int8 ``[out_features, in_features]``. A state dict of
+    a :class:`WeightOnlyLinear`, which has ``qweight``, loads too.
+
+    Args:
+        packed: uint8 ``[out_features, ceil(in_features / 2)]``: the integers plus 8, two in a byte,
+            as :func:`baraquant.ops.pack_int4` returns them.
+        in_features: Size of each input.
+        weight_bits: The width of the weight's integers, 2 to 4. Each takes four bits.
+
+    The other arguments and the errors are those of :class:`WeightOnlyLinear`.
+
+    Example:
+        >>> packed = baraquant.ops.pack_int4(torch.tensor([[1, -2, 3, 4]], dtype=torch.int8))
+        >>> scale = torch.tensor([[0.5, 0.25]])
+        >>> kind = baraquant.nn.WeightOnlyInt4Linear
+        >>> layer = kind(packed, scale, in_features=4, group_size=2)
+        >>> layer(torch.ones(1, 4))
+        tensor([[1.2500]])
+    """
+
+    # TorchScript reads the annotations of the class itself alone.
+    packed: Tensor
+    weight_scale: Tensor
+    weight_zero_point: Tensor | None
+    bias: Tensor | None
+    group_size: int | None
+
+    def __init__(
+        self,
+        packed: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        in_features: int,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 4,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
+        rotate: int | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        name = "WeightOnlyInt4Linear"
+        _arguments.check_packed(name, packed, in_features, weight_bits, bias)
+        self.out_features, self.in_features = packed.shape[0], in_features
+        self.group_size, self.weight_bits = group_size, weight_bits
+        shape = self.out_features, in_features
+        self._store(packed, weight_scale, bias, weight_zero_point, input_fake_quant, dtype, shape)
+        self.set_layout(transposed)
+        self.rotate = check_block(name, rotate, in_features)
+
+    @property
+    def qweight(self) -> Tensor:
+        """The integers, int8 ``[out_features, in_features]``, unpacked at each read."""
+        # In a group of all columns with the factor 1, the numbers stand for themselves.
+        size = max(self.in_features + self.in_features % 2, 2)
+        groups = min(self.in_features, 1)
+        factor = torch.ones(
+            [self.out_features, groups], dtype=torch.uint8, device=self.packed.device
+        )
+        return ops.expand_int4(self.packed, factor, size, self.in_features)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> WeightOnlyLinear:
+        """Return a :class:`WeightOnlyLinear` with the same bits, which shares the other tensors."""
+        rounder = self.input_fake_quant
+        layer = WeightOnlyLinear(
+            self.qweight,
+            self.weight_scale,
+            self.bias,
+            weight_zero_point=self.weight_zero_point,
+            group_size=self.group_size,
+            input_fake_quant=None if isinstance(rounder, nn.Identity) else rounder,
+            weight_bits=self.weight_bits,
+            dtype=self.dtype,
+            transposed=self.transposed,
+            rotate=self.rotate or None,
+        )
+        layer.train(self.training)
+        return layer
+
+    def _integers(self) -> Tensor:
+        return self.packed
+
+    def _shaped_as_weight(self) -> Shaped:
+        return self._shape_alone(self.packed.device)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        old, new = f"{prefix}qweight", f"{prefix}packed"
+        if old in state and new not in state:
+            why = self._why_not_packed(state[old])
+            if why is not None:
+                lists[-1].append(f"{old}: {why}")
+                return
+            state = {**state, new: ops.pack_int4(state[old].contiguous())}
+            del state[old]
+        super()._load_from_state_dict(state, prefix, metadata, strict, *lists)
+
+    def _why_not_packed(self, integers: Any) -> str | None:
+        """Return why a tensor of a state dict cannot be this layer's ``qweight``, or None."""
+        shape = [self.out_features, self.in_features]
+        if not isinstance(integers, Tensor) or integers.dtype != torch.int8:
+            got = integers.dtype if isinstance(integers, Tensor) else type(integers).__name__
+            return f"expected int8, to be packed, but got {got}"
+        if list(integers.shape) != shape:
+            return f"expected the shape {shape}, but got {list(integers.shape)}"
+        if integers.is_meta or integers.numel() == 0:
+            return None
+        low, high = integer_range(self.weight_bits)
+        least, most = (int(end) for end in torch.aminmax(integers))
+        if least >= low and most <= high:
+            return None
+        return (
+            f"expected integers in [{low}, {high}], to be packed, but got {least} to {most}; load "
+            f"them into a WeightOnlyLinear, which as_int8() returns"
         )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The bases of the linear layers that store integers."""
+"""The weights of linear layers that multiply integers: how they are stored, and their products.
+
+A layer is one of these classes and one of :mod:`.inputs`.
+"""
 
 from typing import Any
 
@@ -8,9 +11,7 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.rotation import check_block, has_same_metadata, note_metadata
-from ..shared.straight_through import makes_graph, without_gradient
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
@@ -152,7 +153,7 @@ class IntegerLinear(LaysOutWeight):
         )
 
 
-class HoldsInt8(IntegerLinear):
+class Int8Rows(IntegerLinear):
     """Stores an int8 for each weight."""
 
     qweight: Tensor
@@ -222,113 +223,153 @@ class HoldsInt8(IntegerLinear):
         )
 
 
-class DynamicInput(IntegerLinear):
-    """Computes the scale of its input from the input."""
+class Int4Factors(IntegerLinear):
+    """Stores half a byte for each weight."""
 
-    __constants__ = (*IntegerLinear.__constants__, "granularity", "per_token")
+    packed: Tensor
+    group_factor: Tensor
+    group_zero_point: Tensor | None
+    group_size: int
 
-    smooth: Tensor | None
-    granularity: str
-    per_token: bool
-
-    def _set_input(self, granularity: str, smooth: Tensor | None) -> None:
-        """Check and keep how the input becomes integers."""
+    def _store(
+        self,
+        packed: Tensor,
+        group_factor: Tensor,
+        group_size: int,
+        group_zero_point: Tensor | None,
+        in_features: int,
+        bias: Tensor | None,
+    ) -> tuple[int, int]:
+        """Check and keep the integers; return the shape of the weight."""
         name = type(self).__name__
-        if granularity not in ("per_token", "per_tensor"):
-            raise ValueError(
-                f"{name}: expected granularity to be per_token or per_tensor, "
-                f"but got {granularity!r}"
-            )
-        self.granularity = granularity
-        self.per_token = granularity == "per_token"
-        self.check_one("smooth", smooth)
-        if smooth is not None:
-            smooth = _arguments.scale_of_inputs(name, "smooth", smooth, self.in_features)
-        self.register_buffer("smooth", smooth)
+        _arguments.check_int4(name, packed, group_factor, group_size, group_zero_point, in_features)
+        _arguments.check_bias(name, "packed", packed.shape[0], bias)
+        self.group_size = group_size
+        self.set_weight("packed", packed, bias)
+        self.register_parameter("group_factor", _arguments.parameter(group_factor))
+        if group_zero_point is not None:
+            group_zero_point = _arguments.parameter(group_zero_point)
+        self.register_parameter("group_zero_point", group_zero_point)
+        return packed.shape[0], in_features
 
-    def _output_of_floats(self, input: Tensor) -> Tensor:
-        """Return the output for a floating input."""
-        smooth = self.smooth
-        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
-        if self.rotate > 0:
-            trains = torch.is_grad_enabled() and input.requires_grad
-            if self.per_token and not trains and not (is_exported() or makes_graph()):
-                integers, scale, zero = self._rotated_integers(input)
-                zero_point = None if self.symmetric else zero
-                return self._product_of_integers(integers, scale, bias, zero_point, input.dtype)
-            input = self._rotated(input)
-        rows = input if smooth is None else input / smooth
-        dtype = fixed_dtype(input.dtype) if smooth is None else input.dtype
-        if self.per_token:
-            output = self._dynamic_product(rows, bias, dtype)
-        else:
-            scale, zero = ops.choose_qparams_per_tensor(
-                without_gradient(rows), self.quant_min, self.quant_max, symmetric=self.symmetric
-            )
-            zero_point = None if self.symmetric else zero
-            output = self._static_product(rows, scale, bias, zero_point, None, dtype)
-        return output
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _int8_options(self) -> dict[str, Any]:
+        """Return the arguments that the constructors of both layers of int8 have."""
+        return {
+            "qweight": self._int8_weight(),
+            "weight_scale": self.weight_scale,
+            "bias": self.bias,
+            "bits": self.bits,
+            "dtype": self.dtype,
+            "transposed": self.transposed,
+            "rotate": self.rotate or None,
+        }
 
-    def _rotated_integers(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotate an input and quantize it, by one op."""
-        return ops.hadamard_quantize_per_token(
-            input,
-            self.rotate,
+    def _integers(self) -> Tensor:
+        return self.packed
+
+    def _shaped_as_weight(self) -> Shaped:
+        return self._shape_alone(self.packed.device)
+
+    def _int8_weight(self) -> Tensor:
+        return ops.expand_int4(
+            self.packed,
+            self.group_factor,
+            self.group_size,
+            self.in_features,
+            group_zero_point=self.group_zero_point,
+        )
+
+    def _dynamic_product(
+        self, rows: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        return ops.quantized_int4_linear(
+            rows,
+            self.packed,
+            self.weight_scale,
+            self.group_factor,
+            self.group_size,
+            bias,
+            group_zero_point=self.group_zero_point,
             symmetric=self.symmetric,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
+            dtype=dtype,
         )
 
-    def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing or rotation."""
-        weight, smooth = self._dequantized(), self.smooth
-        weight = (weight if smooth is None else weight / smooth).to(self.dtype)
-        return self._rotated(weight)
+    def _static_product(
+        self,
+        rows: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        smooth_scale: Tensor | None,
+        dtype: torch.dtype | None,
+    ) -> Tensor:
+        return ops.static_quantized_int4_linear(
+            rows,
+            self.packed,
+            self.weight_scale,
+            self.group_factor,
+            self.group_size,
+            scale,
+            bias,
+            group_zero_point=self.group_zero_point,
+            act_zero_point=zero_point,
+            smooth_scale=smooth_scale,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            dtype=dtype,
+        )
 
-    def extra_repr(self) -> str:
-        """Return the shapes and the scheme, for ``repr``."""
-        input = self._input_repr(self.granularity, "dynamic", self.smooth)
-        return f"{super().extra_repr()}, {input}"
+    def _product_of_integers(
+        self,
+        integers: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return ops.int4_linear(
+            integers,
+            self.packed,
+            scale,
+            self.weight_scale,
+            self.group_factor,
+            self.group_size,
+            bias,
+            group_zero_point=self.group_zero_point,
+            input_zero_point=zero_point,
+            dtype=dtype,
+        )
 
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def as_int8(self) -> Int8Rows:
+        """Return a layer of int8 with the same bits, for formats that have no factors."""
+        raise NotImplementedError
 
-class StaticInput(IntegerLinear):
-    """Quantizes its input with one scale, fixed in advance."""
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def check_products(self) -> None:
+        """Check that every ``(u - z) * f`` is an int8.
 
-    act_scale: Tensor
-    act_zero_point: Tensor | None
-    smooth_scale: Tensor | None
+        Raises:
+            ValueError: One is not.
+        """
+        numbers = torch.stack([self.packed & 15, self.packed >> 4], dim=2).flatten(1)
+        numbers = numbers[:, : self.in_features].to(torch.int16)
+        factor, zero_point = self.group_factor, self.group_zero_point
+        zeros = torch.full_like(factor, 8) if zero_point is None else zero_point
+        low, high = 0, 0
+        for group, part in enumerate(numbers.split(self.group_size, dim=1)):
+            weights = (part - zeros[:, group, None]) * factor[:, group, None]
+            if weights.numel() > 0:
+                low, high = min(low, int(weights.min())), max(high, int(weights.max()))
+        if low < -128 or high > 127:
+            raise ValueError(
+                "packed: expected numbers that stand for int8 weights, but (u - z) * f reaches "
+                f"{low} to {high}"
+            )
 
-    def _set_input(
-        self, act_scale: Tensor, act_zero_point: Tensor | None, smooth_scale: Tensor | None
-    ) -> None:
-        """Check and keep how the input becomes integers."""
-        name = type(self).__name__
-        act_scale, act_zero_point = _arguments.scale_of_tensor(name, act_scale, act_zero_point)
-        self.register_buffer("act_scale", act_scale)
-        self.register_buffer("act_zero_point", act_zero_point)
-        self.check_one("smooth_scale", smooth_scale)
-        if smooth_scale is not None:
-            features = self.in_features
-            smooth_scale = _arguments.scale_of_inputs(name, "smooth_scale", smooth_scale, features)
-        self.register_buffer("smooth_scale", smooth_scale)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        bias = matching_bias(self.bias, input.dtype, self.weight_scale)
-        zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
-        rows = self._rotated(input)
-        dtype = fixed_dtype(input.dtype)
-        return self._static_product(rows, self.act_scale, bias, zero_point, smooth_scale, dtype)
-
-    def dequantized_weight(self) -> Tensor:
-        """Return the dequantized weight, before any smoothing or rotation."""
-        weight, smooth_scale = self._dequantized(), self.smooth_scale
-        if smooth_scale is not None:
-            weight = weight / (smooth_scale / self.act_scale)
-        weight = weight.to(self.dtype)
-        return self._rotated(weight)
-
-    def extra_repr(self) -> str:
-        """Return the shapes and the scheme, for ``repr``."""
-        input = self._input_repr("per_tensor", "static", self.smooth_scale)
-        return f"{super().extra_repr()}, {input}"
+    def _weight_repr(self) -> str:
+        zero = "" if self.group_zero_point is None else " asymmetric"
+        return f"weight=int4 per_group({self.group_size}){zero} factors"
