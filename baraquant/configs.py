@@ -14,17 +14,7 @@ from typing import Any, ClassVar, TypeVar
 from ._fields import check_bools, check_choice, check_int, check_rotation
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
-VERSION = 6  # of the dictionaries
-# The fields that older dictionaries lack: the version that has them first, and their value before.
-_SINCE: dict[str, tuple[int, Any]] = {
-    "scale_dtype": (2, "float32"),
-    "conv_inputs": (2, None),
-    "backward": (3, "float"),
-    "rounding": (3, "nearest"),
-    "rotate": (4, None),
-    "group_factors": (5, False),
-    "master": (6, None),
-}
+VERSION = 1  # of the dictionaries
 
 C = TypeVar("C", bound="Config")
 
@@ -50,29 +40,24 @@ class Config:
     def from_dict(cls: type[C], data: dict[str, Any]) -> C:
         """Return the configuration that :meth:`to_dict` wrote; ``Config`` itself takes any.
 
-        A field that was added after the dictionary's version gets its default.
-
         Raises:
-            ValueError: The scheme is another one, the version is newer, a field is missing or
-                unknown, or a value is invalid.
+            ValueError: The scheme or the version is another one, a field is missing or unknown, or
+                a value is invalid.
             TypeError: A value has another type, for example a list instead of the dictionary.
         """
         if not isinstance(data, dict):
             raise TypeError(f"{cls.__name__}: expected a dict, but got {type(data).__name__}")
         version, scheme = data.get("version"), data.get("scheme")
-        if type(version) is not int or not 1 <= version <= VERSION:
+        if type(version) is not int or version != VERSION:
             raise ValueError(
-                f"{cls.__name__}: expected version to be at most {VERSION}, but got {version!r}; "
-                "a newer baraquant may have written it"
+                f"{cls.__name__}: expected version {VERSION}, but got {version!r}; a newer "
+                "baraquant may have written it"
             )
         kind = cls.kinds.get(scheme) if isinstance(scheme, str) else None
         if kind is None or not issubclass(kind, cls):
             known = cls.scheme or ", ".join(cls.kinds)
             raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {scheme!r}")
         names = {entry.name for entry in fields(kind)}
-        since = {name: _SINCE[name] for name in names & _SINCE.keys()}
-        older = {name: value for name, (first, value) in since.items() if version < first}
-        names -= older.keys()
         given = data.keys() - {"scheme", "version"}
         if given != names:
             raise ValueError(
@@ -82,7 +67,7 @@ class Config:
             name: Config.from_dict(data[name]) if isinstance(data[name], dict) else data[name]
             for name in names
         }
-        return kind(**values, **older)
+        return kind(**values)
 
 
 def _listed(names: Any) -> str:

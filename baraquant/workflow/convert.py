@@ -237,7 +237,7 @@ def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Mo
 def _can_pack(module: nn.Module) -> bool:
     """Whether a prepared layer becomes a linear layer that takes packed integers."""
     layer = layer_of_prepared(module)
-    is_linear = layer is not None and layer.forms is LINEAR_FORMS
+    is_linear = layer is not None and layer.forms == LINEAR_FORMS
     return is_linear and packs_weight(module)
 
 

@@ -2,14 +2,27 @@
 """How a converted module is stored: its options, which are plain values, and its tensors.
 
 All have the names of the constructor's arguments. So the constructor checks that they fit, on the
-meta device, before any data is read.
+meta device, before any data is read. ``layers.json`` has the table, out of which
+scripts/layer_table.py writes the C++ side. For each class it says:
+
+- ``options``: the kind of each (:data:`KINDS`), and its default, if there is one;
+- ``tensors``: their names in the state dict, and whether each is required; with ``prefixes``, once
+  behind each of them;
+- ``sizes``: the attributes that must be equal in the module and in the float one it replaces;
+- ``takes_place``: see :class:`Form`.
+
+A class may name another one with the same entry. ``layers`` lists the classes that each kind of
+float layer may become, ``registered`` what every layer of :func:`baraquant.register_layer` has, and
+``rounder`` what is stored of a :class:`baraquant.nn.FakeQuantize` that rounds an input.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +38,16 @@ _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
 )}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Option:
-    """A plain argument: how to read it from a module, what JSON may hold, and how to parse that."""
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("layers.json").read_text())
 
-    read: Callable[[nn.Module], Any]
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plain arguments: what JSON may hold, how to write a value, and how to read it."""
+
     is_valid: Callable[[Any], bool]
     expected: str
+    plain: Callable[[Any], Any] = lambda value: value
     parse: Callable[[Any], Any] = lambda value: value
 
 
@@ -41,14 +57,14 @@ class Form:
 
     Attributes:
         module: The class.
-        options: The constructor's plain arguments.
+        options: The constructor's plain arguments, which are attributes of the same names.
         tensors: The constructor's tensors by their names in the state dict; True if required.
         takes_place: Whether the constructor takes all tensors as a mapping, and the float module
             that it replaces as ``like``, of which it keeps everything except the weights.
     """
 
     module: type[nn.Module]
-    options: Mapping[str, Option]
+    options: Mapping[str, Kind]
     tensors: Mapping[str, bool]
     takes_place: bool = False
 
@@ -58,7 +74,7 @@ class Form:
         Raises:
             ValueError: A file cannot hold the value of an option.
         """
-        values = {name: option.read(module) for name, option in self.options.items()}
+        values = {name: kind.plain(getattr(module, name)) for name, kind in self.options.items()}
         self._check_options(values)
         return values
 
@@ -102,7 +118,8 @@ class Form:
         if self.takes_place:
             return self.module(own, like, **options)
         if options.get(_INPUT) is not None:
-            parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in ("scale", "zero_point")}
+            names = TABLE["rounder"]["tensors"]
+            parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in names}
             options[_INPUT] = FakeQuantize(**parts, **options[_INPUT])
         unknown = own.keys() - self.tensors.keys()
         if unknown:
@@ -202,140 +219,108 @@ def _check_positive(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
 
 
-def attribute_option(name: str, is_valid: Callable[[Any], bool], expected: str) -> Option:
-    """Return an option that is the attribute of the same name."""
-    return Option(lambda module: getattr(module, name), is_valid, expected)
-
-
-def is_int(value: Any) -> bool:
+def _is_int(value: Any) -> bool:
     """Return whether a value is an integer of 64 bits, and not a bool."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def bool_option(name: str) -> Option:
-    """Return an option that is a bool."""
-    return attribute_option(name, lambda value: type(value) is bool, "true or false")
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 3 and all(map(_is_int, value))
 
 
-def int_option(name: str) -> Option:
-    """Return an option that is an integer."""
-    return attribute_option(name, is_int, "a whole number")
-
-
-def maybe_int_option(name: str) -> Option:
-    """Return an option that is an integer above 0, or None."""
-    return Option(
-        lambda module: getattr(module, name) or None,
-        lambda value: value is None or is_int(value),
-        "a whole number or null",
-    )
-
-
-def index_option(name: str) -> Option:
-    """Return an option that is an integer, or None."""
-    return attribute_option(name, lambda v: v is None or is_int(v), "a whole number or null")
-
-
-def dtype_option(name: str) -> Option:
-    """Return an option that is a floating dtype."""
-    return Option(
-        lambda module: str(getattr(module, name)).removeprefix("torch."),
-        lambda value: isinstance(value, str) and value in _FLOATS,
-        f"one of {', '.join(_FLOATS)}",
-        lambda value: _FLOATS[value],
-    )
-
-
-def _read_rounder(module: nn.Module) -> dict[str, Any] | None:
-    rounder = getattr(module, _INPUT)
-    if not isinstance(rounder, FakeQuantize):
-        return None
-    return {
-        "mode": rounder.mode,
-        "granularity": rounder.granularity,
-        "group_size": rounder.group_size or None,
-        "axis": rounder.axis if rounder.granularity in ("per_channel", "per_group") else None,
-        "quant_min": rounder.quant_min,
-        "quant_max": rounder.quant_max,
-        "symmetric": rounder.symmetric,
-    }
-
-
-def _is_rounder(value: Any) -> bool:
-    if value is None:
-        return True
-    types: dict[str, Callable[[Any], bool]] = {
-        "mode": lambda entry: entry in ("fixed", "dynamic"),
-        "granularity": lambda entry: isinstance(entry, str),
-        "group_size": lambda entry: entry is None or is_int(entry),
-        "axis": lambda entry: entry is None or is_int(entry),
-        "quant_min": is_int,
-        "quant_max": is_int,
-        "symmetric": lambda entry: type(entry) is bool,
-    }
+def _is_plain(value: Any) -> bool:
     return (
-        isinstance(value, dict)
-        and value.keys() == types.keys()
-        and all(is_valid(value[name]) for name, is_valid in types.items())
+        value is None
+        or type(value) in (bool, str)
+        or (type(value) is float and math.isfinite(value))
+        or _is_int(value)
+        or (isinstance(value, list) and all(map(_is_int, value)))
     )
 
 
-def _is_tuple(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 3 and all(is_int(v) for v in value)
-
-
-def sizes_option(name: str) -> Option:
-    """Return an option of integers, such as a stride; a padding may be a string."""
-    return Option(
-        lambda module: v if isinstance(v := getattr(module, name), str) else list(v),
-        lambda value: _is_tuple(value) or (name == "padding" and isinstance(value, str)),
-        "one to three whole numbers",
-        lambda value: value if isinstance(value, str) else tuple(value),
-    )
-
-
-def name_option(name: str) -> Option:
-    """Return an option that is a name."""
-    return attribute_option(name, lambda value: isinstance(value, str), "a name")
-
-
-def maybe_name_option(name: str) -> Option:
-    """Return an option that is a name, or None."""
-    return attribute_option(name, lambda v: v is None or isinstance(v, str), "a name or null")
-
-
-def plain_option(name: str) -> Option:
-    """Return an option of a registered kind of layer: any plain value."""
-    return Option(
-        lambda module: _plain(getattr(module, name)),
-        lambda value: (
-            value is None
-            or type(value) in (bool, str)
-            or (type(value) is float and math.isfinite(value))
-            or is_int(value)
-            or (isinstance(value, list) and all(is_int(entry) for entry in value))
-        ),
-        "a plain value",
-        lambda value: tuple(value) if isinstance(value, list) else value,
-    )
-
-
-def _plain(value: Any) -> Any:
+def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def rounder_option(name: str) -> Option:
-    """Return the option that says how an input is rounded."""
-    return Option(_read_rounder, _is_rounder, "how the input is rounded, or null")
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
-_KINDS: dict[str, Callable[[str], Option]] = {
-    "bool": bool_option, "int": int_option, "maybe_int": maybe_int_option, "index": index_option,
-    "name": name_option, "maybe_name": maybe_name_option, "dtype": dtype_option,
-    "sizes": sizes_option, "rounder": rounder_option, "plain": plain_option,
-}  # fmt: skip
+def _plain_rounder(rounder: Any) -> dict[str, Any] | None:
+    if not isinstance(rounder, FakeQuantize):
+        return None
+    values = {name: kind.plain(getattr(rounder, name)) for name, kind in _rounder_kinds().items()}
+    has_axis = rounder.granularity in ("per_channel", "per_group")
+    return values if has_axis else values | {"axis": None}
 
 
-def options(**kinds: str) -> dict[str, Option]:
-    """Return options by their names, each of a kind: ``options(bits="int")``."""
-    return {name: _KINDS[kind](name) for name, kind in kinds.items()}
+def _is_rounder(value: Any) -> bool:
+    kinds = _rounder_kinds()
+    return value is None or (
+        isinstance(value, dict)
+        and value.keys() == kinds.keys()
+        and all(kind.is_valid(value[name]) for name, kind in kinds.items())
+    )
+
+
+_INDEX = Kind(lambda v: v is None or _is_int(v), "a whole number or null")
+_SIZES = Kind(_is_sizes, "one to three whole numbers", _listed, _tupled)
+KINDS = {
+    "bool": Kind(lambda value: type(value) is bool, "true or false"),
+    "int": Kind(_is_int, "a whole number"),
+    "index": _INDEX,
+    "maybe_int": replace(_INDEX, plain=lambda value: value or None),  # above 0
+    "name": Kind(lambda value: isinstance(value, str), "a name"),
+    "maybe_name": Kind(lambda v: v is None or isinstance(v, str), "a name or null"),
+    "mode": Kind(lambda value: value in ("fixed", "dynamic"), "fixed or dynamic"),
+    "dtype": Kind(
+        lambda value: isinstance(value, str) and value in _FLOATS,
+        f"one of {', '.join(_FLOATS)}",
+        lambda dtype: str(dtype).removeprefix("torch."),
+        lambda name: _FLOATS[name],
+    ),
+    "sizes": _SIZES,  # such as a stride
+    "padding": replace(_SIZES, is_valid=lambda value: isinstance(value, str) or _is_sizes(value)),
+    "rounder": Kind(_is_rounder, "how the input is rounded, or null", _plain_rounder),
+    "plain": Kind(_is_plain, "a plain value", _listed, _tupled),  # of a registered kind of layer
+}
+
+
+def _kinds_of(entry: Mapping[str, Any]) -> dict[str, Kind]:
+    return {name: KINDS[kind] for name, (kind, *_) in entry["options"].items()}
+
+
+def _rounder_kinds() -> dict[str, Kind]:
+    return _kinds_of(TABLE["rounder"])
+
+
+def entry_of(name: str) -> dict[str, Any]:
+    """Return the entry of a class in the table."""
+    entry = TABLE["classes"][name]
+    return entry_of(entry) if isinstance(entry, str) else dict(entry)
+
+
+def form_of_table(module: type[nn.Module]) -> Form:
+    """Return how a class of the table is stored."""
+    entry = entry_of(module.__name__)
+    tensors = {
+        f"{prefix}{name}": required
+        for prefix in entry.get("prefixes", [""])
+        for name, required in entry["tensors"].items()
+    }
+    return Form(module, _kinds_of(entry), tensors, entry.get("takes_place", False))
+
+
+def form_of_registered(
+    module: type[nn.Module], options: Iterable[str], tensors: Mapping[str, bool] | None
+) -> Form:
+    """Return how a registered class is stored.
+
+    Args:
+        module: The class.
+        options: Its plain arguments, without those that every such layer has.
+        tensors: Its tensors, and whether each is required; None: those of every such layer.
+    """
+    entry = TABLE["registered"]
+    own = {name: KINDS["rounder" if name == _INPUT else "plain"] for name in options}
+    return Form(module, _kinds_of(entry) | own, entry["tensors"] if tensors is None else tensors)

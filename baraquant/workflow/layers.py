@@ -23,7 +23,7 @@ from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
 from .computed import source_names
-from .forms import Form, options
+from .forms import TABLE, Form, entry_of, form_of_table
 from .served import served_embedding, served_experts, served_linear, serves_conv
 
 # What the ops compute on.
@@ -64,63 +64,8 @@ def _is_known(module: nn.Module, base: type[nn.Module]) -> bool:
     return computes_parent(module, base) or extends_forward(module, base)
 
 
-WEIGHT_TENSORS = {"qweight": True, "weight_scale": True, "bias": False}
-COMMON_OPTIONS = options(weight_bits="int", dtype="dtype")
-_LAYOUT_OPTIONS = options(rotate="maybe_int", transposed="bool")
-_LINEAR_OPTIONS = {**COMMON_OPTIONS, **_LAYOUT_OPTIONS}
-_INT4_OPTIONS = {
-    **options(group_size="int", in_features="int", bits="int", dtype="dtype"),
-    **_LAYOUT_OPTIONS,
-}
-_INT4_TENSORS = {
-    "packed": True,
-    "weight_scale": True,
-    "group_factor": True,
-    "group_zero_point": False,
-    "bias": False,
-}
-
-LINEAR_FORMS = (
-    Form(
-        bnn.QuantizedLinear,
-        {
-            **options(symmetric="bool", bits="int", granularity="name"),
-            **_LINEAR_OPTIONS,
-        },
-        {**WEIGHT_TENSORS, "smooth": False},
-    ),
-    Form(
-        bnn.StaticQuantizedLinear,
-        {**options(bits="int"), **_LINEAR_OPTIONS},
-        {**WEIGHT_TENSORS, "act_scale": True, "act_zero_point": False, "smooth_scale": False},
-    ),
-    Form(
-        bnn.WeightOnlyLinear,
-        {
-            **options(group_size="maybe_int", input_fake_quant="rounder"),
-            **_LINEAR_OPTIONS,
-        },
-        {**WEIGHT_TENSORS, "weight_zero_point": False},
-    ),
-    Form(
-        bnn.WeightOnlyInt4Linear,
-        {
-            **options(in_features="int", group_size="maybe_int", input_fake_quant="rounder"),
-            **_LINEAR_OPTIONS,
-        },
-        {"packed": True, "weight_scale": True, "bias": False, "weight_zero_point": False},
-    ),
-    Form(
-        bnn.QuantizedInt4Linear,
-        {**options(symmetric="bool", granularity="name"), **_INT4_OPTIONS},
-        _INT4_TENSORS,
-    ),
-    Form(
-        bnn.StaticQuantizedInt4Linear,
-        _INT4_OPTIONS,
-        {**_INT4_TENSORS, "act_scale": True, "act_zero_point": False},
-    ),
-)
+_FORMS = {name: form_of_table(getattr(bnn, name)) for name in TABLE["classes"]}
+LINEAR_FORMS = tuple(_FORMS[name] for name in TABLE["layers"]["Linear"])
 
 
 Convert: TypeAlias = Callable[..., nn.Module]
@@ -181,58 +126,18 @@ def _why_not_embedding(module: nn.Module, config: QuantConfig) -> str | None:
     return None if module.max_norm is None else "its max_norm rewrites the weight"
 
 
-_EMBEDDING_FORM = Form(
-    bnn.QuantizedEmbedding,
-    {**options(group_size="maybe_int", padding_idx="index"), **COMMON_OPTIONS},
-    {"qweight": True, "weight_scale": True, "weight_zero_point": False},
-)
+def _row(
+    float_type: type[nn.Module], training: type[Any], convert: Convert, **further: Any
+) -> Layer:
+    names = TABLE["layers"][float_type.__name__]
+    forms = tuple(_FORMS[name] for name in names)
+    sizes = {name: name for name in entry_of(names[0])["sizes"]}
+    return Layer(float_type, training, forms, convert, sizes, **further)
 
 
-def _conv(float_type: type[nn.Module], training: Any, inference: Any) -> Layer:
-    shapes = [name for name in inference._options if name not in ("groups", "padding_mode")]
-    own = {
-        **options(groups="int", group_size="maybe_int", padding_mode="name"),
-        **options(input_fake_quant="rounder", **dict.fromkeys(shapes, "sizes")),
-        **COMMON_OPTIONS,
-    }
-    names = ("in_channels", "out_channels", "kernel_size", "groups", "padding_mode", *shapes)
-    form = Form(inference, own, {**WEIGHT_TENSORS, "weight_zero_point": False})
-    sizes = {name: name for name in names}
-    return Layer(
-        float_type,
-        training,
-        (form,),
-        serves_conv(inference, inference._options),
-        sizes,
-        keeps_input=True,
-    )
-
-
-_FEATURES = {"in_features": "in_features", "out_features": "out_features"}
-
-
-_EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
-_EXPERTS_FORM = Form(
-    bnn.QuantizedExperts,
-    {
-        **options(group_size="maybe_int", granularity="maybe_name", bits="int"),
-        **options(symmetric="bool", is_static="bool", input_group_size="maybe_int"),
-        **COMMON_OPTIONS,
-    },
-    {
-        f"{name}_{end}": False
-        for name in _EXPERTS
-        for end in (
-            "qweight",
-            "scale",
-            "zero_point",
-            "bias",
-            "input_fake_quant.scale",
-            "input_fake_quant.zero_point",
-        )
-    },
-    takes_place=True,
-)
+def _conv(float_type: type[nn.Module], training: type[Any]) -> Layer:
+    [name] = TABLE["layers"][float_type.__name__]
+    return _row(float_type, training, serves_conv(_FORMS[name].module), keeps_input=True)
 
 
 class Experts(Layer):
@@ -267,7 +172,7 @@ class TransformersConv1D(Layer):
 
 
 LAYERS: list[Layer] = [
-    Layer(nn.Linear, bnn.FakeQuantizedLinear, LINEAR_FORMS, served_linear, _FEATURES),
+    _row(nn.Linear, bnn.FakeQuantizedLinear, served_linear),
     TransformersConv1D(
         None,
         bnn.FakeQuantizedConv1D,
@@ -275,27 +180,20 @@ LAYERS: list[Layer] = [
         served_linear,
         {"in_features": "nx", "out_features": "nf"},
     ),
-    Layer(
-        nn.Embedding,
-        bnn.FakeQuantizedEmbedding,
-        (_EMBEDDING_FORM,),
-        served_embedding,
-        {name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")},
-        _why_not_embedding,
-    ),
+    _row(nn.Embedding, bnn.FakeQuantizedEmbedding, served_embedding, why_not=_why_not_embedding),
     Experts(
         None,
         bnn.FakeQuantizedExperts,
-        (_EXPERTS_FORM,),
+        (_FORMS["QuantizedExperts"],),
         lambda prepared, integers: served_experts(prepared),
         {"num_experts": "num_experts"},
     ),
-    _conv(nn.Conv1d, bnn.FakeQuantizedConv1d, bnn.QuantizedConv1d),
-    _conv(nn.Conv2d, bnn.FakeQuantizedConv2d, bnn.QuantizedConv2d),
-    _conv(nn.Conv3d, bnn.FakeQuantizedConv3d, bnn.QuantizedConv3d),
-    _conv(nn.ConvTranspose1d, bnn.FakeQuantizedConvTranspose1d, bnn.QuantizedConvTranspose1d),
-    _conv(nn.ConvTranspose2d, bnn.FakeQuantizedConvTranspose2d, bnn.QuantizedConvTranspose2d),
-    _conv(nn.ConvTranspose3d, bnn.FakeQuantizedConvTranspose3d, bnn.QuantizedConvTranspose3d),
+    _conv(nn.Conv1d, bnn.FakeQuantizedConv1d),
+    _conv(nn.Conv2d, bnn.FakeQuantizedConv2d),
+    _conv(nn.Conv3d, bnn.FakeQuantizedConv3d),
+    _conv(nn.ConvTranspose1d, bnn.FakeQuantizedConvTranspose1d),
+    _conv(nn.ConvTranspose2d, bnn.FakeQuantizedConvTranspose2d),
+    _conv(nn.ConvTranspose3d, bnn.FakeQuantizedConvTranspose3d),
 ]
 
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from .. import nn as bnn
 from ..configs import QuantConfig
-from . import forms
-from .forms import Form
-from .layers import COMMON_OPTIONS, LAYERS, WEIGHT_TENSORS, Layer, form_named
+from .forms import form_of_registered
+from .layers import LAYERS, Layer, form_named
 
 
 def register_layer(
@@ -87,12 +86,7 @@ def register_layer(
         raise ValueError(
             f"{where}: expected a name of its own for {inference.__name__}: it stands in files"
         )
-    kinds = {"input_fake_quant": "rounder"}
-    form = Form(
-        inference,
-        {**COMMON_OPTIONS, **forms.options(**{n: kinds.get(n, "plain") for n in options})},
-        dict(WEIGHT_TENSORS if tensors is None else tensors),
-    )
+    form = form_of_registered(inference, options, tensors)
     pairs = dict(sizes) if isinstance(sizes, Mapping) else {name: name for name in sizes}
     reason = (lambda module, config: None) if why_not is None else why_not
     LAYERS.append(Layer(float_type, training, (form,), inference.from_prepared, pairs, reason))

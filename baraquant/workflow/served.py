@@ -118,19 +118,14 @@ def _static(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[
     return {"bits": activation.bits, "act_scale": scale, "act_zero_point": zero_point, **smoothed}
 
 
-def serves_conv(kind: Any, options: tuple[str, ...]) -> Callable[[Any, Integers], nn.Module]:
-    """Return a function that makes the convolution of a class for a prepared one.
-
-    Args:
-        kind: The class.
-        options: The names of PyTorch's options of the convolution.
-    """
+def serves_conv(kind: Any) -> Callable[[Any, Integers], nn.Module]:
+    """Return a function that makes a convolution of this class for a prepared one."""
 
     def served_conv(prepared: Any, weight: Integers) -> nn.Module:
         new: Any = kind(
             **_weight_arguments(prepared, weight, floating=True),
             **_floating(prepared, weight, None),
-            **{name: getattr(prepared, name) for name in options},
+            **{name: getattr(prepared, name) for name in kind._options},
             dtype=prepared.float_weight().dtype,
         )
         # Where a prepared layer cuts its weight into groups or swaps channels, it makes a copy.

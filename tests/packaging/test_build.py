@@ -244,7 +244,8 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
     expected = {"libbaraquant.so", "py.typed", "__init__.py", "info.py", "_C.pyi"}
     expected |= {f"share/cmake/baraquant/baraquantConfig{v}.cmake" for v in ("", "Version")}
     expected |= {f"include/baraquant/{toolchain.installed_as(h)}" for h in toolchain.headers()}
-    expected |= {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py")}
+    ours = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.json")]
+    expected |= {str(p.relative_to(PACKAGE)) for p in ours}
     assert {f"baraquant/{name}" for name in expected} <= names
     assert any(re.match(r"baraquant/_C\..*\.so$", name) for name in names)
     folders = {name.split("/")[0] for name in names}

@@ -75,6 +75,7 @@ def test_sdist_holds_what_the_build_and_the_tests_need(sdist: Path) -> None:
     wanted += (ROOT / "baraquant").rglob("*.py")
     wanted += (ROOT / "baraquant").glob("py.typed")
     wanted += (ROOT / "baraquant").glob("*.pyi")
+    wanted += (ROOT / "baraquant").rglob("*.json")
     expected = {
         path.relative_to(ROOT).as_posix()
         for path in wanted

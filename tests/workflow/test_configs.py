@@ -33,7 +33,6 @@ from baraquant import (
     schemes,
 )
 from baraquant.configs import Config
-from tests.support.config_data import NEWEST, SINCE, older
 from tests.support.models import training_models
 
 PER_TOKEN = TensorConfig(granularity="per_token")
@@ -91,34 +90,10 @@ PRESETS = {
 @pytest.mark.parametrize("config", ALL, ids=str)
 def test_to_a_dictionary_and_back(config: Config) -> None:
     data = json.loads(json.dumps(config.to_dict()))
-    assert data["scheme"] == type(config).scheme and data["version"] == NEWEST
+    assert data["scheme"] == type(config).scheme and data["version"] == 1
     for kind in (type(config), Config):
         back = kind.from_dict(data)
         assert back == config and hash(back) == hash(config) and type(back) is type(config)
-
-
-OF_VERSION: dict[int, list[Config]] = {
-    1: [W8A8(), W4A16(32), SmoothQuant(), TensorConfig(4)],
-    2: [W8A8(scale_dtype="bfloat16")],
-    3: [W8A8(backward="int8")],
-    4: [W4A8(32, rotate=64, group_factors=False), TensorConfig(4)],
-    5: [W4A8(32)],
-}
-
-
-@pytest.mark.parametrize(
-    ("version", "config"), [(v, c) for v, found in OF_VERSION.items() for c in found], ids=str
-)
-def test_a_dictionary_of_an_older_version(version: int, config: Config) -> None:
-    data = older(json.loads(json.dumps(config.to_dict())), version)
-    assert f"'version': {NEWEST}" not in str(data)
-    assert not any(name in str(data) for name in SINCE[version + 1])
-    assert Config.from_dict(data) == config
-    fields = {entry.name for entry in dataclasses.fields(config)}
-    if fields.intersection(SINCE[version + 1]):
-        for wrong in (config.to_dict() | {"version": version}, data | {"version": version + 1}):
-            with pytest.raises(ValueError, match="Config: expected the fields"):
-                Config.from_dict(wrong)
 
 
 def test_floating_forms() -> None:
@@ -340,8 +315,8 @@ def test_what_schemes_refuse(build, error: type[Exception], message: str) -> Non
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"version": 7}, ValueError, "version to be at most 6, but got 7; a newer baraquant"),
-        ({"version": "1"}, ValueError, "version to be at most 6, but got '1'"),
+        ({"version": 2}, ValueError, "expected version 1, but got 2; a newer baraquant"),
+        ({"version": "1"}, ValueError, "expected version 1, but got '1'"),
         ({"version": None}, ValueError, "version"),
         ({"version": True}, ValueError, "version"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
@@ -381,8 +356,8 @@ def test_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match=r"TensorConfig: expected the fields bits, .* got none"):
         Config.from_dict(none)
     nested = SmoothQuant().to_dict()
-    nested["activation"]["version"] = 7
-    with pytest.raises(ValueError, match="version to be at most 6, but got 7"):
+    nested["activation"]["version"] = 2
+    with pytest.raises(ValueError, match="expected version 1, but got 2"):
         SmoothQuant.from_dict(nested)
 
 
