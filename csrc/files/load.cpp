@@ -105,6 +105,9 @@ Modules build_modules(const Paths& paths, const Manifest& manifest, const Tensor
     within(path + ": ", [&, &stored = stored] { check_values(*stored.form, *module); });
     module->train(like.is_training());
   }
+  for (const std::string& path : manifest.channels_last) {
+    dynamic_cast<nn::QuantizedConv2dImpl&>(*modules.at(path)).channels_last = true;
+  }
   return modules;
 }
 

@@ -79,10 +79,8 @@ StoredModule module_of(const Json& value) {
   return module;
 }
 
-// Check that convolutions have the memory format that Python gives their floating weights. C++
-// computes with contiguous ones, which gives the same numbers, up to PyTorch's algorithm.
-void check_channels_last(const Manifest& manifest, const std::vector<std::string>& paths) {
-  for (const std::string& path : paths) {
+void check_channels_last(const Manifest& manifest) {
+  for (const std::string& path : manifest.channels_last) {
     const auto found = manifest.modules.find(path);
     if (found == manifest.modules.end() || found->second.form->layer != "Conv2d") {
       fail(path, ": expected a convolution, as it is in channels_last");
@@ -135,6 +133,7 @@ Manifest parse_manifest(const std::string& text) {
                     names_of(data, "shared_tensors"),
                     names_of(data, "constants"),
                     paths_of(data, "fused"),
+                    paths_of(data, "channels_last"),
                     text};
   for (const auto& [path, value] : data.at("modules").get<Json::Object>()) {
     manifest.modules[path] = within(path + ": ", [&, &value = value] { return module_of(value); });
@@ -145,7 +144,7 @@ Manifest parse_manifest(const std::string& text) {
          "quantized, but it is one",
          kLoadedByPython);
   }
-  check_channels_last(manifest, paths_of(data, "channels_last"));
+  check_channels_last(manifest);
   return manifest;
 }
 

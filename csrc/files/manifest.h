@@ -31,11 +31,12 @@ using Names = std::map<std::string, std::string>;
 // The configuration in a file, checked as far as possible without the model.
 struct Manifest {
   std::map<std::string, StoredModule> modules;
-  Names shared_modules;            // further paths of shared modules, and their first path
-  Names shared_tensors;            // further names of shared tensors, and their first name
-  Names constants;                 // Python's buffers of no state dict, and their tensors
-  std::vector<std::string> fused;  // the paths of modules that compute with fused ops
-  std::string text;                // the JSON
+  Names shared_modules;                    // further paths of shared modules, and their first path
+  Names shared_tensors;                    // further names of shared tensors, and their first name
+  Names constants;                         // Python's buffers of no state dict, and their tensors
+  std::vector<std::string> fused;          // the paths of modules that compute with fused ops
+  std::vector<std::string> channels_last;  // convolutions whose floating weight has that format
+  std::string text;                        // the JSON
 };
 
 // Parse and check the JSON.

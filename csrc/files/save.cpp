@@ -121,6 +121,16 @@ Json::List fused_paths(const torch::nn::Module& model) {
   return paths;
 }
 
+// The paths of the convolutions whose floating weight is in channels_last.
+Json::List channels_last_paths(const std::vector<Layer>& modules) {
+  Json::List paths;
+  for (const auto& [path, module] : modules) {
+    const auto* conv = dynamic_cast<const nn::QuantizedConv2dImpl*>(module);
+    if (conv != nullptr && conv->channels_last) paths.emplace_back(path);
+  }
+  return paths;
+}
+
 void check_storable(const std::string& name, const at::Tensor& tensor) {
   check_name(name);
   const bool is_dense = tensor.layout() == c10::kStrided && !tensor.is_nested();
@@ -175,16 +185,17 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
     if (const char* tensor = narrow_name(*module)) narrow[c10::str(name, ".", tensor)] = module;
   }
   auto [stored, shared] = stored_tensors(model, narrow);
-  const std::string text = write_manifest({{"format", kFormat},
-                                           {"writer", c10::str("baraquant ", build_info().version)},
-                                           {"modules", std::move(modules)},
-                                           {"shared_modules", std::move(quantized.shared)},
-                                           {"shared_tensors", std::move(shared)},
-                                           {"constants", Json::Object()},
-                                           {"unpacked", Json::List()},
-                                           {"fused", fused_paths(model)},
-                                           {"channels_last", Json::List()}},
-                                          stored);
+  const std::string text =
+      write_manifest({{"format", kFormat},
+                      {"writer", c10::str("baraquant ", build_info().version)},
+                      {"modules", std::move(modules)},
+                      {"shared_modules", std::move(quantized.shared)},
+                      {"shared_tensors", std::move(shared)},
+                      {"constants", Json::Object()},
+                      {"unpacked", Json::List()},
+                      {"fused", fused_paths(model)},
+                      {"channels_last", channels_last_paths(quantized.modules)}},
+                     stored);
   const auto [header, ordered] = write_header(stored, text);
   replace_file(path, [&](OutputFile& file) {
     file.write(header.data(), header.size());

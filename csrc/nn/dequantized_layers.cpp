@@ -157,7 +157,12 @@ QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
   if (is_integer_) qweight.set_data(channels_inside(qweight));
 }
 
-torch::Tensor QuantizedConv2dImpl::dequantized_weight() { return dequantized(dtype_).contiguous(); }
+torch::Tensor QuantizedConv2dImpl::float_weight(torch::Dtype dtype) {
+  const auto weight = dequantized(dtype);
+  return channels_last ? weight.clone(torch::MemoryFormat::ChannelsLast) : weight.contiguous();
+}
+
+torch::Tensor QuantizedConv2dImpl::dequantized_weight() { return float_weight(dtype_); }
 
 torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
   const bool is_double = input.scalar_type() == torch::kFloat64;
@@ -176,13 +181,13 @@ torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
 }
 
 torch::Tensor QuantizedConv2dImpl::float_output(const torch::Tensor& input) {
-  const auto weight = dequantized(input.scalar_type()).contiguous();
-  return float_conv2d(rounded_input(input), weight, bias, conv);
+  return float_conv2d(rounded_input(input), float_weight(input.scalar_type()), bias, conv);
 }
 
 std::shared_ptr<torch::nn::Module> QuantizedConv2dImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto copy = std::make_shared<QuantizedConv2dImpl>(copied(device), conv);
+  copy->channels_last = channels_last;
   copy->train(is_training());
   return copy;
 }

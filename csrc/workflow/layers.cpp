@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "workflow/layers.h"
 
+#include <ATen/TensorUtils.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <array>
@@ -146,6 +147,14 @@ std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& 
           .rotate(prepared.config().rotate()));
 }
 
+// Whether a weight has the strides of channels_last. PyTorch chooses an algorithm by them, also where
+// there is one input or one position.
+bool is_channels_last(const torch::Tensor& weight) {
+  const auto sizes = weight.sizes();
+  return weight.strides() == at::IntArrayRef(c10::get_channels_last_strides_2d(sizes)) &&
+         weight.strides() != at::IntArrayRef(at::detail::defaultStrides(sizes));
+}
+
 template <typename... Modules>
 struct Known {
   // Calls `use` with the module in its own class; false if it is none of these.
@@ -182,8 +191,11 @@ std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
     return convert_linear(*linear, integers, floating_input);
   }
   if (auto* conv = dynamic_cast<nn::FakeQuantizedConv2dImpl*>(&prepared)) {
-    return std::make_shared<nn::QuantizedConv2dImpl>(
+    auto converted = std::make_shared<nn::QuantizedConv2dImpl>(
         dequantized(prepared, integers, floating_input), conv->options);
+    // Where a prepared layer cuts its weight into groups, it makes a copy.
+    converted->channels_last = is_channels_last(conv->weight) && !converted->group_size();
+    return converted;
   }
   const auto& embedding = dynamic_cast<const nn::FakeQuantizedEmbeddingImpl&>(prepared);
   const auto& how = prepared.config().weight();

@@ -56,7 +56,11 @@ ModulePtr conv_of(const std::vector<std::string>& arguments) {
     options.padding(torch::ExpandingArray<2>(number(6)));
   }
   if (arguments[8] == "circular") options.padding_mode(torch::kCircular);
-  return std::make_shared<torch::nn::Conv2dImpl>(options);
+  const auto conv = std::make_shared<torch::nn::Conv2dImpl>(options);
+  if (arguments[8] == "last") {
+    conv->weight.set_data(conv->weight.contiguous(torch::MemoryFormat::ChannelsLast));
+  }
+  return conv;
 }
 
 ModulePtr module_of(torch::nn::Module& model, const std::vector<std::string>& arguments) {

@@ -226,7 +226,7 @@ def test_what_cpp_lacks(run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 def test_the_memory_format_of_convolutions(
     run_jobs: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
-    """C++ computes with contiguous weights, and reads the files of others."""
+    """It is that of the floating weight, by which PyTorch chooses its algorithm."""
     a, b = tmp_path / "a", tmp_path / "b"
     line = "conv:Conv2d,3,4,3,3,2,1,1,zeros"
     model = Network(line)
@@ -237,7 +237,10 @@ def test_the_memory_format_of_convolutions(
     assert run_jobs(("copy", "float32", line, a, b, "")) == [["ok"]]
     loaded = baraquant.load_(Network(line), b)
     assert torch.equal(loaded.conv.qweight, model.conv.qweight)
-    assert not loaded.conv.channels_last and parts(b)[1]["channels_last"] == []
+    assert loaded.conv.channels_last and b.read_bytes() == a.read_bytes()
+    for groups, expected in (("W8A16", ["conv"]), ("W4A16", [])):  # groups are a copy
+        job = ("quantize", "float32", "conv:Conv2d,4,4,3,3,2,1,1,last", "", b, groups)
+        assert run_jobs(job)[0][0] == "ok" and parts(b)[1]["channels_last"] == expected
 
 
 # How a file is written.

@@ -330,8 +330,12 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::Conv2dOptions conv;
+  /// Whether the product is given a floating weight of this memory format, as the layer that this one
+  /// replaces gives it: PyTorch chooses its algorithm by that.
+  bool channels_last = false;
 
  private:
+  torch::Tensor float_weight(torch::Dtype dtype);
   torch::Tensor float_output(const torch::Tensor& input);
   bool is_integer_ = false;
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
