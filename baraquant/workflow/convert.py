@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import ops
 from ..configs import TensorConfig
@@ -134,13 +134,17 @@ class Converter:
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def convert(
-        self, prepared: nn.Module, integers: Integers | Int4Integers | None = None
+        self,
+        prepared: nn.Module,
+        integers: Integers | Int4Integers | None = None,
+        smooth: Tensor | None = None,
     ) -> nn.Module:
         """Return the quantized layer for a prepared one.
 
         Args:
             prepared: The prepared layer.
             integers: Its weight, quantized. None: rounded to nearest here.
+            smooth: What a linear layer divides its input by, ``[in_features]``; None: nothing.
 
         Raises:
             ValueError: A scale is unknown or not finite, or a registered kind of layer returns
@@ -150,15 +154,17 @@ class Converter:
         assert layer is not None
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
+
+        def own() -> Integers | Int4Integers | PackedIntegers:
+            if integers is None:
+                return self.integers(prepared)
+            return self._kept_as(prepared, integers)
+
         with settled(prepared):
-            new = layer.convert(
-                prepared,
-                lambda: (
-                    self.integers(prepared)
-                    if integers is None
-                    else self._kept_as(prepared, integers)
-                ),
-            )
+            if smooth is None:
+                new = layer.convert(prepared, own)
+            else:
+                new = linear_form(prepared).from_prepared(prepared, own(), smooth=smooth)
         form = form_of(new)
         if form not in layer.forms or form is None:
             names = " or ".join(form.module.__name__ for form in layer.forms)
