@@ -43,10 +43,12 @@ from baraquant.schemes import (  # noqa: E402
     W4A16,
     W8A8,
     W8A16,
+    Algorithm,
     SmoothQuant,
     W8A8Static,
 )
 from baraquant.workflow.fused_ops import use_fused_ops_  # noqa: E402
+from baraquant.workflow.passes import Pass, register_pass  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
 from baraquant.workflow.register import register_layer  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
@@ -75,8 +77,10 @@ __all__ = [
     "W4A16",
     "W8A8",
     "W8A16",
+    "Algorithm",
     "Choice",
     "LayerSensitivity",
+    "Pass",
     "PerChannel",
     "PerGroup",
     "PerTensor",
@@ -101,6 +105,7 @@ __all__ = [
     "quantize_",
     "reference",
     "register_layer",
+    "register_pass",
     "save",
     "sensitivity",
     "use_fused_ops_",

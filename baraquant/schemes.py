@@ -174,8 +174,45 @@ def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
     return TensorConfig(4, "per_group", symmetric, group_size=group_size)
 
 
+class Algorithm(Config):
+    """The base of schemes that :func:`baraquant.quantize_` carries out with a pass of their own.
+
+    A subclass is a frozen dataclass with a ``scheme`` of its own, which names it in dictionaries.
+    :func:`baraquant.register_pass` says which pass carries it out.
+
+    Attributes:
+        config: How its layers are quantized, after the pass has changed their weights.
+    """
+
+    config: QuantConfig
+
+    # Words for errors: why training cannot follow it, and what it needs beside one layer.
+    _is: ClassVar[str] = "is for a trained model"
+    _reach: ClassVar[str] = "it works on a whole model"
+
+    @property
+    def quantized(self) -> QuantConfig:
+        """How its layers are quantized: ``config``, where a subclass does not say otherwise."""
+        return self.config
+
+    def why_not_trained(self) -> str:
+        """Return the error of training, which cannot follow it."""
+        name = type(self).__name__
+        return (
+            f"{name}: expected a scheme that training can follow; {name} {self._is}: use "
+            f"baraquant.quantize_, or train with its config, {self.quantized}"
+        )
+
+    def why_not_alone(self) -> str:
+        """Return why a layer cannot be measured with it alone, and what to do instead."""
+        return (
+            f"{self._reach}: measure {self.quantized} instead, choose, and use "
+            f"{type(self).__name__} with the choice"
+        )
+
+
 @dataclass(frozen=True)
-class SmoothQuant(Config):
+class SmoothQuant(Algorithm):
     """W8A8 after the activations' outliers have moved into the weights (Xiao et al. 2023).
 
     Attributes:
@@ -221,13 +258,32 @@ class SmoothQuant(Config):
                 f"but got {self.activation}"
             )
 
+    @property
+    def quantized(self) -> QuantConfig:
+        """How the smoothed layers are quantized: ``activation``."""
+        return self.activation
+
+    def why_not_trained(self) -> str:
+        """Return the error of training, which cannot follow it."""
+        return (
+            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
+            "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
+        )
+
+    def why_not_alone(self) -> str:
+        """Return why a layer cannot be measured with it alone, and what to do instead."""
+        return (
+            "its smoothing needs a calibration of its own and changes the layers before: measure "
+            f"{self.activation} instead, or use SmoothQuant for the whole model"
+        )
+
     def __str__(self) -> str:
         """Return a short description."""
         return f"SmoothQuant(alpha={self.alpha}, {self.activation})"
 
 
 @dataclass(frozen=True)
-class AWQ(Config):
+class AWQ(Algorithm):
     """Weights scaled so that those of large inputs keep more precision (Lin et al. 2024, "AWQ").
 
     The layers are those of ``config``, and as fast. Before they are quantized, the weights of each
@@ -261,6 +317,8 @@ class AWQ(Config):
     """
 
     scheme: ClassVar[str] = "awq"
+    _is: ClassVar[str] = "needs calibration after training"
+    _reach: ClassVar[str] = "its scaling changes the layers before"
 
     config: QuantConfig
     steps: int = 20
@@ -293,7 +351,7 @@ class AWQ(Config):
 
 
 @dataclass(frozen=True)
-class GPTQ(Config):
+class GPTQ(Algorithm):
     """Weights rounded so that their errors cancel on typical inputs (Frantar et al. 2023, "GPTQ").
 
     The layers are those of ``config``, and as fast. Only their integers and scales are others:
@@ -336,6 +394,8 @@ class GPTQ(Config):
     """
 
     scheme: ClassVar[str] = "gptq"
+    _is: ClassVar[str] = "needs calibration after training"
+    _reach: ClassVar[str] = "its rounding follows the layers before, which no measurement knows yet"
 
     config: QuantConfig
     damping: float = 0.01
@@ -358,25 +418,20 @@ class GPTQ(Config):
         return f"GPTQ({self.config}, damping={self.damping}{order})"
 
 
-# What quantize_ takes, and training does not: each needs calibration.
-AFTER_TRAINING: tuple[type[Config], ...] = (SmoothQuant, AWQ, GPTQ)
+def scheme_of(config: Config) -> QuantConfig:
+    """Return how layers are quantized, whatever an algorithm changes before."""
+    scheme: Any = config.quantized if isinstance(config, Algorithm) else config
+    _check_config(type(config).__name__, scheme)
+    quantized: QuantConfig = scheme
+    return quantized
 
 
 def quant_config(config: Any) -> QuantConfig:
     """Return a configuration that layers can be prepared with; raise an error for other values."""
     if isinstance(config, QuantConfig):
         return config
-    if isinstance(config, SmoothQuant):
-        raise ValueError(
-            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
-            "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
-        )
-    if isinstance(config, (AWQ, GPTQ)):
-        name = type(config).__name__
-        raise ValueError(
-            f"{name}: expected a scheme that training can follow; {name} needs calibration after "
-            f"training: use baraquant.quantize_, or train with its config, {config.config}"
-        )
+    if isinstance(config, Algorithm):
+        raise ValueError(config.why_not_trained())
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 
 
@@ -394,7 +449,12 @@ def what_it_is(config: Any) -> str:
 
 def _check_config(name: str, config: Any) -> None:
     if not isinstance(config, QuantConfig):
+        both = (
+            f"; a layer has one algorithm: use {config.quantized}, or give other layers the other"
+            if isinstance(config, Algorithm)
+            else ""
+        )
         raise TypeError(
             f"{name}: expected config to be a QuantConfig, for example W4A16(), but got "
-            f"{what_it_is(config)}"
+            f"{what_it_is(config)}{both}"
         )

@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..configs import Config
-from ..workflow.quantize import what_needs_calibration
+from ..workflow.passes import what_needs_calibration
 from ..workflow.rules import Rule, Rules
 
 NAME = "baraquant"

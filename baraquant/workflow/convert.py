@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import ops
 from ..configs import TensorConfig
@@ -32,7 +32,7 @@ from .layers import (
 from .replace import Decision, Swap, choose_swaps, swap_in_turn, take_over
 from .report import Report
 from .rotation import about_rotation
-from .served import StoredWeight, packs_weight
+from .served import StoredWeight, packs_weight, served_linear
 
 CALLER = "baraquant.qat.convert_"
 
@@ -133,13 +133,17 @@ class Converter:
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
     def convert(
-        self, prepared: nn.Module, integers: Integers | Int4Integers | None = None
+        self,
+        prepared: nn.Module,
+        integers: Integers | Int4Integers | None = None,
+        smooth: Tensor | None = None,
     ) -> nn.Module:
         """Return the quantized layer for a prepared one.
 
         Args:
             prepared: The prepared layer.
             integers: Its weight, quantized. None: rounded to nearest here.
+            smooth: What a linear layer divides its input by, ``[in_features]``; None: nothing.
 
         Raises:
             ValueError: A scale is unknown or not finite, or a registered kind of layer returns
@@ -150,7 +154,12 @@ class Converter:
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         with settled(prepared):
-            new = layer.convert(prepared, self._integers(prepared, integers))
+            own = self._integers(prepared, integers)
+            if smooth is None:
+                new = layer.convert(prepared, own)
+            else:
+                assert own is not None
+                new = served_linear(prepared, own, smooth=smooth)
         form = form_of(new)
         if form not in layer.forms or form is None:
             names = " or ".join(form.module.__name__ for form in layer.forms)

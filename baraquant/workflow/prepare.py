@@ -16,11 +16,12 @@ from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
 from .calibration.static import observe_inputs
 from .inference_mode import makes_normal_tensors
+from .passes import Chosen
 from .replace import FilterFn, swap
 from .report import Report, total_bytes
 from .rotation import rotate_weights_
 from .rules import Rule, Rules
-from .select import Chosen, Selector, filter_of, nothing_to
+from .select import Selector, filter_of, nothing_to
 from .unpack import unpacked
 
 CALLER = "baraquant.qat.prepare_"

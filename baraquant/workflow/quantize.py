@@ -7,7 +7,6 @@ is converted.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -15,22 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
-from ..nn import FakeQuantizedLinear, QuantizesWeight
-from ..schemes import AFTER_TRAINING, AWQ, GPTQ, SmoothQuant
+from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .arithmetic import warn_if_no_faster
-from .awq.layers import find_scalings
-from .calibration.run import UNREACHED, Calibration, Run
-from .calibration.static import observe_inputs
-from .gptq.layers import SEVERAL_TIMES, quantize_layers
+from .calibration.run import Calibration, Run
+from .calibration.static import calibrate_inputs
 from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
-from .make import Maker, check_layers, fixed_input, make, swap_layers
+from .make import check_layers, swap_layers
+from .passes import Task, passes_of, what_needs_calibration
 from .replace import FilterFn, check_model
 from .report import Report, total_bytes, total_parameters
 from .rules import Rule, Rules
-from .select import Chosen, Selector, filter_of, nothing_to, own_linear_layers, scheme_of
-from .smoothquant.producers import fold, parameter_owners
-from .smoothquant.smoothing import Smoothing, find_smoothings
+from .select import Selector, filter_of, nothing_to
+from .smoothquant.producers import parameter_owners
 from .unpack import unpacked
 
 _CALLER = "baraquant.quantize_"
@@ -137,57 +133,34 @@ def quantize_(
         chosen, report = selector.choose(model, chosen_by, parts)
         if not chosen:
             raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
-        plan, by_gptq = _calibrate(chosen, Run(model, calibration, progress, _CALLER))
-        check_layers(chosen, plan, by_gptq, _CALLER)
+        run = Run(model, calibration, progress, _CALLER)
+        task = Task(run, chosen, parameter_owners(model))
+        passes = passes_of(task)
+        for each, layers in passes.items():
+            if not each.after_inputs:
+                each.plan(layers, task)
+        calibrate_inputs({path: one for path, one in chosen.items() if one.scaling is None}, run)
+        for each, layers in passes.items():
+            if each.after_inputs:
+                each.plan(layers, task)
+        check_layers(chosen, _CALLER)
         # Warnings come before the model changes: they may be errors.
-        _warn(chosen, plan)
-    names = set(chosen)
-    parts.before.clear()
-    report = swap_layers(model, chosen, report, _CALLER, plan, by_gptq)
+        prepared = {path: one.prepared for path, one in chosen.items()}
+        schemes = {path: one.scheme for path, one in chosen.items()}
+        warn_if_no_faster(prepared, schemes, _CALLER)
+    # From here on nothing fails, and each float layer is freed as soon as it is swapped.
+    for held in (parts.before, prepared, *passes.values()):
+        held.clear()
+    report = swap_layers(model, chosen, report, _CALLER)
     parts.release()
-    _fold(model, names, plan)
+    for each in passes:
+        each.finish(model)
     return replace(
         report,
         total_parameters=parameters,
         bytes_before=before,
         bytes_after=total_bytes(model),
     )
-
-
-def _calibrate(
-    chosen: dict[str, Chosen], run: Run
-) -> tuple[dict[str, Smoothing], dict[str, nn.Module]]:
-    """Run what needs data; return how layers are scaled, and those that :class:`GPTQ` made."""
-    for_gptq = own_linear_layers(run.model, chosen, GPTQ, "rounded to nearest")
-    if for_gptq:
-        run.check_repeatable(SEVERAL_TIMES)
-    plan = _smoothings(chosen, run)
-    for_awq = own_linear_layers(run.model, chosen, AWQ, "not scaled")
-    plan |= find_scalings(for_awq, run)
-    calibrate_inputs({path: one for path, one in chosen.items() if path not in plan}, run)
-    maker = Maker((one.prepared for one in chosen.values()), plan)
-    return plan, quantize_layers(
-        for_gptq,
-        run,
-        maker.ready,
-        lambda path, one, integers: make(maker, path, one, _CALLER, integers),
-        kept=maker.divided(),
-    )
-
-
-def _warn(chosen: Mapping[str, Chosen], plan: Mapping[str, Smoothing]) -> None:
-    """Warn of what a scheme was expected to do, and will not."""
-    prepared = {path: one.prepared for path, one in chosen.items()}
-    schemes = {path: one.scheme for path, one in chosen.items()}
-    warn_if_no_faster(prepared, schemes, _CALLER, stacklevel=5)
-    by_smoothquant = {path for path, one in chosen.items() if isinstance(one.config, SmoothQuant)}
-    smoothed = {path for path, one in plan.items() if one.alpha is not None}
-    if by_smoothquant and not by_smoothquant & smoothed:
-        warnings.warn(
-            f"{_CALLER}: expected SmoothQuant to smooth a layer, but it smooths none: no "
-            "linear layer is reached by the calibration data and gains from it",
-            stacklevel=4,
-        )
 
 
 def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
@@ -200,13 +173,6 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
         activation = replace(activation, learned=False, dynamic=False)
     plain = config.with_float_backward()
     return replace(plain, weight=weight, activation=activation)
-
-
-def what_needs_calibration(config: Config) -> str | None:
-    """Return what in a configuration needs calibration data; None if nothing does."""
-    if isinstance(config, AFTER_TRAINING):
-        return type(config).__name__
-    return "a static input" if scheme_of(config).is_static else None
 
 
 def check_module(module: nn.Module, config: Config) -> str | None:
@@ -228,60 +194,3 @@ def _is_finite(weight: Tensor) -> bool:
     if weight.numel() == 0:
         return True
     return bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())
-
-
-def _smoothings(chosen: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing]:
-    """Return how the linear layers of :class:`SmoothQuant` are smoothed."""
-    owners = parameter_owners(run.model)
-    plan: dict[str, Smoothing] = {}
-    for config in {one.config: None for one in chosen.values()}:
-        linears = {
-            path: one.module
-            for path, one in chosen.items()
-            if one.config == config and isinstance(one.prepared, FakeQuantizedLinear)
-        }
-        if isinstance(config, SmoothQuant) and linears:
-            tied = {path for path, linear in linears.items() if owners[id(linear.weight)] > 1}
-            weights = {path: chosen[path].prepared.rows_of_weight() for path in linears}
-            found = find_smoothings(config, run, weights, tied)
-            for path in linears.keys() - found.keys():
-                one = chosen[path]
-                if scheme_of(config).is_static:
-                    _leave_input(path, one, run.where)
-                else:
-                    one.remark = "; not smoothed, as the calibration data does not reach it"
-            plan |= found
-    return plan
-
-
-def calibrate_inputs(chosen: Mapping[str, Chosen], run: Run) -> None:
-    """Give layers with static inputs the scales of their observers."""
-    if run.data is None:
-        return
-    observers = observe_inputs(chosen, run)
-    reached = {path for path, _ in observers}
-    for path, one in chosen.items():
-        if one.prepared.config.is_static and path not in reached:
-            _leave_input(path, one, run.where)
-    for (path, name), observer in observers.items():
-        activation = chosen[path].prepared.config.activation
-        low, high = activation.quant_min, activation.quant_max
-        qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
-        setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path].module))
-
-
-def _leave_input(path: str, one: Chosen, caller: str) -> None:
-    """Let a layer that no calibration data reaches keep a floating input."""
-    if not isinstance(one.prepared, QuantizesWeight):
-        raise ValueError(f"{caller}: {path}: {UNREACHED}")
-    one.prepared = one.prepared.with_floating_input()
-    one.remark = "; its input stays floating, as the calibration data does not reach it"
-
-
-def _fold(model: nn.Module, chosen: set[str], plan: Mapping[str, Smoothing]) -> None:
-    """Fold the divisions into the preceding modules; quantized ones have them already."""
-    at = dict(model.named_modules())
-    folded = {one.producer: one.smooth for one in plan.values() if one.producer is not None}
-    for path, smooth in folded.items():
-        if path not in chosen and smooth is not None:
-            fold(at[path], smooth)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from .._table import some
 from ..configs import Config, QuantConfig
-from ..schemes import AFTER_TRAINING, quant_config
+from ..schemes import Algorithm, quant_config
+from .passes import pass_of
 from .report import FLOATING, UNMATCHED
 
 Rule: TypeAlias = str | type[nn.Module]
@@ -30,8 +31,7 @@ class Rules:
     Args:
         config: A configuration, or a dictionary from patterns and types to configurations.
         caller: The public function, for the messages.
-        trains: Whether training follows, which :class:`SmoothQuant`, :class:`AWQ` and
-            :class:`GPTQ` do not support.
+        trains: Whether training follows, which no :class:`baraquant.Algorithm` supports.
 
     Raises:
         TypeError: A value is not a configuration, or a key is neither a pattern nor a type.
@@ -61,7 +61,9 @@ class Rules:
             if value is None and not self._is_one:
                 continue
             try:
-                if trains or not isinstance(value, AFTER_TRAINING):
+                if not trains and isinstance(value, Algorithm):
+                    pass_of(value)
+                else:
                     quant_config(value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{caller}: {where}{error}") from None

@@ -4,91 +4,26 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from .._table import some
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import QuantizesWeight
-from ..schemes import AWQ, GPTQ, SmoothQuant
+from ..schemes import scheme_of
 from .computed import compute_as, is_computed, plain
 from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
+from .passes import Chosen
 from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
 from .report import FILTERED, PREPARED, Report
 from .rotation import ROTATED, not_rotated
 from .rules import Rules
-from .smoothquant.producers import parameter_owners
 from .unpack import Unpacked, is_packed, why_not_unpacked
-
-
-@dataclass
-class Chosen:
-    """A layer to quantize.
-
-    Attributes:
-        module: The float module.
-        layer: Its kind.
-        config: Its configuration, as the caller gave it.
-        prepared: The layer that replaces it in training. It has the module's parameters.
-        remark: What a report adds to the name of what the layer becomes.
-        importance: For :class:`baraquant.AWQ`, the sum of the squares of each channel of the input,
-            ``[K]``, by which the search for scales weighs the errors; None: not known.
-    """
-
-    module: nn.Module
-    layer: Layer
-    config: Config
-    prepared: nn.Module
-    remark: str = ""
-    importance: Tensor | None = None
-
-    @property
-    def scheme(self) -> QuantConfig:
-        """How it is quantized, after any smoothing, and however its weight is rounded."""
-        return scheme_of(self.config)
-
-
-def scheme_of(config: Config) -> QuantConfig:
-    """Return how layers are quantized, after any smoothing, and however weights are rounded."""
-    scheme: Config = config
-    if isinstance(config, SmoothQuant):
-        scheme = config.activation
-    elif isinstance(config, (AWQ, GPTQ)):
-        scheme = config.config
-    assert isinstance(scheme, QuantConfig)
-    return scheme
-
-
-def own_linear_layers(
-    model: nn.Module, chosen: Mapping[str, Chosen], kind: type[Config], instead: str
-) -> dict[str, Chosen]:
-    """Return the linear layers of a kind of scheme that share their weight with no other module.
-
-    The other layers of that scheme get a remark.
-
-    Args:
-        model: The float model.
-        chosen: All layers to quantize, by path.
-        kind: :class:`GPTQ` or :class:`AWQ`.
-        instead: What is done to the others, for the remark: ``"rounded to nearest"``.
-    """
-    owners = parameter_owners(model)
-    found: dict[str, Chosen] = {}
-    for path, one in chosen.items():
-        if not isinstance(one.config, kind):
-            continue
-        if one.layer.training not in ROTATED:
-            one.remark += f"; {instead}, as {kind.__name__} is for linear layers"
-        elif owners[id(one.module.weight)] > 1:
-            one.remark += f"; {instead}, as other modules share its weight"
-        else:
-            found[path] = one
-    return found
 
 
 def is_candidate(module: nn.Module) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
@@ -36,7 +35,6 @@ def served_linear(
     weight: StoredWeight,
     *,
     smooth: Tensor | None = None,
-    dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Return the linear layer that serves a prepared one.
 
@@ -44,8 +42,6 @@ def served_linear(
         prepared: The prepared layer.
         weight: Its weight, quantized.
         smooth: ``[in_features]``: what the input is divided by before it becomes integers.
-        dtype: The dtype of the floating weight that the new layer computes when it is read. None:
-            that of the prepared layer's.
 
     Raises:
         ValueError: The range of the input is not known yet.
@@ -57,7 +53,7 @@ def served_linear(
         **_weight_arguments(prepared, weight, floating=how == "floating"),
         **read(prepared, weight, smooth),
         **packed,
-        "dtype": dtype or prepared.float_weight().dtype,
+        "dtype": prepared.float_weight().dtype,
         "transposed": prepared.transposed_groups > 0,
         "rotate": prepared.rotate or None,
     }

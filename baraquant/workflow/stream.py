@@ -17,13 +17,14 @@ from ..configs import Config
 from ..nn import QuantizesWeight
 from .arithmetic import warn_if_no_faster
 from .layers import weights_of
-from .make import Maker, check_layers, make, swap_layers
+from .make import Maker, check_layers, swap_layers
+from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
 from .replace import FilterFn, paths_of, put_at, swap
 from .report import Report
 from .rotation import about_rotation
 from .rules import Rule, Rules
-from .select import Chosen, Selector, nothing_to
+from .select import Selector, nothing_to
 from .unpack import Unpacked, is_packed
 
 
@@ -154,10 +155,10 @@ class Stream:
         swaps = {path: (self._chosen[path].module, new) for path, new in self._made.items()}
         order = [path for path in self._chosen if path in ready or path in changed]
         self._chosen.clear()
-        check_layers(ready, {}, {}, self._caller)
+        check_layers(ready, self._caller)
         # What a model has kept of these layers beside their places gets the new ones too.
         placed = swap(self._model, swaps, replace(self._report, changed=changed))
-        report = swap_layers(self._model, ready, self._report, self._caller, {}, {})
+        report = swap_layers(self._model, ready, self._report, self._caller)
         changed = placed.changed | report.changed
         computes = placed.computes | report.computes
         return replace(
@@ -181,8 +182,8 @@ class Stream:
                 if isinstance(prepared, str):
                     raise ValueError(f"{self._caller}: {path}: {prepared}")
                 ready[path] = replace(self._chosen[path], prepared=prepared)
-            maker = Maker(one.prepared for one in ready.values())
-            return {path: make(maker, path, one, self._caller) for path, one in ready.items()}
+            maker = Maker((one.prepared for one in ready.values()), self._caller)
+            return {path: maker.make(path, one) for path, one in ready.items()}
         finally:
             for path, module in modules.items():
                 module.weight = empty[path]

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import AWQ, W4A16, W8A16, QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantizedLinear, WeightOnlyInt4Linear, WeightOnlyLinear
-from baraquant.workflow import fit, quantize
+from baraquant.workflow import fit
+from baraquant.workflow.awq import layers
 from baraquant.workflow.awq.layers import Inputs, scaling
 from baraquant.workflow.smoothquant.producers import can_fold, fold
 from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
@@ -191,9 +192,9 @@ def plan_of(monkeypatch: pytest.MonkeyPatch, model: nn.Module, *args: Any, **kwa
         plans.append(find(*given, **options))
         return plans[0]
 
-    find = quantize.find_scalings
+    find = layers.find_scalings
     with monkeypatch.context() as patch:
-        patch.setattr(quantize, "find_scalings", found)
+        patch.setattr(layers, "find_scalings", found)
         baraquant.quantize_(copy.deepcopy(model), *args, **kwargs)
     return plans[0]
 

@@ -29,10 +29,11 @@ from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
 from ..fit import fit, searches_scales
 from ..gptq.formula import Hessian
-from ..select import Chosen
+from ..passes import Chosen, Scaling, Task, register_pass
+from ..rotation import ROTATED
 from ..smoothquant.flow import Group, find_groups
+from ..smoothquant.layers import ScalesInputs
 from ..smoothquant.producers import can_fold
-from ..smoothquant.smoothing import Smoothing
 
 
 class SeenSquares(Seen):
@@ -133,6 +134,24 @@ def output_error(
     return product / of_weight.double().square() / of_hessian.double()
 
 
+class AWQPass(ScalesInputs):
+    """Scales the weights of the linear layers of :class:`baraquant.AWQ`."""
+
+    reads = "several times for AWQ"
+    instead = "not scaled"
+    name = ", AWQ"
+
+    def why_not(self, layer: Chosen) -> str | None:
+        """Return why a layer is not scaled."""
+        return None if layer.layer.training in ROTATED else "AWQ is for linear layers"
+
+    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+        """Find the factors of each layer."""
+        self.scale(find_scalings(layers, task.run), task)
+
+
+register_pass(AWQ, AWQPass)
+
 _UNREACHED = "; not scaled, as the calibration data does not reach it"
 _NO_PRODUCER = "; not scaled, as no preceding layer can absorb the division"
 _READABLE = "; not scaled, as other calls may read the output of {}"
@@ -142,7 +161,7 @@ _NO_GAIN = "; not scaled, as no factors lower the error"
 _BYTES = 1 << 30
 
 
-def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing]:
+def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
     """Run the calibration, and return the factors of the layers to scale; others get a remark.
 
     Args:
@@ -150,12 +169,11 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing
         run: The calibration.
 
     Raises:
-        ValueError: The data can be read only once, it reaches no layer, or no input of one is
-            finite. The message has the layer's path.
+        ValueError: The data reaches no layer, or no input of one is finite. The message has the
+            layer's path.
     """
     if not layers:
         return {}
-    run.check_repeatable("several times for AWQ")
     seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
     found, unreached = find_groups(run, seen, set(), "what feeds the layers")
     for path, one in layers.items():
@@ -183,7 +201,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Smoothing
             for path in group.layers:
                 layers[path].remark += _NO_GAIN
     return {
-        path: Smoothing(group.smooth, group.alpha, group.producer)
+        path: Scaling(group.smooth, group.alpha, group.producer)
         for group in groups
         if group.smooth is not None
         for path in group.layers

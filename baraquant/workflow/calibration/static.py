@@ -6,15 +6,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 from ... import ops
-from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize
+from ...configs import TensorConfig
+from ...nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize, QuantizesWeight
 from ...nn.shared.rotation import rotate_of
+from ..layers import weights_of
+from ..passes import Chosen
 from ..replace import put
-from ..select import Chosen
 from .observers import OBSERVERS, Observer, Through
-from .run import Run, Watcher
+from .run import UNREACHED, Run, Watcher
+
+
+def calibrate_inputs(chosen: Mapping[str, Chosen], run: Run) -> None:
+    """Give layers with static inputs the scales of their observers."""
+    if run.data is None:
+        return
+    observers = observe_inputs(chosen, run)
+    reached = {path for path, _ in observers}
+    for path, one in chosen.items():
+        if one.prepared.config.is_static and path not in reached:
+            leave_input(path, one, run.where)
+    for (path, name), observer in observers.items():
+        activation = chosen[path].prepared.config.activation
+        low, high = activation.quant_min, activation.quant_max
+        qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
+        setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path].module))
+
+
+def leave_input(path: str, one: Chosen, caller: str) -> None:
+    """Let a layer that no calibration data reaches keep a floating input."""
+    if not isinstance(one.prepared, QuantizesWeight):
+        raise ValueError(f"{caller}: {path}: {UNREACHED}")
+    one.prepared = one.prepared.with_floating_input()
+    one.remark = "; its input stays floating, as the calibration data does not reach it"
+
+
+def fixed_input(
+    qparams: tuple[Tensor, Tensor], activation: TensorConfig, module: nn.Module
+) -> FakeQuantize:
+    """Return what rounds a static input: a scale and a zero point, on the device of the layer."""
+    scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
+    low, high = activation.quant_min, activation.quant_max
+    return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
 
 
 def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, str], Observer]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,62 +26,69 @@ from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
 from ..fit import searches_scales
+from ..make import Maker
+from ..passes import Chosen, Pass, Task, register_pass
 from ..replace import put
-from ..select import Chosen
+from ..rotation import ROTATED
 from .formula import Hessian, rounded
 
-SEVERAL_TIMES = "several times for GPTQ"
 _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
 
 
-def quantize_layers(
-    layers: Mapping[str, Chosen],
-    run: Run,
-    ready: Callable[[str, Chosen], nn.Module],
-    make: Callable[[str, Chosen, Integers | Int4Integers], nn.Module],
-    *,
-    kept: set[str],
-) -> dict[str, nn.Module]:
-    """Return the quantized layers by their paths; the model is as it was afterwards.
+class GPTQPass(Pass):
+    """Rounds the weights of the linear layers of :class:`baraquant.GPTQ`."""
 
-    A layer that the data does not reach is not among them, and gets a remark.
+    reads = "several times for GPTQ"
+    after_inputs = True
+    instead = "rounded to nearest"
 
-    Args:
-        layers: The linear layers of :class:`GPTQ`, by path.
-        run: The calibration.
-        ready: Returns the prepared layer whose weight is to be rounded.
-        make: Returns the quantized layer for the integers of its weight.
-        kept: Paths of layers that stay floating in the runs, as their weights are scaled for
-            neighbours that are not scaled yet.
+    def __init__(self) -> None:
+        self._made: set[str] = set()
 
-    Raises:
-        ValueError: The data reaches no layer, no input of one is finite, or a Hessian cannot be
-            inverted. The message has the layer's path.
-    """
-    if not layers:
-        return {}
-    run.check_repeatable(SEVERAL_TIMES)
-    calls = _Calls()
-    seen = {path: _Seen(calls, path) for path in layers}
-    unreached = run(seen, "order of the layers")
-    calls.last = None
-    for path in unreached:
-        layers[path].remark += _UNREACHED
-    made: dict[str, nn.Module] = {}
-    try:
-        with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
-            for paths in calls.sets:
-                hessians = _hessians({p: layers[p] for p in paths}, run, seen)
-                for path in paths:
-                    one = layers[path]
-                    prepared = ready(path, one)
-                    matrix = hessians.pop(path).matrix
-                    made[path] = make(path, one, _integers(path, one, prepared, matrix, run.where))
-                put(run.model, [(layers[p].module, made[p]) for p in paths if p not in kept])
-                bar.advance()
-    finally:
-        put(run.model, [(new, layers[path].module) for path, new in made.items()])
-    return made
+    def why_not(self, layer: Chosen) -> str | None:
+        """Return why the weight of a layer is rounded to nearest."""
+        return None if layer.layer.training in ROTATED else "GPTQ is for linear layers"
+
+    def describe(self, path: str) -> str:
+        """Return the name of the algorithm, where it rounded the weight."""
+        return ", GPTQ" if path in self._made else ""
+
+    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+        """Make the quantized layers; one that the data does not reach gets a remark.
+
+        Raises:
+            ValueError: The data reaches no layer, no input of one is finite, or a Hessian cannot be
+                inverted. The message has the layer's path.
+        """
+        if not layers:
+            return
+        run, calls = task.run, _Calls()
+        seen = {path: _Seen(calls, path) for path in layers}
+        unreached = run(seen, "order of the layers")
+        calls.last = None
+        for path in unreached:
+            layers[path].remark += _UNREACHED
+        maker = Maker((one.prepared for one in task.chosen.values()), run.where)
+        made: dict[str, nn.Module] = {}
+        try:
+            with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
+                for paths in calls.sets:
+                    hessians = _hessians({p: layers[p] for p in paths}, run, seen)
+                    for path in paths:
+                        one, matrix = layers[path], hessians.pop(path).matrix
+                        integers = _integers(path, one, maker.ready(path, one), matrix, run.where)
+                        made[path] = one.made = maker.make(path, one, integers)
+                    # A layer whose outputs are divided for others, which do not expect it yet,
+                    # stays floating in the runs.
+                    own = [(path, layers[path]) for path in paths if layers[path].divisor is None]
+                    put(run.model, [(one.module, made[path]) for path, one in own])
+                    bar.advance()
+        finally:
+            put(run.model, [(new, layers[path].module) for path, new in made.items()])
+        self._made = set(made)
+
+
+register_pass(GPTQ, GPTQPass)
 
 
 def _hessians(
@@ -122,7 +129,7 @@ def _integers(
         warnings.warn(
             f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "
             f"definite; it is with {used:g}, which was used. More calibration data helps",
-            stacklevel=5,
+            stacklevel=6,
         )
     return integers
 

@@ -18,9 +18,10 @@ from ...configs import QuantConfig
 from ..calibration.finite import OutputErrors
 from ..calibration.run import Calibration, Run, evaluating, runs_once
 from ..calibration.state import State
+from ..calibration.static import calibrate_inputs
 from ..layers import inside, layer_of, weights_of
-from ..make import Maker, make
-from ..quantize import after_training, calibrate_inputs, check_module
+from ..make import Maker
+from ..quantize import after_training, check_module
 from ..replace import FilterFn, paths_of
 from ..report import FILTERED
 from ..rules import Rules
@@ -399,10 +400,10 @@ class _Measured:
             chosen, report = selector.choose(self.model, filter_fn, kept)
             if chosen:
                 calibrate_inputs(chosen, run)
-            maker = Maker(one.prepared for one in chosen.values())
+            maker = Maker((one.prepared for one in chosen.values()), _CALLER)
             for path, one in chosen.items():
                 found[path] = one.module
-                self.layers.setdefault(path, {})[name] = make(maker, path, one, _CALLER)
+                self.layers.setdefault(path, {})[name] = maker.make(path, one)
             for path, reason in report.left_out.items():
                 self.refused.setdefault(path, {})[name] = reason
         if not found:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...configs import QuantConfig
-from ...schemes import AWQ, GPTQ, SmoothQuant, what_it_is
+from ...schemes import Algorithm, what_it_is
 
 FLOAT = "float"  # the name of the column of layers as they are
 
@@ -23,23 +23,10 @@ def named_configs(configs: Any, caller: str) -> dict[str, QuantConfig]:
         raise ValueError(f"{caller}: expected configs to have a configuration, but it is empty")
     values = list(configs.values() if isinstance(configs, Mapping) else configs)
     for value in values:
-        if isinstance(value, SmoothQuant):
+        if isinstance(value, Algorithm):
             raise ValueError(
                 f"{caller}: expected schemes that quantize each layer by itself, but got {value}; "
-                "its smoothing needs a calibration of its own and changes the layers before: "
-                f"measure {value.activation} instead, or use SmoothQuant for the whole model"
-            )
-        if isinstance(value, AWQ):
-            raise ValueError(
-                f"{caller}: expected schemes that quantize each layer by itself, but got {value}; "
-                "its scaling changes the layers before: measure "
-                f"{value.config} instead, choose, and use AWQ with the choice"
-            )
-        if isinstance(value, GPTQ):
-            raise ValueError(
-                f"{caller}: expected schemes that quantize each layer by itself, but got {value}; "
-                "its rounding follows the layers before, which no measurement knows yet: measure "
-                f"{value.config} instead, choose, and use GPTQ with the choice"
+                f"{value.why_not_alone()}"
             )
         if not isinstance(value, QuantConfig):
             raise TypeError(

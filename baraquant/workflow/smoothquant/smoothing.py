@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from ...schemes import SmoothQuant
 from ..calibration.finite import OutputErrors
 from ..calibration.observers import OBSERVERS, Through
 from ..calibration.run import Run
+from ..passes import Scaling
 from .flow import Group, find_groups
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
@@ -167,29 +168,9 @@ def range_after(channels: ChannelRange, smooth: Tensor, symmetric: bool) -> tupl
     return ops.choose_qparams_per_tensor(ends, symmetric=symmetric)
 
 
-@dataclass(frozen=True)
-class Smoothing:
-    """The result of calibration for one linear layer.
-
-    Attributes:
-        smooth: The divisor of its input, ``[K]``; None: no division.
-        alpha: The migration strength; None if nothing is smoothed.
-        producer: The path of the preceding module that absorbs the division; None if there is none.
-        qparams: The scale and the zero point of the smoothed input if activations are static.
-        readable: The path of the preceding module that would absorb it, if no call that calibration
-            did not make could read its output.
-    """
-
-    smooth: Tensor | None = None
-    alpha: float | None = None
-    producer: str | None = None
-    qparams: tuple[Tensor, Tensor] | None = None
-    readable: str | None = None
-
-
 def find_smoothings(
     config: SmoothQuant, run: Run, weights: Mapping[str, Tensor], fixed: set[str]
-) -> dict[str, Smoothing]:
+) -> dict[str, Scaling]:
     """Run the calibration, up to three times, and return what to do with each layer it reaches.
 
     Args:
@@ -216,7 +197,7 @@ def find_smoothings(
             group.alpha = float(config.alpha)
             group.smooth = _factors(group, weights, ranges, group.alpha)
     found = {
-        path: Smoothing(
+        path: Scaling(
             group.smooth,
             group.alpha,
             group.producer if group.smooth is not None else None,
@@ -225,7 +206,7 @@ def find_smoothings(
         for group in groups
         for path in group.layers
     }
-    found |= {path: Smoothing() for path in fixed - unreached}
+    found |= {path: Scaling() for path in fixed - unreached}
     if observer is None:
         return found
     qparams = _static(found, ranges, observer, activation.symmetric, run)
@@ -278,7 +259,7 @@ def _search(
 
 
 def _static(
-    found: Mapping[str, Smoothing],
+    found: Mapping[str, Scaling],
     ranges: Mapping[str, ChannelRange],
     observer: str,
     symmetric: bool,

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Algorithms as passes: what :func:`baraquant.quantize_` does between the choice and the swap.
+
+An :class:`baraquant.Algorithm` is a configuration, and its :class:`Pass` carries it out. Each
+algorithm registers its own pass; nothing else here knows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ..configs import Config, QuantConfig
+from ..schemes import Algorithm, scheme_of
+from .calibration.run import Run
+from .layers import Layer, weights_of
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the input of a linear layer is divided, and its weight multiplied.
+
+    Attributes:
+        smooth: The divisor of its input, ``[K]``; None: no division.
+        alpha: The exponent that gave it; None if nothing is scaled.
+        producer: The path of the preceding module that absorbs the division. None: the layer
+            divides its input itself.
+        qparams: The scale and the zero point of the divided input if it is static.
+        readable: The path of the preceding module that would absorb it, if no call that calibration
+            did not make could read its output.
+    """
+
+    smooth: Tensor | None = None
+    alpha: float | None = None
+    producer: str | None = None
+    qparams: tuple[Tensor, Tensor] | None = None
+    readable: str | None = None
+
+    def about(self) -> str:
+        """Return what a report says of it."""
+        if self.alpha is None:
+            return ""
+        where = "in its input" if self.producer is None else f"folded into {self.producer}"
+        is_readable = self.readable is not None and self.producer is None
+        why = f", as other calls may read the output of {self.readable}" if is_readable else ""
+        return f", alpha {self.alpha:g} {where}{why}"
+
+
+@dataclass
+class Chosen:
+    """A layer to quantize.
+
+    Attributes:
+        module: The float module.
+        layer: Its kind.
+        config: Its configuration, as the caller gave it.
+        prepared: The layer that replaces it in training. It has the module's parameters.
+        remark: What a report adds to the name of what the layer becomes.
+        algorithm: The pass of its configuration, which may change its weight; None: there is none.
+        importance: The sum of the squares of each channel of the input, ``[K]``, by which the
+            search for scales weighs the errors; None: all count alike.
+        scaling: How its input features are scaled; None: no pass decides on that.
+        divisor: What its outputs are divided by for the layers after it, ``[N]``; None: nothing.
+        made: The quantized layer, where a pass has made it already.
+    """
+
+    module: nn.Module
+    layer: Layer
+    config: Config
+    prepared: nn.Module
+    remark: str = ""
+    algorithm: Pass | None = None
+    importance: Tensor | None = None
+    scaling: Scaling | None = None
+    divisor: Tensor | None = None
+    made: nn.Module | None = None
+
+    @property
+    def scheme(self) -> QuantConfig:
+        """How it is quantized, whatever an algorithm changes before."""
+        return scheme_of(self.config)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a call of :func:`baraquant.quantize_` is about to do.
+
+    Attributes:
+        run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of the
+            inputs for each path, such as an observer of :mod:`baraquant.calibration`. It returns
+            the paths that the data does not reach.
+        chosen: All layers to quantize, by path, those of other configurations too.
+        owners: How many modules have each parameter, by the parameter's id.
+    """
+
+    run: Run
+    chosen: Mapping[str, Chosen]
+    owners: Mapping[int, int]
+
+    def shares_weight(self, layer: Chosen) -> bool:
+        """Whether other modules have a weight of a layer too."""
+        own = layer.module._parameters.get("weight")
+        weights = weights_of(layer.module) if own is None else [own]
+        return any(self.owners[id(weight)] > 1 for weight in weights)
+
+
+class Pass:
+    """Carries out an :class:`baraquant.Algorithm` in a call of :func:`baraquant.quantize_`.
+
+    A call makes one object of it, for all layers whose configuration is of the type that it was
+    registered for. It calls :meth:`plan` once while the model is as it was, then :meth:`apply` for
+    each weight as the weight is rounded, :meth:`describe` for each layer, and last :meth:`finish`.
+    What is left to the configuration's :class:`QuantConfig` alone are layers for which
+    :meth:`why_not` has a reason, and those that share their weight with another module.
+
+    Attributes:
+        needs_calibration: Whether the call has to have calibration data.
+        reads: How often :meth:`plan` goes through the data, for the error where that can be gone
+            through only once: ``"several times for Clip"``. Empty: once, or not at all.
+        after_inputs: Whether :meth:`plan` needs the ranges of static inputs, and what other passes
+            have planned.
+        instead: What is done to a layer that it leaves alone, for the report.
+    """
+
+    needs_calibration: ClassVar[bool] = True
+    reads: ClassVar[str] = ""
+    after_inputs: ClassVar[bool] = False
+    instead: ClassVar[str] = "its weight is not changed"
+
+    def why_not(self, layer: Chosen) -> str | None:
+        """Return why a layer is left alone, for the report: ``"it is no convolution"``; or None."""
+        return None
+
+    def takes(self, layer: Chosen, task: Task) -> bool:
+        """Whether :meth:`plan` gets a layer of the configuration; says in the report why not."""
+        reason = self.why_not(layer)
+        if reason is None and task.shares_weight(layer):
+            reason = "other modules share its weight"
+        if reason is not None:
+            layer.remark += f"; {self.instead}, as {reason}"
+        return reason is None
+
+    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+        """Find out what to change, and change nothing yet.
+
+        Args:
+            layers: The layers by their paths. ``module`` is the float layer, and ``config`` its
+                configuration; to ``remark`` words for the report can be added. Do not keep them:
+                each float layer is freed as soon as it is swapped.
+            task: ``task.run`` runs the model on the calibration data.
+
+        Raises:
+            ValueError: It cannot be done; the model is as it was. The message has the layer's path.
+        """
+        raise NotImplementedError
+
+    def apply(self, name: str, weight: Tensor) -> Tensor:
+        """Return what is quantized in place of a weight: a tensor of its shape, dtype and device.
+
+        It is called twice for a weight, as each layer is tried before the first one is swapped.
+
+        Args:
+            name: The name of the parameter, such as ``"body.0.weight"``.
+            weight: The floating weight, of any kind of layer. It must not be written to.
+        """
+        return weight
+
+    def describe(self, path: str) -> str:
+        """Return what the report says of a layer that :meth:`plan` got: ``", clipped at 0.98"``."""
+        return ""
+
+    def finish(self, model: nn.Module) -> None:
+        """Change what stays floating. The layers are swapped; nothing may fail any more."""
+
+
+# The passes by the types of their configurations, in the order in which they plan.
+PASSES: dict[type[Algorithm], type[Pass]] = {}
+
+
+def register_pass(config: type[Algorithm], carried_out_by: type[Pass]) -> None:
+    """Let :func:`baraquant.quantize_` carry out an algorithm of your own, in this process.
+
+    Args:
+        config: The type of the configurations, a subclass of :class:`baraquant.Algorithm`. Its
+            subclasses have the same pass, unless they are registered too.
+        carried_out_by: A subclass of :class:`baraquant.Pass`, whose constructor takes no argument.
+
+    Raises:
+        TypeError: A class is no subclass of these.
+        ValueError: The type is registered already, or its ``scheme`` is empty.
+
+    Example:
+        ``docs/guide.md`` has one.
+    """
+    where = "baraquant.register_pass"
+    for kind, base in ((config, Algorithm), (carried_out_by, Pass)):
+        if not (isinstance(kind, type) and issubclass(kind, base)) or kind is base:
+            raise TypeError(
+                f"{where}: expected a subclass of baraquant.{base.__name__}, but got {kind!r}"
+            )
+    if config in PASSES:
+        raise ValueError(f"{where}: {config.__name__} is registered already")
+    if not config.scheme:
+        raise ValueError(
+            f"{where}: expected {config.__name__} to have a scheme, the name in its dictionary"
+        )
+    PASSES[config] = carried_out_by
+
+
+def pass_of(config: Algorithm) -> type[Pass]:
+    """Return what carries out a configuration.
+
+    Raises:
+        TypeError: Nothing is registered for it.
+    """
+    for kind in type(config).__mro__:
+        if kind in PASSES:
+            return PASSES[kind]
+    raise TypeError(
+        f"expected a configuration with a pass, but nothing is registered for "
+        f"{type(config).__name__}; call baraquant.register_pass"
+    )
+
+
+def what_needs_calibration(config: Config) -> str | None:
+    """Return what in a configuration needs calibration data; None if nothing does."""
+    if isinstance(config, Algorithm) and pass_of(config).needs_calibration:
+        return type(config).__name__
+    return "a static input" if scheme_of(config).is_static else None
+
+
+def passes_of(task: Task) -> dict[Pass, dict[str, Chosen]]:
+    """Return the passes of the layers in the order in which they plan, with what each gets.
+
+    Raises:
+        ValueError: One goes several times through data that can be gone through only once.
+    """
+    passes: dict[Pass, dict[str, Chosen]] = {}
+    for kind in sorted(dict.fromkeys(PASSES.values()), key=lambda kind: kind.after_inputs):
+        own = {
+            path: one
+            for path, one in task.chosen.items()
+            if isinstance(one.config, Algorithm) and pass_of(one.config) is kind
+        }
+        if not own:
+            continue
+        each = kind()
+        passes[each] = {path: one for path, one in own.items() if each.takes(one, task)}
+        for one in passes[each].values():
+            one.algorithm = each
+        if passes[each] and each.reads:
+            task.run.check_repeatable(each.reads)
+    return passes
