@@ -23,7 +23,7 @@ from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq import formula
 from baraquant.workflow.gptq.formula import inverse_factor, rounded
 from tests.support.models.outlier_models import Block, batches, seeded
-from tests.workflow.slow_gptq import (
+from tests.workflow.gptq.slow_gptq import (
     SCHEMES,
     K,
     N,

@@ -29,7 +29,7 @@ from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq import formula
 from baraquant.workflow.gptq.formula import Hessian, inverse_factor
 from tests.support.models.outlier_models import Block, Tied, batches, seeded
-from tests.workflow.slow_gptq import (
+from tests.workflow.gptq.slow_gptq import (
     correlated,
     error_of,
     generator,
