@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What calls that calibration did not make can read is as it was: nothing is folded into it."""
+"""Nothing is folded into a norm whose output other code may read than the calibration's calls."""
 
 from __future__ import annotations
 
 import copy
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,133 +21,36 @@ from tests.support.tiny_transformers.build import TINY, build, liven, outputs, r
 SCHEMES = [SmoothQuant(0.5), SmoothQuant("search", W8A8Static()), AWQ(W4A16(8), steps=4)]
 
 
-class Branches(nn.Module):
-    """A norm and a head, and a flag by which a call gets the output of the norm."""
+class Base(nn.Module):
+    """A norm and a head, and a flag by which a call may use the norm's output elsewhere."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.body, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
-        self.kind, self.extra = kind, nn.Linear(8, 2)
-        nn.init.uniform_(self.norm.weight, 0.1, 20)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.norm(self.body(x))
-
-    def forward(self, x: Tensor, features: bool = False) -> Any:
-        return getattr(self, self.kind)(x, features)
-
-    def early(self, x: Tensor, features: bool) -> Any:
-        y = self.norm(self.body(x))
-        if features:
-            return y
-        return self.head(y)
-
-    def late(self, x: Tensor, features: bool) -> Any:
-        y = self.norm(self.body(x))
-        z = self.head(y)
-        return y if features else z
-
-    def both(self, x: Tensor, features: bool) -> Any:
-        y = self.norm(self.body(x))
-        y = F.relu(y)
-        z = self.head(y)
-        if features:
-            z = y, z
-        return z
-
-    def method(self, x: Tensor, features: bool) -> Any:
-        y = self.features(x)
-        return y if features else self.head(y)
-
-    def called(self, x: Tensor, features: bool) -> Any:
-        return self.features(x) if features else self.head(self.features(x))
-
-    def other_head(self, x: Tensor, features: bool) -> Any:
-        y = self.norm(self.body(x))
-        return (self.head(y), self.extra(y) if features else None)
-
-    def deferred(self, x: Tensor, features: bool) -> Any:
-        y = self.norm(self.body(x))
-        z = self.head(y)
-        read = lambda: y  # noqa: E731
-        return read() if features else z
-
-
-class Around(nn.Module):
-    """A model that has another one as a part or as a block."""
-
-    def __init__(self, model: nn.Module, place: str) -> None:
-        super().__init__()
-        self.part = model if place == "part" else nn.ModuleList([model])
-
-    def forward(self, x: Tensor, features: bool = False) -> Any:
-        return (self.part if isinstance(self.part, Branches) else self.part[0])(x, features)
-
-
-KINDS = ["early", "late", "both", "method", "called", "other_head", "deferred"]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.parametrize("place", ["root", "part", "block"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_branches_that_calibration_did_not_take(kind: str, place: str, scheme: Any) -> None:
-    model = seeded(Branches, kind)
-    root = model if place == "root" else seeded(Around, model, place)
-    before = copy.deepcopy(model.norm)
-    data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(1))]
-    head = next(name for name, one in root.named_modules() if one is model.head)
-    report = baraquant.quantize_(root, scheme, calibration=data)
-    assert torch.equal(model.norm.weight, before.weight)
-    assert "as other calls may read the output of" in report.changed[head]
-
-
-class Flagged(nn.Module):
-    """A norm and a head, and an attribute by which the norm's output is used elsewhere."""
+    flag = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.head, self.flag = nn.LayerNorm(8), nn.Linear(8, 8), False
+        self.norm, self.head, self.extra = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 2)
         self.kept: list[Tensor] = []
         nn.init.uniform_(self.norm.weight, 0.1, 20)
 
 
-class Returns(Flagged):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.flag:
-            return self.norm(x)
-        else:  # noqa: RET505
-            return self.head(self.norm(x))
+# --- the head alone reads it ---------------------------------------------------------------------
 
 
-class ReturnsName(Flagged):
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.flag:
-            x = self.head(self.norm(x))
-        else:
-            y = self.norm(x)
-            return y  # noqa: RET504
-        return x
+class Plain(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        return self.head(y)
 
 
-class Appends(Flagged):
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.flag:
-            return self.head(self.norm(x))
-        self.kept.append(self.norm(x))
-        return x
+class Direct(Base):
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.norm(x))
 
 
-class AppendsInBranch(Flagged):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.flag:
-            self.kept.append(self.norm(x))
-        else:
-            x = self.head(self.norm(x))
-        return x
+class NormFirst(Base):
+    """A branch that binds local names alone is excused."""
 
-
-class NormFirst(Flagged):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         residual = x
         if not self.flag:
             x = self.norm(x)
@@ -155,36 +60,270 @@ class NormFirst(Flagged):
         return x
 
 
-class Blocks(nn.Module):
-    """A model of blocks, and each has the module as its part."""
-
-    def __init__(self, part: nn.Module) -> None:
+class Items(nn.Module):
+    def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(part)])
+        one = Base()
+        self.layers = nn.ModuleList([one.norm, one.head])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.blocks[0](x)
+    def forward(self, x: Tensor) -> Any:
+        return self.layers[1](self.layers[0](x))
 
 
-class Block(nn.Module):
-    def __init__(self, part: nn.Module) -> None:
+# --- branches by an argument, which calibration did not take -------------------------------------
+
+
+class Early(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        y = self.norm(x)
+        if features:
+            return y
+        return self.head(y)
+
+
+class Late(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        y = self.norm(x)
+        z = self.head(y)
+        return y if features else z
+
+
+class Both(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        y = self.norm(x)
+        y = F.relu(y)
+        z = self.head(y)
+        if features:
+            z = y, z
+        return z
+
+
+class OtherHead(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        y = self.norm(x)
+        return (self.head(y), self.extra(y) if features else None)
+
+
+class Deferred(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        y = self.norm(x)
+        z = self.head(y)
+        read = lambda: y  # noqa: E731
+        return read() if features else z
+
+
+class Walrus(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        z = self.head(h := self.norm(x))
+        return h if features else z
+
+
+class Dict(Base):
+    def forward(self, x: Tensor, features: bool = False) -> Any:
+        out = {}
+        out["h"] = self.norm(x)
+        z = self.head(out["h"])
+        return out if features else z
+
+
+# --- branches by an attribute, which may change later --------------------------------------------
+
+
+class Returns(Base):
+    def forward(self, x: Tensor) -> Any:
+        if self.flag:
+            return self.norm(x)
+        else:  # noqa: RET505
+            return self.head(self.norm(x))
+
+
+class ReturnsName(Base):
+    def forward(self, x: Tensor) -> Any:
+        if not self.flag:
+            x = self.head(self.norm(x))
+        else:
+            y = self.norm(x)
+            return y  # noqa: RET504
+        return x
+
+
+class Appends(Base):
+    def forward(self, x: Tensor) -> Any:
+        if not self.flag:
+            return self.head(self.norm(x))
+        self.kept.append(self.norm(x))
+        return x
+
+
+class AppendsInBranch(Base):
+    def forward(self, x: Tensor) -> Any:
+        if self.flag:
+            self.kept.append(self.norm(x))
+        else:
+            x = self.head(self.norm(x))
+        return x
+
+
+class Finished(Base):
+    def finish(self, y: Tensor) -> Any:
+        z = self.head(y)
+        return (z, y) if self.flag else z
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        return self.finish(y)
+
+
+class AuxHead(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        z = self.head(y)
+        if self.training:
+            return z, self.extra(y)
+        return z
+
+
+class Attr(Base):
+    def forward(self, x: Tensor) -> Any:
+        self.last = self.norm(x)
+        z = self.head(self.last)
+        if not self.training:
+            self.last = None
+        return z
+
+
+# --- other methods, and what the source does not show --------------------------------------------
+
+
+@dataclass
+class Out:
+    logits: Tensor
+    more: Any
+
+
+class Nested(Base):
+    def forward(self, x: Tensor) -> Any:
+        y = self.norm(x)
+        return Out(self.head(y), {"hidden": [(y,)]})
+
+
+class Recalled(Base):
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.hidden(x) if self.flag else self.head(self.norm(x))
+
+
+class OtherMethod(Plain):
+    def encode(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(x))
+
+
+class Inherited(OtherMethod):
+    pass
+
+
+class PureMethod(Direct):
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class OfMethod(PureMethod):
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.features(x))
+
+
+class ByName(Direct):
+    def features(self, x: Tensor, name: str = "norm") -> Tensor:
+        return getattr(self, name)(x)
+
+
+class Partial(Direct):
+    def __init__(self) -> None:
         super().__init__()
-        self.part = part
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.part(x)
+        self.features = functools.partial(self.norm)
 
 
-@pytest.mark.parametrize("is_part", [False, True])
-@pytest.mark.parametrize("kind", [Returns, ReturnsName, Appends, AppendsInBranch, NormFirst])
-def test_branches_by_an_attribute(kind: type[Flagged], is_part: bool) -> None:
-    """Only one that binds local names is excused: an attribute may change later."""
-    model = seeded(kind)
-    root = seeded(Blocks, model) if is_part else model
-    before = copy.deepcopy(model.norm)
+def hidden_by_a_decorator(function: Any) -> Any:
+    return lambda *args: function(*args)
+
+
+class Decorated(Direct):
+    @hidden_by_a_decorator
+    def features(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class ReadItems(Items):
+    def features(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)
+
+
+SOURCE = """
+class NoSource(Base):
+    def forward(self, x):
+        return self.head(self.norm(x))
+"""
+unknown: dict[str, Any] = {"Base": Base, "__name__": "unknown"}
+exec(SOURCE, unknown)
+
+FREE = [Plain, Direct, NormFirst, Items]
+BY_ARGUMENT = [Early, Late, Both, OtherHead, Deferred, Walrus, Dict]
+BY_ATTRIBUTE = [Returns, ReturnsName, Appends, AppendsInBranch, Finished, AuxHead, Attr]
+OTHERS = [Nested, Recalled, OtherMethod, Inherited, PureMethod, OfMethod, ByName, Partial]
+OTHERS += [Decorated, ReadItems, unknown["NoSource"]]
+
+
+class Around(nn.Module):
+    """A model that has another one as a part or as a block."""
+
+    def __init__(self, model: nn.Module, is_block: bool) -> None:
+        super().__init__()
+        self.part = nn.ModuleList([model]) if is_block else model
+
+    def forward(self, x: Tensor) -> Any:
+        return self.part[0](x) if isinstance(self.part, nn.ModuleList) else self.part(x)
+
+
+PLACES = {
+    "root": lambda model: model,
+    "part": lambda model: Around(model, is_block=False),
+    "block": lambda model: Around(model, is_block=True),
+}
+by_place = pytest.mark.parametrize("place", PLACES)
+by_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+
+
+def quantize(model: nn.Module, place: str, scheme: Any) -> tuple[bool, str]:
+    """Return whether the norm is changed, and what the report says of the head."""
+    norm, head = model.layers if isinstance(model, Items) else (model.norm, model.head)
+    before = copy.deepcopy(norm.weight)
+    root = PLACES[place](model).eval()
+    path = next(name for name, one in root.named_modules() if one is head)
     data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(1))]
-    baraquant.quantize_(root, SmoothQuant(0.5), calibration=data)
-    assert torch.equal(model.norm.weight, before.weight) == (kind is not NormFirst)
+    report = baraquant.quantize_(root, scheme, calibration=data, progress=False)
+    return not torch.equal(norm.weight, before), report.changed[path]
+
+
+@by_scheme
+@by_place
+@pytest.mark.parametrize(
+    "kind", BY_ARGUMENT + BY_ATTRIBUTE + OTHERS, ids=lambda kind: kind.__name__
+)
+def test_what_others_may_read_is_as_it_was(kind: Any, place: str, scheme: Any) -> None:
+    is_changed, about = quantize(seeded(kind), place, scheme)
+    assert not is_changed and "folded into" not in about
+    if kind in BY_ARGUMENT:
+        assert "as other calls may read the output of" in about
+
+
+@by_scheme
+@by_place
+@pytest.mark.parametrize("kind", FREE, ids=lambda kind: kind.__name__)
+def test_what_one_place_reads_is_folded(kind: Any, place: str, scheme: Any) -> None:
+    is_changed, about = quantize(seeded(kind), place, scheme)
+    assert is_changed and "folded into" in about
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[:2], ids=str)
