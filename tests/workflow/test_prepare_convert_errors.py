@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `quantize_`, `prepare_` and `convert_` cannot take: clear errors, with paths, and no change."""
+"""What `quantize_`, `prepare_` and `convert_` refuse: errors with paths, and no change."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``quantize_``: calibration data that it refuses or leaves out, under every scheme that needs it."""
+"""``quantize_``: data that it refuses or leaves out, under every scheme that needs calibration."""
 
 import copy
 import math
