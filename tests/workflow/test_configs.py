@@ -100,10 +100,41 @@ def test_floating_forms() -> None:
     config = W8A8(backward="int8", rounding="stochastic")
     assert config.with_float_backward() == W8A8()
     assert config.with_floating_input() == W8A16()
+    rotated = dataclasses.replace(config, rotate=64)
+    assert rotated.with_float_backward() == W8A8(rotate=64)
+    assert rotated.with_floating_input() == W8A16(rotate=64)
     assert all(one.trains_on_integers for one in (config, W4A8(None), W4A8(), W4A8(32)))
     assert W4A8(scale_dtype="bfloat16") == W4A8(group_factors=False, scale_dtype="bfloat16")
     for other in (W4A8(group_factors=False), W8A16(), W8A8Static(), W8A8(scale_dtype="float16")):
         assert not other.trains_on_integers
+
+
+@pytest.mark.parametrize(
+    ("features", "block"),
+    [(0, None), (1, None), (7, None), (2, 2), (384, 128), (4096, 256), (1000, 8), (6, 2)],
+)
+def test_the_block_of_a_layer(features: int, block: int | None) -> None:
+    assert W8A8(rotate=256).with_rotation(features) == W8A8(rotate=block)
+    assert W8A8().with_rotation(features) == W8A8()
+
+
+@pytest.mark.parametrize("value", [0, 1, 3, 255, 257, -2, -256, 65536, 2**63], ids=str)
+def test_blocks_that_cannot_be(value: int) -> None:
+    message = (
+        rf"^QuantConfig: expected rotate to be a power of two in \[2, 32768\], but got {value};"
+    )
+    for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
+        with pytest.raises(ValueError, match=message):
+            scheme(rotate=value)
+    with pytest.raises(ValueError, match=message):
+        Config.from_dict(W8A8().to_dict() | {"rotate": value})
+
+
+@pytest.mark.parametrize("value", [True, False, 2.0, "256", [256], float("nan"), b"2"], ids=repr)
+def test_blocks_of_another_type(value: object) -> None:
+    message = f"expected rotate to be an int or None, but got {type(value).__name__}$"
+    with pytest.raises(TypeError, match=f"^QuantConfig: {message}"):
+        W8A8(rotate=value)  # type: ignore[arg-type]
 
 
 WORDS = ("", "Float", "INT8", "int8 ", " int8", "int4", "fp8", "bfloat16", "none", "int8_weight")
@@ -188,7 +219,12 @@ def test_in_words() -> None:
     assert str(TensorConfig(granularity="per_tensor", dynamic=False)).endswith("static")
     assert str(W8A16()) == "weight=int8 per_channel symmetric dynamic, input=float"
     assert str(W8A8(backward="int8_input")) == f"{W8A8()}, backward=int8_input nearest"
+    assert str(W4A16(rotate=2)) == f"{W4A16()}, rotate=2"
+    assert str(W8A8(backward="int8", rotate=64)) == f"{W8A8()}, backward=int8 nearest, rotate=64"
     assert str(SmoothQuant(0.5)) == f"SmoothQuant(alpha=0.5, {W8A8()})"
+    assert str(AWQ(W4A16())) == f"AWQ({W4A16()}, steps=20)"
+    assert str(GPTQ(W8A8())) == f"GPTQ({W8A8()}, damping=0.01)"
+    assert str(GPTQ(W8A8(), 0, True)) == f"GPTQ({W8A8()}, damping=0, act_order)"
 
 
 @pytest.mark.parametrize(
@@ -305,6 +341,37 @@ def test_what_a_tensor_config_refuses(
         (lambda: SmoothQuant(activation="int8"), TypeError, r"W8A8Static\(...\), but got str"),
         (lambda: SmoothQuant(activation=W8A16()), ValueError, r"W8A8Static\(...\), but got weight"),
         (lambda: SmoothQuant(activation=W4A8()), ValueError, r"W8A8Static\(...\), but got weight"),
+        *(
+            (
+                lambda activation=activation: SmoothQuant(activation=activation),
+                ValueError,
+                r"^SmoothQuant: expected activation without rotate, .*=64.*one of the two",
+            )
+            for activation in (W8A8(rotate=64), W8A8Static(rotate=64))
+        ),
+        (lambda: AWQ("W4A16"), TypeError, r"AWQ: .*config to be a QuantConfig.* but got str"),
+        (lambda: AWQ(W4A16), TypeError, r"but got the function W4A16; write W4A16\(\)"),
+        (lambda: AWQ(SmoothQuant()), TypeError, "config to be a QuantConfig.* but got SmoothQ"),
+        (lambda: AWQ(TensorConfig(4)), TypeError, "but got TensorConfig"),
+        (lambda: AWQ(W8A8()), ValueError, r"floating inputs, .* got weight=.*use SmoothQuant\(\)"),
+        (lambda: AWQ(W4A16(rotate=64)), ValueError, "without rotate, but got rotate=64.*one of"),
+        (
+            lambda: AWQ(QuantConfig(TensorConfig(4, "per_tensor"))),
+            ValueError,
+            "a scale per_channel or per_group, but got per_tensor",
+        ),
+        (lambda: AWQ(W4A16(), 2.0), TypeError, "AWQ: expected steps to be an int, but got float"),
+        (lambda: AWQ(W4A16(), True), TypeError, "AWQ: expected steps to be an int, but got bool"),
+        (lambda: AWQ(W4A16(), 0), ValueError, "AWQ: expected steps >= 1, but got 0"),
+        (lambda: GPTQ(None), TypeError, "GPTQ: .*config to be a QuantConfig.* but got NoneType"),
+        (lambda: GPTQ(W4A16), TypeError, r"but got the function W4A16; write W4A16\(\)"),
+        (lambda: GPTQ(GPTQ(W8A8())), TypeError, "but got GPTQ"),
+        (lambda: GPTQ(W8A8(), "0.1"), TypeError, "damping to be a number, but got str"),
+        (lambda: GPTQ(W8A8(), True), TypeError, "damping to be a number, but got bool"),
+        (lambda: GPTQ(W8A8(), -0.1), ValueError, r"damping to lie in \[0, 1\], but got -0.1"),
+        (lambda: GPTQ(W8A8(), 1.5), ValueError, r"damping to lie in \[0, 1\], but got 1.5"),
+        (lambda: GPTQ(W8A8(), float("nan")), ValueError, "damping to lie in .* but got nan"),
+        (lambda: GPTQ(W8A8(), act_order=1), TypeError, "GPTQ: .*act_order to be a bool.* got int"),
     ],
 )
 def test_what_schemes_refuse(build, error: type[Exception], message: str) -> None:

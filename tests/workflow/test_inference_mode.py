@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import baraquant
+from baraquant import AWQ, GPTQ, W4A16, SmoothQuant, W8A8Static
+from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
 from tests.nn.test_nothing_stale import KINDS, example
 
@@ -89,6 +91,26 @@ def test_a_model_of_inference_tensors() -> None:
     assert model[0].qweight is model[2].qweight and model[1].weight.requires_grad
     x = torch.randn(2, 8, requires_grad=True)
     model(x).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "config", [W8A8Static(), SmoothQuant(0.5), AWQ(W4A16(8)), GPTQ(W4A16(8))], ids=str
+)
+def test_a_calibration_that_runs_in_it(config: Config) -> None:
+    data = [torch.randn(6, 16, generator=torch.Generator().manual_seed(1))]
+
+    def run(model: nn.Module) -> None:
+        with torch.inference_mode():
+            model(data[0])
+
+    states = []
+    for given in (data, run):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8)).eval()
+        model[0].weight.data.uniform_(0.1, 20)
+        baraquant.quantize_(model, config, calibration=given, progress=False)
+        states.append(model.state_dict())
+    assert all(torch.equal(value, states[0][name]) for name, value in states[1].items())
 
 
 def test_the_fused_ops() -> None:

@@ -26,7 +26,7 @@ from baraquant.nn import (
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
-from baraquant.qat import Report, convert_, prepare_
+from baraquant.qat import convert_, prepare_
 from tests.support import cases
 from tests.support.models import training_models
 from tests.support.models.training_models import SCHEMES, data, linear_model
@@ -198,47 +198,6 @@ def test_groups_of_a_convolution_are_of_its_inputs() -> None:
     assert model.conv1d.group_size == 4 and model.conv1d.weight_scale.shape == (8, 2)
 
 
-class Tied(nn.Module):
-    """A head that is the embedding's table, and a block in two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        block = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-        self.blocks = nn.ModuleList([block, block])
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def test_tied_weights_and_shared_modules() -> None:
-    model = Tied()
-    count = len(list(model.parameters()))
-    report = prepare_(model, W8A8())
-    assert list(report.changed) == ["embedding", "blocks.0.0", "head"]
-    assert model.head.weight is model.embedding.weight
-    assert model.blocks[0][0] is model.blocks[1][0]
-    assert len(list(model.parameters())) == count
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model(TOKENS).square().mean().backward()
-    optimizer.step()
-    y = model.eval()(TOKENS)
-    convert_(model)
-    assert torch.equal(model(TOKENS), y)
-    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert one.head.qweight is one.embedding.qweight
-        assert one.head.weight_scale is one.embedding.weight_scale
-        assert one.blocks[0][0] is one.blocks[1][0]
-    model.to("meta")
-    assert model.head.qweight is model.embedding.qweight and model.head.qweight.is_meta
-    assert model.head.weight_scale is model.embedding.weight_scale
-
-
 def test_parameters_stay_the_same_objects() -> None:
     """So that an optimizer that was made before goes on."""
     model = linear_model()
@@ -251,21 +210,6 @@ def test_parameters_stay_the_same_objects() -> None:
     optimizer.step()
     assert not torch.equal(model[0].weight, old)
     assert list(model.state_dict()) == list(linear_model().state_dict())
-
-
-def test_filter() -> None:
-    model = linear_model()
-    seen: list[str] = []
-
-    def keep_the_last(module: nn.Module, name: str) -> bool:
-        seen.append(name)
-        assert isinstance(module, nn.Linear)
-        return name != "4"
-
-    report = prepare_(model, W8A8(), keep_the_last)
-    assert seen == ["0", "2", "4"] and type(model[4]) is nn.Linear
-    assert list(report.changed) == ["0", "2"] and report.left_out == {"4": "filter_fn"}
-    assert convert_(model).left_out == {"4": "it was not prepared"}
 
 
 def test_modes_and_hooks_are_taken_over() -> None:
@@ -284,18 +228,6 @@ def test_modes_and_hooks_are_taken_over() -> None:
     assert calls[3:] == ["before", "after"]
 
 
-def test_report() -> None:
-    report = prepare_(linear_model(), W8A8(), lambda module, name: name == "0")
-    assert isinstance(report, Report)
-    assert str(report).splitlines() == [
-        "0      FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, "
-        "input=int8 per_token symmetric dynamic): multiplies integers (57.1 %)",
-        "* (2)  left out: filter_fn (38.1 %)",
-        "1 changed, 2 left out; 57.1 % of 336 parameters in integers, 60.0 % of multiply-adds of "
-        "weights by integers; 1.3 KiB before, 1.3 KiB now",
-    ]
-
-
 @by_scheme
 def test_a_prepared_model_is_copied_and_stored(scheme: str) -> None:
     x = data(4, 3, 16)
@@ -311,35 +243,6 @@ def test_a_prepared_model_is_copied_and_stored(scheme: str) -> None:
     prepare_(other, SCHEMES[scheme])
     other.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(other.eval()(x), y)
-
-
-@by_scheme
-def test_scripted(scheme: str) -> None:
-    x = data(4, 3, 16)
-    model = trained(linear_model(), SCHEMES[scheme], x)
-    twin = copy.deepcopy(model)
-    scripted = torch.jit.script(model)
-    for one in (twin, scripted):
-        one.zero_grad()
-        one(x).sum().backward()
-    for ours, theirs in zip(twin.parameters(), scripted.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-    assert torch.equal(twin.eval()(x), scripted.eval()(x))
-    convert_(twin)
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(twin), file)
-    file.seek(0)
-    assert torch.equal(torch.jit.load(file)(x), scripted(x))
-
-
-@by_scheme
-def test_exported(scheme: str) -> None:
-    x = data(4, 3, 16)
-    model = trained(linear_model(), SCHEMES[scheme], x).eval()
-    y = model(x)
-    assert torch.equal(torch.export.export(model, (x,)).module()(x), y)
-    convert_(model)
-    assert torch.equal(torch.export.export(model, (x,)).module()(x), y)
 
 
 def test_on_the_meta_device() -> None:

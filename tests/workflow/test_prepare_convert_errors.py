@@ -1,27 +1,40 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`prepare_` and `convert_` of what they cannot take: clear errors, with paths, and no change."""
+"""What `quantize_`, `prepare_` and `convert_` refuse: errors with paths, and no change."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrizations, prune
-from torch.nn.utils.weight_norm import weight_norm
+from torch import nn
 
-from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+import baraquant
+from baraquant import GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.models import training_models
+from tests.support.models.outlier_models import unchanged
 from tests.support.models.training_models import data, linear_model
 
-PREPARE, CONVERT = "baraquant.qat.prepare_: ", "baraquant.qat.convert_: "
+CALLS: dict[str, tuple[Callable[..., Any], str]] = {
+    "quantize_": (baraquant.quantize_, "baraquant.quantize_: "),
+    "prepare_": (prepare_, "baraquant.qat.prepare_: "),
+}
+CONVERT = "baraquant.qat.convert_: "
+by_call = pytest.mark.parametrize(("call", "name"), CALLS.values(), ids=CALLS)
 
 
-def kinds(model: nn.Module) -> dict[str, type]:
-    return {name: type(module) for name, module in model.named_modules()}
+def refused(
+    call: Callable[..., Any], message: str, model: Any, *arguments: Any, **options: Any
+) -> None:
+    """A `ValueError` with this message, and the model is as it was."""
+    original = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(model, *arguments, **options)
+    assert unchanged(model, original)
 
 
 class Encoder(nn.Module):
@@ -30,6 +43,10 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList([linear_model() for _ in range(2)])
 
 
+# --- configurations that do not fit --------------------------------------------------------------
+
+
+@by_call
 @pytest.mark.parametrize(
     "config",
     [
@@ -38,86 +55,115 @@ class Encoder(nn.Module):
     ],
     ids=["weight", "activation"],
 )
-def test_group_size_that_does_not_fit(config: QuantConfig) -> None:
+def test_group_size_that_does_not_fit(config: QuantConfig, call: Any, name: str) -> None:
+    """It leaves out the layer, but is an error for one that the caller named alone."""
     model = Encoder()
-    before = kinds(model)
     reason = "expected group_size to divide in_features (12), but got 8"
     message = rf".* has none \(layers\.0\.2: the configuration does not fit: {re.escape(reason)}"
-    with pytest.raises(ValueError, match=f"^{PREPARE}{message}"):
-        prepare_(model, config, lambda module, name: name == "layers.0.2")
-    assert kinds(model) == before, "all or nothing"
-    report = prepare_(model, config)
-    assert len(report.changed) == 4 and "layers.0.2" not in report.changed
-    assert report.left_out["layers.0.2"].endswith(reason)
+    refused(call, name + message, model, config, filter_fn=lambda _, path: path == "layers.0.2")
+    report = call(model, config, filter_fn=lambda _, path: path != "layers.1.0")
+    assert len(report.changed) == 3 and report.left_out["layers.1.0"] == "filter_fn"
+    for path in ("layers.0.2", "layers.1.2"):
+        assert report.left_out[path].endswith(reason)
+        assert type(model.get_submodule(path)) is nn.Linear
 
 
-def test_group_size_of_an_embedding_and_of_attention() -> None:
+@by_call
+def test_group_size_of_an_embedding_and_of_attention(call: Any, name: str) -> None:
     config = QuantConfig(TensorConfig(4, "per_group", group_size=8))
-    with pytest.raises(ValueError, match=r"0: .* fit: expected group_size to divide embedding_dim"):
-        prepare_(nn.Sequential(nn.Embedding(5, 12)), config)
+    message = ".*0: the configuration does not fit: expected group_size to divide "
+    refused(call, name + message + "embedding_dim", nn.Sequential(nn.Embedding(5, 12)), config)
     model = nn.Sequential(nn.MultiheadAttention(12, 2))
-    message = ".*0: the configuration does not fit: expected group_size to divide in_feat"
-    with pytest.raises(ValueError, match=PREPARE + message):
-        prepare_(model, config)
+    refused(call, name + message + "in_feat", model, config)
 
 
+@by_call
 @pytest.mark.parametrize(("symmetric", "most"), [(True, 131071), (False, 65536)])
-def test_rows_too_long_for_exact_sums(symmetric: bool, most: int) -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(most + 1, 2))
-        prepare_(nn.Sequential(nn.Linear(most, 2)), W8A8(symmetric))
-    with pytest.raises(ValueError, match=f"0: .* fit: expected in_features to be at most {most} "):
-        prepare_(model, W8A8(symmetric))
-    prepare_(model, QuantConfig(TensorConfig()))  # computes in floating point
+def test_rows_too_long_for_exact_sums(symmetric: bool, most: int, call: Any, name: str) -> None:
+    model = nn.ModuleDict({"long": nn.Linear(most + 1, 1), "body": nn.Linear(16, 16)})
+    reason = (
+        f"the configuration does not fit: expected in_features to be at most {most} "
+        f"for an exact int32 product.*, but got {most + 1}"
+    )
+    message, only = f".* has none .long: {reason}", {"filter_fn": lambda _, path: path == "long"}
+    refused(call, name + message, model, W8A8(symmetric), **only)
+    report = call(model, W8A8(symmetric))
+    assert set(report.changed) == {"body"} and re.fullmatch(reason, report.left_out["long"])
+    call(nn.Sequential(nn.Linear(most, 2)), W8A8(symmetric))
+    call(nn.Sequential(nn.Linear(most + 1, 2)), QuantConfig(TensorConfig()))  # of floats
+
+
+@by_call
+@pytest.mark.parametrize(
+    ("config", "got"),
+    [
+        (W8A8, r"the function W8A8; write W8A8\(\)"),
+        (W4A16, r"the function W4A16; write W4A16\(\)"),
+        (SmoothQuant, r"the class SmoothQuant; write SmoothQuant\(\)"),
+        (GPTQ, r"the class GPTQ; write GPTQ\(\.\.\.\)"),
+        (QuantConfig, r"the class QuantConfig; write QuantConfig\(\.\.\.\)"),
+        (int, "the class int"),
+        ("w8a8", "str"),
+        (["w8a8"], "list"),
+        (None, "NoneType"),
+        (TensorConfig(), "TensorConfig"),
+    ],
+)
+def test_what_is_no_scheme(config: object, got: str, call: Any, name: str) -> None:
+    model = linear_model()
+    message = f"expected config to be a QuantConfig, but got {got}$"
+    with pytest.raises(TypeError, match=f"^{name}{message}"):
+        call(model, config)
+    if config is not None:  # in a dictionary None leaves layers floating
+        with pytest.raises(TypeError, match=rf"^{name}'\*': {message}"):
+            call(model, {"0": W8A8(), "*": config})
+    assert unchanged(model, linear_model())
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "message"),
+    ("config", "message"),
     [
-        (W8A8, TypeError, r"a QuantConfig, but got the function W8A8; write W8A8\(\)"),
-        (SmoothQuant, TypeError, r"but got the class SmoothQuant; write SmoothQuant\(\)"),
-        (QuantConfig, TypeError, r"but got the class QuantConfig; write QuantConfig\(\.\.\.\)"),
-        (int, TypeError, "but got the class int$"),
-        ("w8a8", TypeError, "expected config to be a QuantConfig, but got str"),
-        (None, TypeError, "expected config to be .*, but got NoneType"),
-        (TensorConfig(), TypeError, "but got TensorConfig"),
-        (SmoothQuant(), ValueError, "SmoothQuant needs calibration: use baraquant.quantize_"),
-        ({"*": SmoothQuant()}, ValueError, r"'\*': .* SmoothQuant needs calibration: use"),
+        (SmoothQuant(), "SmoothQuant: .*SmoothQuant needs calibration: use baraquant.quantize_"),
+        (
+            baraquant.AWQ(W4A16()),
+            "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_",
+        ),
+        (GPTQ(W8A8()), "GPTQ: .*GPTQ needs calibration after training: use baraquant.quantize_"),
+        ({"*": SmoothQuant()}, r"'\*': .* SmoothQuant needs calibration: use"),
         (
             W8A8Static("mse"),
-            ValueError,
             "0: expected calibration data for the observer 'mse', but got None; training by itself "
             "follows min_max and moving_average",
         ),
-        (W8A8Static("percentile"), ValueError, "0: expected .* for the observer 'percentile'"),
+        (W8A8Static("percentile"), "0: expected .* for the observer 'percentile'"),
     ],
+    ids=str,
 )
-def test_other_configurations(config: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{PREPARE}.*{message}"):
-        prepare_(linear_model(), config)
+def test_what_training_cannot_follow(config: object, message: str) -> None:
+    refused(prepare_, f"{CALLS['prepare_'][1]}.*{message}", linear_model(), config)
 
 
-def test_nothing_to_prepare() -> None:
-    message = f"^{PREPARE}expected a model with a Linear, .* but Sequential has none"
-    with pytest.raises(ValueError, match=message + "$"):
-        prepare_(nn.Sequential(nn.ReLU(), nn.LayerNorm(4)), W8A8())
+# --- models that have nothing, or nothing more ---------------------------------------------------
+
+
+@by_call
+def test_a_model_without_a_layer_to_quantize(call: Any, name: str) -> None:
+    message = name + "expected a model with a Linear, Conv1d.* but Sequential has none"
+    refused(call, message + "$", nn.Sequential(nn.ReLU(), nn.LayerNorm(4)), W8A8())
     reason = r" \(0: there is no quantized form of Bilinear\)"
-    with pytest.raises(ValueError, match=message + reason):
-        prepare_(nn.Sequential(nn.Bilinear(4, 4, 4)), W8A8())
-    with pytest.raises(ValueError, match=message + r" \(0: filter_fn; 2: filter_fn; 4: filter_fn"):
-        prepare_(linear_model(), W8A8(), lambda module, name: False)
+    refused(call, message + reason, nn.Sequential(nn.Bilinear(4, 4, 4)), W8A8())
+    reason = r" \(0: filter_fn; 2: filter_fn; 4: filter_fn"
+    refused(call, message + reason, linear_model(), W8A8(), filter_fn=lambda *_: False)
 
 
-def test_twice() -> None:
+@by_call
+def test_twice(call: Any, name: str) -> None:
     model = linear_model()
     prepare_(model, W8A8())
-    with pytest.raises(ValueError, match=f"{PREPARE}expected a float model, .* prepared already"):
-        prepare_(model, W8A8())
+    refused(call, name + "expected a float model, .* prepared already", model, W8A8())
     convert_(model)
-    with pytest.raises(ValueError, match=f"{PREPARE}expected a float model, .* converted already"):
-        prepare_(model, W8A8())
-    with pytest.raises(ValueError, match=f"{CONVERT}expected a prepared .* is converted already"):
-        convert_(model)
+    refused(call, name + "expected a float model, .* converted already", model, W8A8())
+    refused(convert_, CONVERT + "expected a prepared .* is converted already", model)
 
 
 def test_the_rest_can_be_prepared_later() -> None:
@@ -128,21 +174,102 @@ def test_the_rest_can_be_prepared_later() -> None:
     assert report.left_out == {"0": "it is prepared already"}
 
 
+@by_call
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_what_is_no_model(call: Any, name: str) -> None:
+    for caller, prefix, more in ((call, name, [W8A8()]), (convert_, CONVERT, [])):
+        message = f"^{prefix}expected model to be a Module, but got list"
+        with pytest.raises(TypeError, match=message):
+            caller([nn.Linear(2, 2)], *more)
+        scripted = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
+        with pytest.raises(TypeError, match=f"^{prefix}0: expected a model in Python, but got Rec"):
+            caller(scripted, *more)
+        wrapped = nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))
+        refused(caller, prefix + "0: expected a model before it is wrapped", wrapped, *more)
+
+
+@by_call
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Embedding(4, 4), nn.Conv2d(3, 4, 3)])
+def test_a_layer_alone(layer: nn.Module, call: Any, name: str) -> None:
+    kind = type(layer).__name__
+    message = f"expected a model that contains the layers to swap, but got a {kind} itself; wrap it"
+    refused(call, name + message, layer, W8A8())
+
+
+@by_call
+def test_a_layer_compiled_by_itself(call: Any, name: str) -> None:
+    layer = nn.Linear(8, 8)
+    model = nn.Sequential(torch.compile(layer, backend="eager"), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=rf"^{name}0\._orig_mod: expected a Linear that is not "):
+        call(model, W8A8())
+    assert model[0]._orig_mod is layer and type(model[1]) is nn.Linear
+
+
+def test_weights_that_quantization_cannot_read() -> None:
+    for value in (float("nan"), float("inf")):
+        model = linear_model()
+        with torch.no_grad():
+            model[2].weight[1, 1] = value
+        with pytest.raises(ValueError, match=r"^baraquant.quantize_: 2: expected a finite weight"):
+            baraquant.quantize_(model, W8A8())
+        assert all(not hasattr(layer, "qweight") for layer in model)
+    with torch.device("meta"):
+        model = linear_model()
+    with pytest.raises(ValueError, match="0: expected a weight with data, but it is on"):
+        baraquant.quantize_(model, W8A8())
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+@by_call
+@pytest.mark.parametrize("filter_fn", ["query", 0, ["query"]])
+def test_what_is_no_filter(filter_fn: Any, call: Any, name: str) -> None:
+    message = f"^{name}expected filter_fn to be a function .*{type(filter_fn).__name__}$"
+    model = linear_model()
+    with pytest.raises(TypeError, match=message):
+        call(model, W8A8(), filter_fn=filter_fn)
+    assert unchanged(model, linear_model())
+
+
+@by_call
+def test_a_filter_that_raises(call: Any, name: str) -> None:
+    def broken(module: nn.Module, path: str) -> bool:
+        if path == "2":
+            raise KeyError(path)
+        return True
+
+    model = linear_model()
+    with pytest.raises(KeyError):
+        call(model, W8A8(), filter_fn=broken)
+    assert unchanged(model, linear_model())
+
+
+@by_call
+def test_a_filter_of_two_minds(call: Any, name: str) -> None:
+    layer = nn.Linear(4, 4)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    message = "0: expected filter_fn to say the same of one shared module, but it took 0 and ref"
+    refused(call, name + message, model, W8A8(), filter_fn=lambda _, path: path == "0")
+
+
+# --- conversion ----------------------------------------------------------------------------------
+
+
 def test_convert_before_prepare() -> None:
     message = "expected a model prepared by baraquant.qat.prepare_, but Sequential has no prepared"
-    with pytest.raises(ValueError, match=CONVERT + message):
-        convert_(linear_model())
+    refused(convert_, CONVERT + message, linear_model())
 
 
 @pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
 def test_convert_before_any_data(config: QuantConfig) -> None:
     model = Encoder()
     prepare_(model, config)
-    before = kinds(model)
+    before = dict(model.named_modules())
     message = r"layers\.0\.0: expected the range of its input to be known, but it has seen no data"
     with pytest.raises(ValueError, match=CONVERT + message):
         convert_(model)
-    assert kinds(model) == before
+    assert dict(model.named_modules()) == before
 
 
 @pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
@@ -172,88 +299,3 @@ def test_convert_of_weights_that_are_not_finite(scheme: str) -> None:
     message = "2: expected the scale of the weight to be finite"
     with pytest.raises(ValueError, match=CONVERT + message):
         convert_(model)
-
-
-@pytest.mark.parametrize("caller", [prepare_, convert_], ids=["prepare_", "convert_"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-def test_what_is_no_model(caller) -> None:
-    more = (W8A8(),) if caller is prepare_ else ()
-    name = PREPARE if caller is prepare_ else CONVERT
-    with pytest.raises(TypeError, match=f"{name}expected model to be a Module, but got list"):
-        caller([nn.Linear(2, 2)], *more)
-    scripted = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 2))
-    with pytest.raises(TypeError, match=f"{name}0: expected a model in Python, but got Recursive"):
-        caller(scripted, *more)
-    wrapped = nn.Sequential(nn.DataParallel(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match=f"{name}0: expected a model before it is wrapped"):
-        caller(wrapped, *more)
-
-
-def test_a_layer_alone() -> None:
-    message = "expected a model that contains the layers to swap, but got a Linear itself"
-    with pytest.raises(ValueError, match=PREPARE + message):
-        prepare_(nn.Linear(4, 4), W8A8())
-
-
-def test_filter_of_two_minds() -> None:
-    layer = nn.Linear(4, 4)
-    model = nn.Sequential(layer, nn.ReLU(), layer)
-    message = "0: expected filter_fn to say the same of one shared module, but it took 0 and ref"
-    with pytest.raises(ValueError, match=PREPARE + message):
-        prepare_(model, W8A8(), lambda module, name: name == "0")
-
-
-class OwnLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight * 2, self.bias)
-
-
-class OwnTransposed(nn.ConvTranspose2d):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x) * 2
-
-
-class OwnLSTM(nn.LSTM):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x)[0]
-
-
-class SameLinear(nn.Linear):
-    pass
-
-
-LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "own": (lambda: OwnLinear(4, 4), "OwnLinear has a forward of its own"),
-    "parametrized": (
-        lambda: parametrizations.weight_norm(nn.Bilinear(4, 4, 4)),
-        "its weight is computed by a parametrization",
-    ),
-    "hooked": (
-        lambda: prune.identity(weight_norm(nn.Linear(4, 4)), "weight_v"),
-        "its weight is computed by a hook",
-    ),
-    "lazy": (lambda: nn.LazyLinear(4), "its shape is not known yet: run a batch first"),
-    "norm": (lambda: nn.Embedding(4, 4, max_norm=1.0), "its max_norm rewrites the weight"),
-    "complex": (lambda: nn.Linear(4, 4, dtype=torch.complex64), "its weight is torch.complex64"),
-    "bilinear": (lambda: nn.Bilinear(4, 4, 4), "there is no quantized form of Bilinear"),
-    "bag": (lambda: nn.EmbeddingBag(4, 4), "there is no quantized form of EmbeddingBag"),
-    "transposed": (lambda: OwnTransposed(4, 4, 3), "OwnTransposed has a forward of its own"),
-    "lstm": (lambda: OwnLSTM(4, 4), "OwnLSTM has a forward of its own"),
-    "bias_kv": (
-        lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True),
-        "there is no quantized form of add_bias_kv and add_zero_attn",
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-@pytest.mark.parametrize("name", LEFT_OUT)
-def test_what_is_left_out(name: str) -> None:
-    build, reason = LEFT_OUT[name]
-    module = build()
-    model = nn.ModuleDict({"inner": nn.ModuleList([module]), "plain": SameLinear(4, 4)})
-    report = prepare_(model, W8A8())
-    assert list(report.changed) == ["plain"], "a subclass without a forward of its own"
-    assert report.left_out == {"inner.0": reason}
-    assert model["inner"][0] is module

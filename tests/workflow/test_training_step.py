@@ -2,7 +2,7 @@
 """Whole training steps of a prepared Transformer block, run in all ways at once.
 
 Compiled, checkpointed, under autocast, captured in a CUDA graph: alone and in combination, each has
-to give what the plain step gives. What each does alone stands in test_training.py too.
+to give what the plain step gives.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from baraquant import nn as bnn
-from baraquant.qat import prepare_
+from baraquant.qat import convert_, prepare_
 from tests.support.cuda import capture
 from tests.support.models.training_models import SCHEMES, block, data
+from tests.support.saved_tensors import saved_tensors, storages
 
 Forward = Callable[[Tensor], Tensor]
 STEPS = 4
 by_scheme = pytest.mark.parametrize("scheme", ["w8a8", "static", "groups", "learned"])
+by_any_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 by_kind = pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "hooks"])
 
 
@@ -151,9 +153,8 @@ def test_checkpointed_and_compiled(scheme: str, wrap: Wrap, use_reentrant: bool)
     train(twin, wrap(twin, use_reentrant)).check(train(model))
 
 
-@pytest.mark.cover(scheme=None)
 @by_kind
-@by_scheme
+@by_any_scheme
 def test_blocks_checkpointed_one_by_one(scheme: str, use_reentrant: bool) -> None:
     model = prepared(scheme, blocks=2)
     twin = copy.deepcopy(model)
@@ -190,6 +191,68 @@ def test_compiled_by_inductor(scheme: str, device: str) -> None:
     inductor = torch.compile(checkpointed(twin, False), fullgraph=True)
     losses = train(model).losses
     assert train(twin, inductor).losses == pytest.approx(losses, rel=2e-3)
+
+
+@pytest.mark.cover(scheme=None)
+@pytest.mark.parametrize("scheme", ["w8a8", "static", "learned", "groups", "learned_factors"])
+def test_compiled_step(scheme: str) -> None:
+    """One graph for the forward pass and one for the backward pass; the optimizer compiled too."""
+    model = prepared(scheme)
+    twin = copy.deepcopy(model)
+    # SGD: a step of Adam makes much of what rounding makes of a gradient near 0.
+    plain, optimizer = (torch.optim.SGD(m.parameters(), 0.01, 0.9) for m in (model, twin))
+    forward, update = compiled(twin), torch.compile(optimizer.step, backend="aot_eager")
+    for x in batches():
+        loss = step(model, plain, x, False)
+        optimizer.zero_grad()
+        again = forward(x).square().mean()
+        again.backward()
+        update()
+        assert again.item() == pytest.approx(loss.item(), rel=1e-4)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.cover(scheme=None)
+@by_any_scheme
+def test_dynamic_shapes(scheme: str) -> None:
+    """One compilation for all lengths of the sequence (and one for the first)."""
+    model = prepared(scheme, seen=True)
+    with torch.no_grad():
+        model.apply(bnn.disable_observer)
+        forward = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+        with torch._dynamo.config.patch(recompile_limit=1):
+            for length in (5, 7, 12):
+                x = data(2, length, 16)
+                torch.testing.assert_close(forward(x), model(x))
+
+
+@by_any_scheme
+def test_autocast(scheme: str) -> None:
+    model = prepared(scheme, seen=True)
+    twin = copy.deepcopy(model)
+    losses, lowered = train(model).losses, train(twin, autocast=True).losses
+    assert lowered == pytest.approx(losses, rel=0.03)
+    assert lowered != losses
+    for parameter in twin.parameters():
+        assert parameter.dtype == torch.float32 and parameter.grad.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert twin[0].up(data(2, 16)).dtype == torch.bfloat16
+        convert_(twin.eval())
+        assert twin(data(2, 5, 16)).isfinite().all()
+
+
+@by_any_scheme
+def test_bfloat16_model(scheme: str) -> None:
+    model = nn.Sequential(block()).bfloat16()
+    prepare_(model, SCHEMES[scheme])
+    x = batches()[0].bfloat16()
+    before = model(x).square().mean()
+    train(model, lambda x: model(x.bfloat16()))
+    assert model(x).square().mean() < before
+    for name, parameter in model.named_parameters():
+        kept = "fake_quant" in name
+        assert parameter.dtype == (torch.float32 if kept else torch.bfloat16), name
 
 
 # --- what a module does while a backward pass is under way ---------------------------------------
@@ -329,3 +392,43 @@ def test_an_observed_range_moves_in_each_replay(cuda: str) -> None:
         graph.replay()
         largest.append(quantizer.max_val.item())
     assert largest == [1.0, 2.0, 2.0, 3.5]
+
+
+# --- what a step keeps, and what training is for -------------------------------------------------
+
+
+def test_w8a8_keeps_int8_for_backward() -> None:
+    """Of its input a quarter of what a float32 linear layer keeps; of its parameters no copy."""
+    layer = bnn.FakeQuantizedLinear(64, 32)
+    x = data(128, 64).requires_grad_()
+    with saved_tensors() as saved:
+        layer(x)
+    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    kept = [size for address, size in storages(saved).items() if address not in own]
+    assert sum(kept) < 0.3 * x.numel() * x.element_size()
+
+
+@pytest.mark.cover(scheme=None)
+@pytest.mark.parametrize("scheme", ["w4a8", "learned", "groups", "learned_factors", "weight_only"])
+def test_training_gains_what_rounding_lost(scheme: str) -> None:
+    """A teacher's outputs: trained for its life as integers, a student is closer than rounded."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 96), nn.ReLU(), nn.Linear(96, 4))
+    x = data(256, 16)
+    wanted = teacher(x).detach()
+    student = copy.deepcopy(teacher)
+    prepare_(student, SCHEMES[scheme])
+    # Adam moves the steps of small groups by its rate, and they are small themselves.
+    rate = 1e-3 if scheme == "learned_factors" else 5e-3
+    optimizer = torch.optim.Adam(student.parameters(), lr=rate)
+    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    first = None
+    for _ in range(200):
+        loss = (student(x) - wanted).square().mean()
+        first = loss.item() if first is None else first
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        decay.step()
+    convert_(student.eval())
+    assert (student(x) - wanted).square().mean() < 0.7 * first

@@ -16,9 +16,8 @@ from baraquant import (
     QuantConfig,
     TensorConfig,
     ops,
+    quantize_,
 )
-from baraquant.nn import FakeQuantize
-from baraquant.workflow.fit import fit_scale
 
 K, N = 48, 20
 SCHEMES: dict[str, QuantConfig] = {
@@ -70,21 +69,14 @@ def error_of(model: nn.Module, exact: nn.Module, rows: Tensor) -> float:
 
 def grid_of(rows: Tensor, config: QuantConfig) -> tuple[Tensor, Tensor]:
     """The scale and the zero point of each row, as plain quantization finds them."""
-    weight = config.weight
-    quantizer = FakeQuantize(
-        granularity="per_channel",
-        axis=0,
-        mode="dynamic",
-        quant_min=weight.quant_min,
-        quant_max=weight.quant_max,
-        symmetric=weight.symmetric,
-        scale_dtype=config.scale_dtype,
-    )
-    if weight.bits < 8 and config.scale_rule == "search":
-        scale, zero_point = fit_scale(rows, quantizer).calculate_qparams()
-        return scale, zero_point
-    _, scale, zero_point = quantizer.quantize(rows)
-    return scale, zero_point
+    how = TensorConfig(config.weight.bits, "per_channel", config.weight.symmetric)
+    plain = QuantConfig(how, scale_rule=config.scale_rule, scale_dtype=config.scale_dtype)
+    layer = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=rows.dtype)
+    layer.weight.data.copy_(rows)
+    model: Any = nn.Sequential(layer)
+    quantize_(model, plain)
+    scale, zero_point = model[0].weight_scale, model[0].weight_zero_point
+    return scale, torch.zeros_like(scale, dtype=torch.int32) if zero_point is None else zero_point
 
 
 def slow_gptq(

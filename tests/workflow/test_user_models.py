@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whole models as users have them: trained, converted, stored, loaded, with the same bits."""
+"""Whole models as users have them: trained, converted, stored, loaded, with the same bits.
+
+Also in the hands of PyTorch's tools, and with inputs of odd shapes.
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -115,48 +121,75 @@ def test_quantized_after_training(name: str, config: baraquant.configs.Config) -
     assert 0 < error < 0.08
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt", "siamese", "resnet"])
-def test_training_the_same_scheme_for_no_step_is_quantization_after_it(name: str) -> None:
-    build, arguments = MODELS[name]
-    after, trained = seeded(build, torch.float32), seeded(build, torch.float32)
-    baraquant.quantize_(after, W8A8())
-    prepare_(trained, W8A8())
-    convert_(trained)
-    for model in (after, trained):
-        model.eval()
-    assert torch.equal(after(*arguments(0)), trained(*arguments(0)))
-    states = after.state_dict(), trained.state_dict()
-    assert states[0].keys() == states[1].keys()
+def run_once(name: str, scheme: str, *, is_converted: bool, seed: int = 0) -> nn.Module:
+    """A model that has seen a batch, in evaluation."""
+    torch.manual_seed(seed)
+    model = MODELS[name][0]()
+    prepare_(model, training_models.SCHEMES[scheme])
+    model(user_models.tokens(2, 5, seed=seed + 1))
+    if is_converted:
+        convert_(model)
+    return model.eval()
 
 
-def test_ties_and_shared_modules_survive() -> None:
-    model = seeded(user_models.GPT, torch.float32)
-    prepare_(model, W8A8())
-    assert model.lm_head.weight is model.wte.weight
-    convert_(model)
-    assert model.lm_head.qweight.data_ptr() == model.wte.qweight.data_ptr()
-    siamese = seeded(user_models.Siamese, torch.float32)
-    prepare_(siamese, W8A8())
-    convert_(siamese)
-    assert siamese.left is siamese.right
-    assert siamese.first.qweight.data_ptr() == siamese.second.qweight.data_ptr()
+@pytest.mark.parametrize("is_converted", [False, True], ids=["prepared", "converted"])
+@pytest.mark.parametrize(("name", "scheme"), [("gpt", "learned"), ("llama", "w8a8")])
+def test_tools(name: str, scheme: str, is_converted: bool, tmp_path: Path) -> None:
+    model, x = run_once(name, scheme, is_converted=is_converted), user_models.tokens(2, 5)
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), expected)
+        # safetensors' own functions: plain tensors, and ties that they can see.
+        safetensors.torch.save_model(model, tmp_path / "model")
+        other = run_once(name, scheme, is_converted=is_converted, seed=7)
+        assert not torch.equal(other(x), expected)
+        safetensors.torch.load_model(other, tmp_path / "model")
+        assert torch.equal(other(x), expected)
+    with torch.inference_mode():
+        assert torch.equal(model(x), expected)
 
 
-def test_one_dtype_for_each_part() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.low = nn.Linear(8, 8, dtype=torch.bfloat16)
-            self.high = nn.Linear(8, 4, dtype=torch.float64)
+SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "no_rows": lambda: torch.empty(0, 16),
+    "no_tokens": lambda: torch.empty(2, 0, 16),
+    "vector": lambda: user_models.floats(16),
+    "five_dimensions": lambda: user_models.floats(2, 1, 3, 2, 16),
+    "transposed": lambda: user_models.floats(16, 7).T,
+    "every_other": lambda: user_models.floats(7, 32)[:, ::2],
+    "expanded": lambda: user_models.floats(1, 16).expand(5, 16),
+    "permuted": lambda: user_models.floats(2, 16, 3, 5).permute(0, 2, 3, 1),
+    "zeros": lambda: torch.zeros(3, 16),
+    "huge": lambda: user_models.floats(4, 16) * 3e37,
+    "tiny": lambda: user_models.floats(4, 16) * 1e-40,
+    **{
+        name: lambda value=value: user_models.floats(4, 16).index_fill(1, torch.tensor(3), value)
+        for name, value in SPECIAL.items()
+    },
+}
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.high(self.low(x).double())
 
-    model, x = Mixed(), user_models.floats(3, 8, dtype=torch.bfloat16)
-    prepare_(model, training_models.LEARNED)
-    model(x).sum().backward()
-    assert model.low.weight_fake_quant.scale.dtype == torch.float32
-    assert model.high.weight_fake_quant.scale.dtype == torch.float64
-    prepared = model.eval()(x)
-    convert_(model)
-    assert torch.equal(model(x), prepared)
+@pytest.mark.parametrize("scheme", training_models.SCHEMES)
+def test_inputs_of_every_shape(scheme: str) -> None:
+    model = training_models.linear_model()
+    prepare_(model, training_models.SCHEMES[scheme])
+    model(user_models.floats(6, 16))
+    converted = copy.deepcopy(model).eval()
+    convert_(converted)
+    for name, make in INPUTS.items():
+        x = make()
+        with torch.no_grad():
+            prepared, served = model.eval()(x), converted(x)
+        assert served.shape == (*x.shape[:-1], 4), name
+        for got in (prepared, converted(x.contiguous())):
+            assert torch.equal(got.isnan(), served.isnan()), name
+            assert torch.equal(got.nan_to_num(), served.nan_to_num()), name
+        trained = copy.deepcopy(model).train()
+        trained(x).sum().backward()
+        gradients = [parameter.grad for parameter in trained.parameters()]
+        assert all(gradient is not None for gradient in gradients), name
+        if x.numel() == 0:
+            assert not any(gradient.any() for gradient in gradients), name
+            assert trained.eval()(user_models.floats(3, 16)).isfinite().all(), name

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, prune, weight_norm
 
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
-from baraquant.qat import convert_, prepare_
-from baraquant.workflow.replace import Report
+from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
+from baraquant.qat import Report, convert_, prepare_
 from tests.support.models import training_models, user_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +84,16 @@ class Plain(nn.Linear):
     pass
 
 
+class OwnTransposed(nn.ConvTranspose2d):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * 2
+
+
+class OwnLSTM(nn.LSTM):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "two_hooks": (
         lambda: prune.identity(weight_norm(nn.Linear(8, 8)), "weight_v"),
@@ -108,6 +119,18 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
+    "bag": (lambda: nn.EmbeddingBag(8, 8), "there is no quantized form of EmbeddingBag"),
+    "transposed": (lambda: OwnTransposed(8, 8, 3), "OwnTransposed has a forward of its own"),
+    "lstm": (lambda: OwnLSTM(8, 8), "OwnLSTM has a forward of its own"),
+    "bias_kv": (
+        lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True),
+        "there is no quantized form of add_bias_kv and add_zero_attn",
+    ),
+    "done": (
+        lambda: nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
+        "it is converted already",
+    ),
+    "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
     "conv1d_of_gpt2": (lambda: user_models.Conv1D(8, 8), "there is no quantized form of Conv1D"),
 }
 
@@ -130,13 +153,15 @@ ACTIONS: dict[str, Callable[[nn.Module], Report]] = {
 def test_left_out(name: str, action: str) -> None:
     build, reason = LEFT_OUT[name]
     odd = build()
-    model = nn.Sequential(odd, nn.Linear(8, 2))
+    model = nn.ModuleDict({"inner": nn.ModuleList([odd]), "plain": nn.Linear(8, 2)})
     report = ACTIONS[action](model)
-    assert model[0] is odd
-    assert reason in report.left_out["0"]
-    assert list(report.left_out) == ["0"] and list(report.changed) == ["1"]
-    if action == "prepare_":
-        assert convert_(model).left_out == {"0": "it was not prepared"}
+    path = "inner.0.0" if name == "done" else "inner.0"
+    assert list(report.left_out) == [path] and list(report.changed) == ["plain"]
+    assert reason in report.left_out[path] and model["inner"][0] is odd
+    line = rf"{re.escape(path)} +left out: {re.escape(report.left_out[path])}"
+    assert re.search(line, str(report))
+    if action == "prepare_" and name not in ("done", "prepared"):
+        assert convert_(model).left_out == {path: "it was not prepared"}
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -180,15 +205,6 @@ def test_weights_beside_layers_are_reported() -> None:
     assert convert_(model).left_out == {"": "it was not prepared"}
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_layer_compiled_by_itself_is_refused(action: str) -> None:
-    layer = nn.Linear(8, 8)
-    model = nn.Sequential(torch.compile(layer, backend="eager"), nn.Linear(8, 2))
-    with pytest.raises(ValueError, match=r"0\._orig_mod: expected a Linear that is not compiled"):
-        ACTIONS[action](model)
-    assert model[0]._orig_mod is layer and type(model[1]) is nn.Linear
-
-
 def test_a_compiled_block_is_followed() -> None:
     model = nn.Sequential(torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager"))
     x = torch.randn(3, 8)
@@ -198,52 +214,6 @@ def test_a_compiled_block_is_followed() -> None:
     assert not torch.equal(prepared, before)
     convert_(model)
     assert torch.equal(model(x), prepared)
-
-
-def test_filter_that_is_no_function() -> None:
-    with pytest.raises(TypeError, match="prepare_: expected filter_fn to be a function"):
-        prepare_(nn.Sequential(nn.Linear(8, 8)), W8A8(), "0")  # type: ignore[arg-type]
-
-
-def test_filter_that_raises_leaves_the_model_alone() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-
-    def broken(module: nn.Module, name: str) -> bool:
-        if name == "1":
-            raise KeyError(name)
-        return True
-
-    with pytest.raises(KeyError):
-        prepare_(model, W8A8(), broken)
-    assert all(type(layer) is nn.Linear for layer in model)
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_one_group_of_one_row(rows: int) -> None:
-    model = nn.Sequential(nn.Linear(4, rows))
-    prepare_(model, QuantConfig(TensorConfig(4, "per_group", group_size=4)))
-    x = torch.randn(3, 4)
-    prepared = model.eval()(x)
-    convert_(model)
-    assert torch.equal(model(x), prepared)
-
-
-def test_static_scales_are_unknown_before_the_first_batch() -> None:
-    model, x = training_models.linear_model(), torch.randn(3, 16)
-    prepare_(model, training_models.STATIC)
-    with pytest.raises(ValueError, match="it has seen no data: run batches in training mode first"):
-        model.eval()(x)
-    model.train()(x)
-    assert model.eval()(x).isfinite().all()
-
-
-def test_an_expert_that_gets_no_token_first() -> None:
-    model, x = training_models.linear_model(), torch.randn(3, 16)
-    prepare_(model, training_models.LEARNED)
-    model(x[:0]).sum().backward()
-    model(x).sum().backward()
-    assert model.eval()(x[:0]).shape == (0, 4)
-    assert model(x).isfinite().all()
 
 
 @pytest.mark.parametrize("scheme", ["learned", "static"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,12 @@ def test_functions() -> None:
     run_examples(baraquant.quantize_, "quantize_")
     run_examples(baraquant.AWQ, "AWQ")
     run_examples(baraquant.GPTQ, "GPTQ")
+
+
+def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_examples(baraquant.save, "save")
+    run_examples(baraquant.load_, "load_")
 
 
 @pytest.mark.parametrize("name", nn.__all__)

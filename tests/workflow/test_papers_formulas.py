@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import QuantConfig, TensorConfig, W8A8Static
 from baraquant.nn import LearnedFakeQuantize
 from baraquant.qat import prepare_
 
@@ -122,32 +122,6 @@ def test_gradients_of_a_layer_that_learns(bits: int) -> None:
         layer.input_fake_quant.scale.grad,
         torch.tensor([(dv * v_by_scale).sum() / math.sqrt(10 * high)], dtype=torch.float64),
     )
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
-def test_smoothing_is_that_of_the_paper(alpha: float) -> None:
-    """``s_j = max|X_j|^alpha / max|W_j|^(1 - alpha)`` (equation 4), then a plain W8A8 layer."""
-    linear = nn.Linear(6, 5)
-    model = nn.Sequential(nn.Identity(), linear)
-    batches = [
-        normal(7, 6, seed=s).float() * torch.tensor([1.0, 40, 0.1, 3, 1, 200]) for s in (1, 2)
-    ]
-    weight, bias = linear.weight.detach().double().numpy(), linear.bias.detach().double().numpy()
-    baraquant.quantize_(model, SmoothQuant(alpha), calibration=batches, progress=False)
-    x_max = torch.cat(batches).abs().amax(0).double().numpy()
-    s = x_max**alpha / np.abs(weight).max(0) ** (1 - alpha)
-    layer = model[1]
-    np.testing.assert_allclose(layer.smooth.double().numpy(), s, rtol=1e-5)
-    # The layer from the formulas of its own factors.
-    s = layer.smooth.double().numpy()
-    smoothed = weight * s
-    w_scale = np.abs(smoothed).max(1) / 127
-    w_int = np.rint(smoothed / w_scale[:, None])
-    x = batches[0].double().numpy() / s
-    x_scale = np.abs(x).max(1) / 127
-    y = np.rint(x / x_scale[:, None]) @ w_int.T * x_scale[:, None] * w_scale + bias
-    got = model(batches[0]).double().numpy()
-    assert np.abs(got - y).max() < 2e-5 * np.abs(y).max()
 
 
 def static_scale(observer: str, batches: list[Tensor], symmetric: bool) -> tuple[float, int]:
