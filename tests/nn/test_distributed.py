@@ -180,13 +180,3 @@ def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
             low[4], high[4] = INF, -INF  # -5 to infinity is no range
         torch.testing.assert_close(state["min_val"], low, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(state["max_val"], high, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("mode", ["observed", "fixed"])
-def test_what_cannot_be_joined_is_refused(mode: str) -> None:
-    if mode == "observed":
-        module, message = FakeQuantize(mode="observed"), "torch.distributed to be initialized"
-    else:
-        module, message = FakeQuantize(0.1), "mode 'observed' for sync_qparams, but got 'fixed'"
-    with pytest.raises(RuntimeError, match=f"FakeQuantize: expected {message}"):
-        module.sync_qparams()
