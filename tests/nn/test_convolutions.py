@@ -157,6 +157,16 @@ def test_evaluated_and_converted_have_the_same_bits(
     assert layer.weight.stride() == layer.dequantized_weight().stride()
 
 
+@pytest.mark.parametrize("kind", ["Conv1d", "Conv2d"])
+@pytest.mark.parametrize("config", ["channel", "tensor", "group"])
+def test_on_every_device(kind: str, config: str, device: str) -> None:
+    module, x = prepared(kind, config).to(device), example(kind).to(device)
+    module(x).sum().backward()
+    assert module.float_weight().grad.any()
+    evaluated = module.eval()(x)
+    assert torch.equal(converted(module)(x), evaluated)
+
+
 @by_kind
 @by_config
 def test_switched_off_it_is_pytorchs_layer(kind: str, config: str) -> None:
@@ -293,40 +303,3 @@ def test_group_sizes_that_do_not_fit(kind: str) -> None:
     channels = layer.weight.transpose(0, 1) if "Transpose" in kind else layer.weight + 0
     wanted = layer.weight_scale.repeat_interleave(2, 1)[:, :5, None, None].expand(4, 5, 3, 3)
     assert torch.equal(channels + 0, wanted)
-
-
-@by_kind
-def test_wrong_tensors(kind: str) -> None:
-    make, dims = getattr(bnn, f"Quantized{kind}"), int(kind[-2])
-    integers, scale = torch.ones(4, 2, *[3] * dims, dtype=torch.int8), torch.ones(4)
-    assert isinstance(make(integers, scale, scale), nn.Module)
-    for error, message, arguments in (
-        (TypeError, "expected qweight to be int8, but got torch.int16", (integers.short(), scale)),
-        (ValueError, f"expected qweight to have {dims + 2} dimensions", (integers[0], scale)),
-        (ValueError, r"expected weight_scale to have 4 elements", (integers, scale[:2])),
-        (TypeError, "expected weight_scale to be float32 or float64", (integers, scale.half())),
-        (ValueError, r"expected bias to have 4 elements", (integers, scale, scale[:2])),
-    ):
-        with pytest.raises(error, match=f"Quantized{kind}: {message}"):
-            make(*arguments)
-    for error, message, options in (
-        (ValueError, r"expected weight_scale to have the shape \[4, 1\]", {"group_size": 2}),
-        (ValueError, "expected group_size > 0, but got 0", {"group_size": 0}),
-        (ValueError, "expected weight_bits to be an int in", {"weight_bits": 9}),
-        (TypeError, "expected dtype to be floating", {"dtype": torch.int8}),
-        (TypeError, "expected weight_zero_point to be integer", {"weight_zero_point": scale}),
-        (ValueError, "out_channels must be divisible by groups", {"groups": 3}),
-        (ValueError, "padding", {"padding_mode": "mirror"}),
-    ):
-        with pytest.raises(error, match=message):
-            make(integers, scale, **options)
-    if "Transpose" not in kind:
-        with pytest.raises(TypeError, match="output_padding"):
-            make(integers, scale, output_padding=1)
-
-
-@by_kind
-def test_repr(kind: str) -> None:
-    module = prepared(kind, "group_static").eval()
-    assert "weight=int4 per_group(2) symmetric static" in repr(module)
-    assert "weight=int4 per_group(2)" in repr(converted(module))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from baraquant import ops
 from baraquant.nn import FakeQuantize
 from tests.support import cases
-from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 STEPS = 4
 OBSERVED = ("1", "3")  # the names of the observed modules of `network`
@@ -105,15 +103,7 @@ def compute(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    where = request.param
-    skip_without_devices(where)
-    name = f"distributed_{where}"
-    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, where)))
+results = results_fixture("distributed", compute)
 
 
 def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
@@ -180,13 +170,3 @@ def test_union_over_a_group(results: list[dict[str, Any]]) -> None:
             low[4], high[4] = INF, -INF  # -5 to infinity is no range
         torch.testing.assert_close(state["min_val"], low, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(state["max_val"], high, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("mode", ["observed", "fixed"])
-def test_what_cannot_be_joined_is_refused(mode: str) -> None:
-    if mode == "observed":
-        module, message = FakeQuantize(mode="observed"), "torch.distributed to be initialized"
-    else:
-        module, message = FakeQuantize(0.1), "mode 'observed' for sync_qparams, but got 'fixed'"
-    with pytest.raises(RuntimeError, match=f"FakeQuantize: expected {message}"):
-        module.sync_qparams()

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,19 +32,13 @@ def test_copies_and_pickles_compute_the_same(kind: str, config: str) -> None:
     module = prepared(kind, config)
     for one in (module, served_experts(module)):
         expected = one(*inputs)
-        buffer = io.BytesIO()
-        torch.save(one, buffer)
-        buffer.seek(0)
-        for twin in (
-            copy.deepcopy(one),
-            pickle.loads(pickle.dumps(one)),
-            torch.load(buffer, weights_only=False),
-        ):
+        for twin in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
             assert torch.equal(twin(*inputs), expected)
-            # The floating class's code sees the submodules of the copy, not those of the original.
-            assert twin._shell._modules is twin._modules
-            assert twin._shell is not one._shell
-            assert twin.train()._shell.training
+            with torch.no_grad():  # what the floating class's code sees is the copy's
+                for tensor in (*twin.parameters(), *twin.buffers()):
+                    tensor.zero_()
+            assert not torch.equal(twin(*inputs).nan_to_num(), expected)
+            assert torch.equal(one(*inputs), expected)
 
 
 def test_the_state_dict_is_that_of_integers() -> None:
@@ -60,24 +52,6 @@ def test_the_state_dict_is_that_of_integers() -> None:
         2 * expert_models.INNER,
         expert_models.HIDDEN,
     )
-
-
-@pytest.mark.parametrize("config", [name for name in CONFIGS if "float16" in name])
-@pytest.mark.exhaustive
-def test_scales_of_another_dtype(config: str) -> None:
-    dtype = getattr(torch, CONFIGS[config].scale_dtype)
-    module = prepared("mixtral", config)
-    for name, rows in zip(module.form.weights, module.weight_rows().values(), strict=True):
-        integers, scale, zero_point = module.quantized_weight(name)
-        assert torch.equal(scale.to(dtype).to(scale.dtype), scale)
-        steps = scale.reshape(*scale.shape[:2], -1).repeat_interleave(
-            integers.shape[2] // (scale[0, 0].numel()), dim=2
-        )
-        shift = zero_point.reshape(*scale.shape[:2], -1).expand(*scale.shape[:2], -1)
-        shift = shift.repeat_interleave(integers.shape[2] // shift.shape[2], dim=2)
-        low, high = CONFIGS[config].weight.quant_min, CONFIGS[config].weight.quant_max
-        wanted = ((rows.reshape(integers.shape) / steps).round() + shift).clamp(low, high)
-        assert torch.equal(integers, wanted.to(torch.int8))
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -198,14 +172,6 @@ def test_autocast(config: str) -> None:
     torch.testing.assert_close(output, module.eval()(*inputs), rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("config", ["w8a8", "w8a8 static", "groups"])
-def test_meta(config: str) -> None:
-    with torch.device("meta"):
-        module = FakeQuantizedExperts.from_float(expert_models.experts("gpt_oss"), CONFIGS[config])
-    served = served_experts(module)
-    assert all(tensor.is_meta for tensor in served.state_dict().values())
-
-
 def test_what_experts_are() -> None:
     for kind in expert_models.KINDS:
         assert is_experts(expert_models.experts(kind))
@@ -303,49 +269,28 @@ def build(drop: str = "", like: nn.Module | None = None, **changes: Any) -> Quan
     return QuantizedExperts(tensors, expert_models.experts() if like is None else like, **options)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "changes"),
-    [
-        (ValueError, "like to be experts, but got Linear", {"like": nn.Linear(1, 1)}),
-        (ValueError, "a tensor down_proj_scale, but there is none", {"drop": "down_proj_scale"}),
-        (ValueError, "but got down_proj_what", {"down_proj_what": torch.ones(1)}),
-        (TypeError, "down_proj_scale to be a Tensor, but got int", {"down_proj_scale": 1}),
-        (TypeError, "down_proj_qweight to be int8", {"down_proj_qweight": torch.ones(DOWN)}),
-        (ValueError, "3 dimensions", {"down_proj_qweight": torch.ones(4, 2, dtype=torch.int8)}),
-        (TypeError, "scale to be float32 or", {"down_proj_scale": torch.ones(4, 16).half()}),
-        (ValueError, r"shape \[4, 16\], but got", {"down_proj_scale": torch.ones(4, 12)}),
-        (ValueError, r"shape \[4, 24, 2\]", {"group_size": 8}),
-        (ValueError, "group_size > 0", {"group_size": 0}),
-        (ValueError, "gate_up_proj_zero_point, but", {"down_proj_zero_point": torch.ones(4, 16)}),
-        (ValueError, "weight_bits to be an int", {"weight_bits": 9}),
-        (ValueError, "bits to be an int", {"bits": 1}),
-        (ValueError, "granularity to be per_token", {"granularity": "per_channel"}),
-        (ValueError, "static scale", {"granularity": "per_token", "is_static": True}),
-        (
-            ValueError,
-            r"whose place it takes \(\[4, 16, 12\]\), but got \[4, 16, 6\]",
-            {"down_proj_qweight": torch.ones(4, 16, 6, dtype=torch.int8)},
-        ),
-    ],
-)
-def test_wrong_arguments(error: type[Exception], message: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(error, match=f"QuantizedExperts: .*{message}"):
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("like to be experts, but got Linear", {"like": nn.Linear(1, 1)}),
+    ("a tensor down_proj_scale, but there is none", {"drop": "down_proj_scale"}),
+    ("but got down_proj_what", {"down_proj_what": torch.ones(1)}),
+    ("down_proj_scale to be a Tensor, but got int", {"down_proj_scale": 1}),
+    ("down_proj_qweight to be int8", {"down_proj_qweight": torch.ones(DOWN)}),
+    ("3 dimensions", {"down_proj_qweight": torch.ones(4, 2, dtype=torch.int8)}),
+    ("scale to be float32 or", {"down_proj_scale": torch.ones(4, 16).half()}),
+    (r"shape \[4, 16\], but got", {"down_proj_scale": torch.ones(4, 12)}),
+    (r"shape \[4, 24, 2\]", {"group_size": 8}),
+    ("group_size > 0", {"group_size": 0}),
+    ("gate_up_proj_zero_point, but", {"down_proj_zero_point": torch.ones(4, 16)}),
+    ("weight_bits to be an int", {"weight_bits": 9}),
+    ("bits to be an int", {"bits": 1}),
+    ("granularity to be per_token", {"granularity": "per_channel"}),
+    ("static scale", {"granularity": "per_token", "is_static": True}),
+    (r"whose place it takes \(\[4, 16, 12\]\), but got \[4, 16, 6\]",
+     {"down_proj_qweight": torch.ones(4, 16, 6, dtype=torch.int8)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "changes"), BAD)
+def test_wrong_arguments(message: str, changes: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"QuantizedExperts: .*{message}"):
         build(**changes)
-
-
-def test_within_a_model(tmp_path: Path) -> None:
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
-    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval()
-    ids = torch.arange(6).reshape(1, 6)
-    expected = model(ids).logits
-    block = model.model.layers[0].mlp
-    block.experts = FakeQuantizedExperts.from_float(block.experts, W8A8())
-    output = model(ids).logits
-    assert 0 < (output - expected).norm() < 0.1 * expected.norm()
-    block.experts = served_experts(block.experts)
-    assert torch.equal(model(ids).logits, output)
-    with pytest.raises(RuntimeError, match="save_pretrained"):
-        model.save_pretrained(tmp_path)

@@ -141,14 +141,6 @@ def test_which_schemes_are_one_op() -> None:
     assert not any(map(is_whole_product, others()))
 
 
-@pytest.mark.parametrize("config", list(others()), ids=str)
-def test_the_others_still_train(config: QuantConfig) -> None:
-    layer, x = FakeQuantizedLinear(40, 24, config=config), example()
-    y = layer(x)
-    y.square().mean().backward()
-    assert layer.weight.grad.any() and layer.eval()(x).shape == y.shape
-
-
 def test_switches_act_in_training(device: str) -> None:
     """Off, a quantizer lets values through; evaluation is deployment whatever they say."""
     layer, x = layer_of(4, 4, device=device), example(device=device)
@@ -191,17 +183,6 @@ def test_compiled_and_exported(symmetric: bool, device: str) -> None:
     )
     x = example(device=device, rows=9)
     assert torch.equal(program.module()(x), layer(x))
-
-
-def test_autocast(device: str) -> None:
-    layer, x = layer_of(4, 4, device=device), example(device=device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        y = layer(x)
-    served = nn.Sequential(copy.deepcopy(layer))
-    convert_(served)
-    assert_same_bits(y.detach(), served(x.bfloat16()))
-    y.sum().backward()
-    assert layer.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize("grad", (True, False), ids=("grad", "no_grad"))

@@ -95,20 +95,6 @@ def test_modules_are_trained_scripted_copied_and_pickled():
         assert other[0].weight is not model[0].weight
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: bnn.RMSNorm((2, 3)), "RMSNorm: expected normalized_shape to be the size of the"),
-        (lambda: bnn.LayerNorm([4, 3]), "LayerNorm: expected normalized_shape to be the size of"),
-        (lambda: bnn.GELU("erf"), "GELU: expected approximate to be none or tanh, but got 'erf'"),
-    ],
-    ids=["rms", "layer", "gelu"],
-)
-def test_bad_options(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 # ---- Layers that take integers ------------------------------------------------------------------
 
 

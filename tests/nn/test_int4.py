@@ -90,15 +90,6 @@ def test_the_quantizer_is_its_ops(
     assert quantizer(weight) is weight and torch.equal(quantizer.round(weight), rounded)
 
 
-def test_conversions_keep_what_is_no_float() -> None:
-    parts = ops.choose_int4_qparams(torch.randn(N, K), 32)
-    names = ("scale", "group_factor", "group_zero_point")
-    quantizer = FakeQuantizeInt4(32, **dict(zip(names, parts, strict=True))).half()
-    for name, part in zip(names, parts, strict=True):
-        assert torch.equal(getattr(quantizer, name), part)
-        assert getattr(quantizer, name).dtype == part.dtype
-
-
 # --- training, evaluation, serving ---------------------------------------------------------------
 
 
@@ -161,26 +152,6 @@ def test_a_served_layer_passes_the_gradient_on(device: str) -> None:
     assert torch.equal(*found)
 
 
-def test_training_reaches_the_target() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(K, 64), nn.ReLU(), nn.Linear(64, 4))
-    x, y = torch.randn(256, K), torch.randint(0, 4, (256,))
-    baraquant.qat.prepare_(model, scheme())
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    losses = []
-    for _ in range(40):
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < losses[0] / 4
-    model.eval()
-    before = model(x)
-    baraquant.qat.convert_(model)
-    assert torch.equal(model(x), before)
-
-
 @pytest.mark.parametrize("rotate", (None, 32))
 def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.manual_seed(1)
@@ -191,16 +162,6 @@ def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.testing.assert_close(served.weight + 0, layer.weight + 0)
 
 
-def test_switches_and_autocast() -> None:
-    layer, x = layer_of(scheme()), inputs(torch.float32)
-    layer.apply(baraquant.nn.disable_fake_quant)
-    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
-    layer.apply(baraquant.nn.enable_fake_quant).eval()
-    served = converted(layer)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(served(x), layer(x))
-
-
 @pytest.mark.exhaustive
 def test_compiled_and_scripted() -> None:
     layer, x = layer_of(scheme(symmetric=False)), inputs(torch.float32)
@@ -208,17 +169,6 @@ def test_compiled_and_scripted() -> None:
     for one in (layer, converted(layer.eval())):
         assert torch.equal(torch.jit.script(one)(x), y)
         assert torch.equal(torch.compile(one, fullgraph=True)(x), y)
-
-
-@pytest.mark.exhaustive
-def test_a_trained_layer_compiles() -> None:
-    layer, x = layer_of(scheme()), inputs(torch.float32)
-    found = []
-    for one in (layer, torch.compile(layer, fullgraph=True)):
-        layer.zero_grad()
-        one(x).sum().backward()
-        found.append(layer.weight.grad.clone())
-    assert torch.equal(*found)
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import baraquant
 import baraquant.nn as bnn
 from baraquant import QuantConfig, TensorConfig, W8A8Static, ops
 from baraquant.nn import FakeQuantize
@@ -175,39 +173,6 @@ def test_switched_off_it_is_floating() -> None:
     assert not torch.equal(layer(x), floats(x))
 
 
-@pytest.mark.parametrize("mode", ("observed_asymmetric", "dynamic_asymmetric"))
-def test_state_travels(mode: str, tmp_path: Path) -> None:
-    """State dicts, files, copies and conversions keep the bits."""
-    model = nn.Sequential(pair("image", mode)[1])
-    x, layer = example("image", seed=5), model[0]
-    wanted = model(x)
-    assert layer.qweight.is_contiguous()
-    other = nn.Sequential(pair("image", mode)[1])
-    with torch.no_grad():
-        for buffer in other.buffers():
-            buffer.zero_()
-    for assign in (False, True):
-        other.load_state_dict(model.state_dict(), assign=assign)
-        assert torch.equal(other(x), wanted)
-    assert torch.equal(copy.deepcopy(model)(x), wanted)
-    baraquant.save(model, tmp_path / "model.safetensors")
-    loaded = baraquant.load_(nn.Sequential(floating("image")), tmp_path / "model.safetensors")
-    assert torch.equal(loaded(x), wanted)
-    double = copy.deepcopy(model).double()
-    assert double(x.double()).dtype == torch.float64
-    assert model[0].weight.is_contiguous() and (model[0].weight + 0).is_contiguous()
-
-
-def test_memory_formats() -> None:
-    _, layer = pair("image", "observed")
-    x = example("image")
-    wanted = layer(x)
-    got = layer(x.contiguous(memory_format=torch.channels_last))
-    assert torch.equal(got, wanted)
-    assert wanted.is_contiguous() and got.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(layer(x[0]), wanted[0])
-
-
 def test_autocast_does_not_change_it() -> None:
     prepared, layer = pair("image", "dynamic")
     x = example("image")
@@ -228,8 +193,3 @@ def test_special_values() -> None:
         assert torch.equal(static(x), static(x.nan_to_num()))
         _, dynamic = pair("image", "dynamic")
         assert dynamic(x).isnan().all()
-        config = QuantConfig(TensorConfig(8), INPUTS["observed"])
-        unseen = nn.Sequential(floating("image"))
-        prepare_(unseen, config, progress=False)
-        with pytest.raises(ValueError, match=r"FakeQuantize: .* but it has seen no data"):
-            unseen.eval()(example("image"))

@@ -4,28 +4,86 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from baraquant import W4A8, ops
-from baraquant.nn import FakeQuantizeInt4
-from baraquant.workflow.fit import fit_factors
-from tests.nn.learned_factors import (
-    SIZE,
-    K,
-    N,
-    by_dtype,
-    by_scheme,
-    inputs,
-    layer_of,
-    moved,
-    quantizer_of,
-    weight,
+import baraquant
+from baraquant import GPTQ, W4A8, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant.nn import (
+    FakeQuantizedLinear,
+    FakeQuantizeInt4,
+    LearnedFakeQuantize,
+    LearnedFakeQuantizeInt4,
+    QuantizedInt4Linear,
+    StaticQuantizedInt4Linear,
 )
+from baraquant.qat import convert_, prepare_
+from baraquant.workflow.fit import fit_factors
 from tests.support import cases
+
+N, K, SIZE = 12, 48, 8
+by_scheme = pytest.mark.parametrize("symmetric", (True, False))
+by_dtype = pytest.mark.parametrize(
+    "dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+)
+
+
+def weight(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Groups of different sizes, so that every factor occurs."""
+    generator = cases.generator(seed)
+    sizes = torch.exp2(-4 * torch.rand(N, K // SIZE, generator=generator))
+    values = torch.randn(N, K, generator=generator) * sizes.repeat_interleave(SIZE, dim=1)
+    return values.to(dtype)
+
+
+def quantizer_of(values: Tensor, symmetric: bool = True, **options: Any) -> LearnedFakeQuantizeInt4:
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    made = LearnedFakeQuantizeInt4(
+        SIZE,
+        shape=(len(values), values.shape[1] // SIZE),
+        symmetric=symmetric,
+        dtype=dtype,
+        device=values.device,
+        **options,
+    )
+    made.initialize(values)
+    return made
+
+
+def moved(made: LearnedFakeQuantizeInt4, seed: int = 3) -> LearnedFakeQuantizeInt4:
+    """The quantizer as training could leave it: some factors clamped, weights too, odd zeros."""
+    generator = cases.generator(seed)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            if name == "zero_point":
+                parameter.add_(3 * noise)
+            else:
+                parameter.mul_(torch.exp2(0.8 * noise) * (0.6 if name == "scale" else 1))
+    return made
+
+
+def layer_of(
+    config: QuantConfig, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> FakeQuantizedLinear:
+    torch.manual_seed(0)
+    return FakeQuantizedLinear(K, N, config=config, dtype=dtype, device=device).train()
+
+
+def inputs(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.randn(5, K, generator=cases.generator(2)).to(device, dtype)
+
+
+def static(symmetric: bool) -> QuantConfig:
+    return QuantConfig(
+        TensorConfig(4, PerGroup(SIZE), symmetric, learned=True, group_factors=True),
+        TensorConfig(8, "per_tensor", symmetric, learned=True),
+    )
+
 
 # --- values --------------------------------------------------------------------------------------
 
@@ -174,3 +232,193 @@ def test_a_backward_of_integers(backward: str) -> None:
     for exact, rounded in zip(*found, strict=True):
         if exact.abs().amax() > 1e-6:  # that of largest_step is 0 at the start
             assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), dim=0) > 0.99
+
+
+# --- layers and models ---------------------------------------------------------------------------
+
+
+@by_dtype
+@by_scheme
+@pytest.mark.parametrize("of_input", ("dynamic", "static", "rotated"))
+def test_evaluation_and_the_converted_layer_have_the_same_bits(
+    of_input: str, symmetric: bool, dtype: torch.dtype, device: str
+) -> None:
+    configs = {
+        "dynamic": W4A8(SIZE, symmetric, learned=True),
+        "rotated": W4A8(SIZE, symmetric, learned=True, rotate=16),
+        "static": static(symmetric),
+    }
+    layer, x = layer_of(configs[of_input], dtype, device), inputs(dtype, device)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.05)
+    before = layer.weight_fake_quant.qparams()[1]
+    for _ in range(5):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+    moved(layer.weight_fake_quant)
+    assert not torch.equal(layer.weight_fake_quant.qparams()[1], before)
+    trained = layer(x)
+    model = nn.Sequential(layer).eval()
+    with torch.no_grad():
+        evaluated, read = model(x), layer.weight.clone()
+        convert_(model)
+        served = model(x)
+    kind = StaticQuantizedInt4Linear if of_input == "static" else QuantizedInt4Linear
+    assert type(model[0]) is kind
+    assert torch.equal(served, evaluated)
+    if of_input != "static":
+        assert torch.equal(trained, evaluated)
+    assert (model[0].group_zero_point is None) == symmetric
+    assert torch.equal(model[0].weight + 0, read)
+    for parameter in layer.weight_fake_quant.parameters():
+        wanted = torch.float64 if dtype == torch.float64 else torch.float32
+        assert parameter.dtype == wanted
+
+
+def mixed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(K, K), nn.ReLU(), nn.Linear(K, 30), nn.Linear(30, 4))
+
+
+def test_models(tmp_path: Any) -> None:
+    model, x = mixed(), inputs()
+    report = prepare_(model, W4A8(SIZE, learned=True))
+    assert report.changed["0"] == (
+        "FakeQuantizedLinear(weight=int4 per_group(8) symmetric learned factors, "
+        "input=int8 per_token symmetric dynamic)"
+    )
+    assert "group_size to divide in_features (30)" in report.left_out["3"]
+    # Scales are no parameters of the model's own, and an optimizer finds them by their class.
+    assert report.total_parameters == sum(p.numel() for p in mixed().parameters())
+    learned = [m for m in model.modules() if isinstance(m, LearnedFakeQuantize)]
+    names = {name for m in learned for name, _ in m.named_parameters()}
+    assert len(learned) == 2 and names == {"scale", "largest_step"}
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    again = mixed()
+    prepare_(again, W4A8(SIZE, learned=True))
+    again.load_state_dict(model.state_dict())
+    model.eval()
+    assert torch.equal(again.eval()(x), model(x))
+    assert convert_(model).changed["0"] == "QuantizedInt4Linear"
+    baraquant.save(model, tmp_path / "model")
+    assert torch.equal(baraquant.load_(mixed, tmp_path / "model")(x), model(x))
+
+
+def test_tied_weights_learn_one_set_of_factors() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(K, K), "b": nn.Linear(K, K, bias=False)})
+    model["b"].weight = model["a"].weight
+    prepare_(model, W4A8(SIZE, learned=True))
+    assert model["a"].weight_fake_quant is model["b"].weight_fake_quant
+    convert_(model.eval())
+    assert model["a"].packed is model["b"].packed
+
+
+def test_quantize_and_gptq_train_nothing() -> None:
+    """They take the configuration, and find the factors by its rule."""
+    x = inputs()
+    for wrap in (lambda config: config, GPTQ):
+        found = []
+        for learned in (False, True):
+            model = mixed()
+            data = [torch.randn(64, K, generator=cases.generator(4))]
+            config = W4A8(SIZE, learned=learned)
+            baraquant.quantize_(model, wrap(config), calibration=data, progress=False)
+            assert isinstance(model[0], QuantizedInt4Linear)
+            found.append(model(x))
+        assert torch.equal(*found)
+
+
+def test_other_layers_learn_floating_scales() -> None:
+    model = nn.Sequential(nn.Embedding(10, K), nn.Linear(K, K))
+    prepare_(model, W4A8(SIZE, learned=True))
+    assert type(model[0].weight_fake_quant) is LearnedFakeQuantize
+    assert type(model[1].weight_fake_quant) is LearnedFakeQuantizeInt4
+
+
+# --- as a module ---------------------------------------------------------------------------------
+
+
+@by_scheme
+def test_what_is_not_finite_stays_visible(symmetric: bool) -> None:
+    values = weight()
+    for name in ("scale", "largest_step", *(() if symmetric else ("zero_point",))):
+        for poison in (math.nan, math.inf):
+            layer = FakeQuantizedLinear(K, N, config=W4A8(SIZE, symmetric, learned=True))
+            with torch.no_grad():
+                getattr(layer.weight_fake_quant, name)[2] = poison
+                assert not layer.weight_fake_quant(values)[2].isfinite().any()
+                assert layer.weight_fake_quant(values)[1].isfinite().all()
+            with pytest.raises(
+                ValueError, match="0: expected the scale of the weight to be finite"
+            ):
+                convert_(nn.Sequential(layer))
+
+
+def test_rows_and_groups_of_zeros() -> None:
+    values = weight()
+    values[0], values[1, :SIZE] = 0, 0
+    made = quantizer_of(values)
+    y = made(values)
+    assert not y[0].any() and not y[1, :SIZE].any()
+    y.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in made.parameters())
+    empty = LearnedFakeQuantizeInt4(2, shape=(0, 2))
+    empty.initialize(torch.ones(0, 4))
+    assert empty(torch.ones(0, 4)).shape == (0, 4)
+
+
+def test_a_module_of_the_meta_device_starts_from_its_first_weight() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(K, N))
+    prepare_(model, W4A8(SIZE, learned=True))
+    model.to_empty(device="cpu")
+    values = weight()
+    made = model[0].weight_fake_quant
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.fill_(math.nan)
+        model[0].weight.copy_(values)
+        model[0].bias.zero_()
+    with pytest.raises(RuntimeError, match="the factors are not known"):
+        model.eval()(inputs())
+    model.train()(inputs())
+    assert torch.equal(made(values), quantizer_of(values)(values))
+
+
+@pytest.mark.exhaustive
+@by_scheme
+def test_compiled_and_scripted(symmetric: bool) -> None:
+    layer, x = layer_of(W4A8(SIZE, symmetric, learned=True)), inputs()
+    moved(layer.weight_fake_quant)
+    found = []
+    for one in (layer, torch.compile(layer, fullgraph=True), torch.jit.script(layer)):
+        layer.zero_grad()
+        y = one(x)
+        y.square().sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in layer.parameters())])
+    for other in found[1:]:
+        assert torch.equal(other[0], found[0][0])
+        for got, wanted in zip(other[1:], found[0][1:], strict=True):
+            torch.testing.assert_close(got, wanted)
+    layer.eval()
+    assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))
+
+
+def test_configurations() -> None:
+    config = W4A8(32, learned=True)
+    assert config.weight == TensorConfig(4, PerGroup(32), learned=True, group_factors=True)
+    assert config.trains_on_integers and not config.weight.dynamic
+    assert QuantConfig.from_dict(config.to_dict()) == config
+    assert config.with_float_scales() == W4A8(32, learned=True, group_factors=False)
+    assert W4A8(None, learned=True).weight == TensorConfig(4, learned=True)
+    config = W4A8(32, group_factors=True)
+    assert config.trains_on_integers and "factors" in str(config)
+    assert config.with_floating_input() == baraquant.W4A16(32)
+    for backward in ("float", "int8"):
+        factors = W4A8(32, group_factors=True, backward=backward)
+        assert factors.with_float_scales() == W4A8(32, group_factors=False)

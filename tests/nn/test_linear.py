@@ -151,45 +151,32 @@ def test_bits_are_those_of_the_ops(name: str) -> None:
     assert torch.equal(layer(x), y)
 
 
+def saved(save: Callable[..., None], what: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    save(what, file)
+    file.seek(0)
+    return file
+
+
 @by_layer
-def test_state_holds_the_arguments_alone(name: str) -> None:
-    layer = LAYERS[name]()
-    state = layer.state_dict()
+def test_copies_and_states(name: str) -> None:
+    layer, x = LAYERS[name](), example()
+    y, state = layer(x), layer.state_dict()
     assert not any(parameter.requires_grad for parameter in layer.parameters())
     assert state["qweight"].dtype == torch.int8
-    for tensor in state.values():
-        assert type(tensor) is Tensor and tensor.is_contiguous()
-
-
-@by_layer
-def test_state_makes_another_layer_the_same(name: str) -> None:
-    layer, x = LAYERS[name](), example()
-    y = layer(x)
-    other = LAYERS[name]()
-    for buffer in other.buffers():
-        buffer.zero_()
-    file = io.BytesIO()
-    torch.save(layer.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    other.load_state_dict(state)
-    assert torch.equal(other(x), y)
-    empty = LAYERS[name]().to("meta")
-    assert empty(x.to("meta")).shape == y.shape
-    empty.load_state_dict(state, assign=True)
-    assert torch.equal(empty(x), y)
-    empty = LAYERS[name]().to("meta").to_empty(device="cpu")
-    empty.load_state_dict(state)
-    assert torch.equal(empty(x), y)
-
-
-@by_layer
-def test_copies(name: str) -> None:
-    layer, x = LAYERS[name](), example()
-    y = layer(x)
-    assert torch.equal(copy.deepcopy(layer)(x), y)
-    assert torch.equal(pickle.loads(pickle.dumps(layer))(x), y)
-    assert torch.equal(layer.train()(x), y), "training changes nothing"
+    assert all(type(tensor) is Tensor and tensor.is_contiguous() for tensor in state.values())
+    loaded = torch.load(saved(torch.save, state), weights_only=True)
+    zeroed, assigned = LAYERS[name](), LAYERS[name]().to("meta")
+    for tensor in zeroed.state_dict().values():
+        tensor.zero_()
+    assert assigned(x.to("meta")).shape == y.shape
+    filled = copy.deepcopy(assigned).to_empty(device="cpu")
+    zeroed.load_state_dict(loaded)
+    assigned.load_state_dict(loaded, assign=True)
+    filled.load_state_dict(loaded)
+    copies = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
+    for other in (zeroed, assigned, filled, *copies, layer.train()):  # which changes nothing
+        assert torch.equal(other(x), y)
 
 
 @by_layer
@@ -207,102 +194,19 @@ def test_conversions_keep_scales_exact(name: str) -> None:
 
 
 @by_layer
-def test_scripted(name: str) -> None:
-    layer, x = LAYERS[name](), example()
-    scripted = torch.jit.script(layer)
-    file = io.BytesIO()
-    torch.jit.save(scripted, file)
-    file.seek(0)
-    y = layer(x)
-    assert torch.equal(scripted(x), y) and torch.equal(torch.jit.load(file)(x), y)
-
-
-@by_layer
-def test_exported(name: str) -> None:
-    layer, x = LAYERS[name](), example()
-    tokens = torch.export.Dim("tokens", min=2, max=64)
-    exported = torch.export.export(layer, (x,), dynamic_shapes=({1: tokens},))
-    assert torch.equal(exported.module()(x), layer(x))
-    longer = torch.randn(2, 7, K, generator=GENERATOR(5))
-    assert torch.equal(exported.module()(longer), layer(longer))
-
-
-@pytest.mark.parametrize("name", ["dynamic", "asymmetric", "smooth", "static_smooth", "grouped"])
-def test_compiled(name: str) -> None:
+def test_in_every_kind_of_graph(name: str) -> None:
     torch._dynamo.reset()
     layer, x = LAYERS[name](), example()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x), layer(x))
-
-
-def test_smoothing_costs_no_accuracy_but_where_it_acts() -> None:
-    """A feature a hundred times as large takes the others' precision; smoothed, it does not."""
-    x = example()
-    x[..., 4] *= 100
-    float_weight = torch.randn(N, K, generator=GENERATOR(6)) * 0.1
-    float_weight[:, 4] *= 0.01
-    y = x @ float_weight.T
-    smooth = torch.ones(K)
-    smooth[4] = 100.0
-    errors = []
-    for factor in (torch.ones(K), smooth):
-        q, s, _ = ops.dynamic_range_quantize_per_channel(float_weight * factor, 0)
-        layers = [QuantizedLinear(q, s, smooth=factor)]
-        act_scale = (x / factor).abs().max() / 127
-        layers += [StaticQuantizedLinear(q, s, act_scale, smooth_scale=act_scale * factor)]
-        errors.append([((layer(x) - y).norm() / y.norm()).item() for layer in layers])
-    assert all(after < 0.5 * before for before, after in zip(*errors, strict=True)), errors
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda: QuantizedLinear(scale(N, K), scale(N)), TypeError, "weight to be int8, .*float32"),
-        (lambda: QuantizedLinear(weight()[0], scale(N)), ValueError, "weight to have 2 dimensions"),
-        (lambda: QuantizedLinear(weight(), scale(4)), ValueError, "weight_scale to have 5 elem"),
-        (lambda: QuantizedLinear(weight(), scale(N).half()), TypeError, "weight_scale .*float16"),
-        (lambda: QuantizedLinear(weight(), scale(N), scale(4)), ValueError, "bias to have 5"),
-        (lambda: QuantizedLinear(weight(), scale(N), weight()[:, 0]), TypeError, "bias .*floating"),
-        (lambda: dynamic(bits=9), ValueError, r"bits to be an int in \[2, 8\], but got 9"),
-        (lambda: dynamic(weight_bits=1), ValueError, "weight_bits to be an int"),
-        (lambda: dynamic(granularity="per_group"), ValueError, "per_token or per_tensor"),
-        (lambda: dynamic(smooth=scale(N)), ValueError, r"smooth to have 12 elements .* \[5\]"),
-        (
-            lambda: StaticQuantizedLinear(weight(), scale(N), scale(2)),
-            ValueError,
-            "act_scale to have one element",
-        ),
-        (
-            lambda: StaticQuantizedLinear(weight(), scale(N), scale(1), act_zero_point=scale(1)),
-            TypeError,
-            "act_zero_point to be integer",
-        ),
-        (
-            lambda: StaticQuantizedLinear(weight(), scale(N), scale(1), smooth_scale=scale(3)),
-            ValueError,
-            "smooth_scale to have 12 elements",
-        ),
-        (
-            lambda: WeightOnlyLinear(weight(), scale(N, 2), group_size=4),
-            ValueError,
-            r"shape \[5, 3\] \(groups of 4\), but got \[5, 2\]",
-        ),
-        (
-            lambda: WeightOnlyLinear(weight(), scale(N, 2), group_size=0),
-            ValueError,
-            "group_size > 0",
-        ),
-        (
-            lambda: WeightOnlyLinear(weight(), scale(N), weight_zero_point=torch.zeros(2).int()),
-            ValueError,
-            "weight_zero_point to have the shape of weight_scale",
-        ),
-    ],
-)
-def test_what_is_refused(build: Callable, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as info:
-        build()
-    assert str(info.value).split(":")[0].endswith("Linear")
+    longer = torch.randn(2, 7, K, generator=GENERATOR(5))
+    script = torch.jit.script(layer)
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    for graph in (
+        script,
+        torch.jit.load(saved(torch.jit.save, script)),
+        torch.compile(layer, fullgraph=True, backend="aot_eager"),
+        torch.export.export(layer, (x,), dynamic_shapes=({1: tokens},)).module(),
+    ):
+        assert torch.equal(graph(x), layer(x)) and torch.equal(graph(longer), layer(longer))
 
 
 def test_repr() -> None:

@@ -4,33 +4,77 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 
+import baraquant
+from baraquant import ops
 from baraquant.nn import FakeQuantize
-from tests.nn.observed_modules import (
-    COUNTER,
-    FLAGS,
-    QPARAMS,
-    RANGE,
-    assert_same_state,
-    by_averaging,
-    by_granularity,
-    by_symmetry,
-    ends_of,
-    example,
-    module_for,
-    qparams_of,
-    rounded,
-)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+SHAPE = (3, 4, 10)
+RANGE = ("min_val", "max_val")
+QPARAMS = ("scale", "zero_point")
+FLAGS = ("observer_enabled", "fake_quant_enabled")
+COUNTER = "skipped_batches"
+by_granularity = pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
+by_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+by_averaging = pytest.mark.parametrize("averaging", [None, 0.25, 1])
+
+
+def module_for(
+    granularity: str, symmetric: bool = True, averaging: float | None = None
+) -> FakeQuantize:
+    kwargs: dict[str, Any] = {"axis": 1, "channels": 4} if granularity == "per_channel" else {}
+    return FakeQuantize(
+        granularity=granularity,
+        quant_min=-8,
+        quant_max=7,
+        mode="observed",
+        symmetric=symmetric,
+        averaging_constant=averaging,
+        **kwargs,
+    )
+
+
+def example(seed: int = 1, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    x = torch.randn(SHAPE, generator=cases.generator(seed)) * seed
+    return (x + torch.arange(4.0)[:, None]).to(device, dtype)
+
+
+def ends_of(x: Tensor, granularity: str) -> tuple[Tensor, Tensor]:
+    dims = (0, 2) if granularity == "per_channel" else (0, 1, 2)
+    return x.amin(dims), x.amax(dims)
+
+
+def rounded(module: FakeQuantize, x: Tensor) -> Tensor:
+    """What the module's scale and zero point make of x, by the op with a given scale."""
+    if module.granularity == "per_tensor":
+        return ops.fake_quantize_per_tensor(x, module.scale, module.zero_point, -8, 7)
+    return ops.fake_quantize_per_channel(x, module.scale, module.zero_point, 1, -8, 7)
+
+
+def qparams_of(module: FakeQuantize, ends: Tensor) -> tuple[Tensor, Tensor]:
+    if module.granularity == "per_tensor":
+        return ops.choose_qparams_per_tensor(ends, -8, 7, symmetric=module.symmetric)
+    return ops.choose_qparams_per_channel(ends, 1, -8, 7, symmetric=module.symmetric)
+
+
+def assert_same_state(one: nn.Module, other: nn.Module) -> None:
+    a, b = one.state_dict(), other.state_dict()
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
 
 
 @by_granularity
@@ -120,13 +164,6 @@ def test_both_flags(granularity: str, device: str) -> None:
         assert [int(getattr(module, name)) for name in FLAGS] == [0, 0]
 
 
-@by_granularity
-def test_evaluation_observes_too(granularity: str) -> None:
-    training, evaluating = module_for(granularity), module_for(granularity).eval()
-    assert torch.equal(training(example()), evaluating(example()))
-    assert_same_state(training, evaluating)
-
-
 @by_averaging
 @by_granularity
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -199,13 +236,6 @@ def test_a_state_dict_without_a_counter_is_loaded(device: str) -> None:
         loaded.load_state_dict({name: t for name, t in old.items() if name != "max_val"})
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_counter_stays_an_integer(dtype: torch.dtype) -> None:
-    module = module_for("per_tensor").to(dtype)
-    module(torch.full((2,), math.nan, dtype=dtype))
-    assert_same_bits(module.skipped_batches, torch.tensor(1))
-
-
 @by_granularity
 def test_an_empty_input_changes_nothing(granularity: str) -> None:
     module = module_for(granularity)
@@ -217,14 +247,10 @@ def test_an_empty_input_changes_nothing(granularity: str) -> None:
 
 
 @by_granularity
-def test_reset_forgets_the_range(granularity: str) -> None:
-    module, fresh = module_for(granularity, False), module_for(granularity, False)
-    module(example(5))
-    module.reset_min_max_vals()
-    assert torch.equal(module.min_val, fresh.min_val) and torch.equal(module.max_val, fresh.max_val)
-    assert torch.equal(module.calculate_qparams()[0], fresh.scale)
-    assert torch.equal(module(example(1)), fresh(example(1)))
-    assert_same_state(module, fresh)
+def test_evaluation_observes_too(granularity: str) -> None:
+    training, evaluating = module_for(granularity), module_for(granularity).eval()
+    assert torch.equal(training(example()), evaluating(example()))
+    assert_same_state(training, evaluating)
 
 
 @by_granularity
@@ -268,52 +294,156 @@ def test_the_range_is_that_of_pytorch() -> None:
     assert torch.equal(ours.scale, theirs.scale[0])
 
 
-def test_repr_says_what_differs() -> None:
-    assert repr(module_for("per_channel", False, 0.5)) == (
-        "FakeQuantize(observed, per_channel, axis=1, quant_min=-8, quant_max=7, symmetric=False, "
-        "averaging_constant=0.5, scale=[4])"
+def test_state_of_other_shapes() -> None:
+    """PyTorch's rule: one element of shape [1] fits []."""
+    module = module_for("per_tensor")
+    module(example(2))
+    state = {name: value.reshape(1) for name, value in module.state_dict().items()}
+    other = module_for("per_tensor")
+    other.load_state_dict(state)
+    assert_same_state(other, module)
+    assert torch.equal(other(example(3)), module(example(3)))
+
+
+@by_averaging
+@by_granularity
+def test_script(granularity: str, averaging: float | None) -> None:
+    module = module_for(granularity, False, averaging)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(copy.deepcopy(module)), file)
+    file.seek(0)
+    for other in (torch.jit.script(copy.deepcopy(module)), torch.jit.load(file)):
+        eager = copy.deepcopy(module)
+        for call in ("", "disable_observer", "disable_fake_quant", "enable_observer", ""):
+            for one in (eager, other) if call else ():
+                getattr(one, call)()
+            for one in (eager, other):
+                one(example(4) * math.inf)  # left out and counted, but for the switched observer
+            x = example(2).requires_grad_()
+            y, wanted = other(x), eager(x)
+            assert torch.equal(y, wanted)
+            assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (y, wanted)))
+            assert_same_state(other, eager)
+        assert eager.skipped_batches == 3
+        assert torch.equal(other.calculate_qparams()[0], eager.calculate_qparams()[0])
+        other.reset_min_max_vals()
+        assert (other.min_val == math.inf).all()
+
+
+@by_granularity
+@pytest.mark.parametrize("form", ["frozen script", "export"])
+def test_a_graph_goes_on_observing(form: str, granularity: str) -> None:
+    module = module_for(granularity).eval()
+    if form == "export":
+        graph = torch.export.export(copy.deepcopy(module), (example(),)).module()
+    else:
+        graph = torch.jit.freeze(torch.jit.script(copy.deepcopy(module)))
+    for seed in (1, 3, 2):
+        assert torch.equal(graph(example(seed)), module(example(seed)))
+
+
+@by_granularity
+def test_compile_once_for_all_flags(granularity: str) -> None:
+    torch._dynamo.reset()  # what other tests compiled counts too
+    eager = module_for(granularity, False)
+    module = copy.deepcopy(eager)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for seed, (observes, rounds) in enumerate(itertools.product((1, 0, 1), (1, 0)), start=1):
+        for one in (eager, module):
+            one.enable_observer(bool(observes))
+            one.enable_fake_quant(bool(rounds))
+        for one in (compiled, eager):
+            one((example(4) * math.nan).requires_grad_())
+        x = example(seed).requires_grad_()
+        y, wanted = compiled(x), eager(x)
+        assert torch.equal(y, wanted)
+        assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (y, wanted)))
+        assert_same_state(module, eager)
+    assert counter.frame_count == 1
+    assert module.skipped_batches == 4
+
+
+def test_flags_switched_inside_compiled_code() -> None:
+    torch._dynamo.reset()
+    module = module_for("per_tensor")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def look_then_round(x: Tensor) -> Tensor:
+        module.enable_observer()
+        module(x)
+        module.disable_observer()
+        return module(2 * x)
+
+    y = look_then_round(example())
+    assert torch.equal(module.max_val, example().amax()) and int(module.observer_enabled) == 0
+    assert torch.equal(y, rounded(module, 2 * example()))
+
+
+@by_granularity
+def test_nothing_moves_its_buffers(granularity: str) -> None:
+    """A captured CUDA graph holds addresses: every change is made in place."""
+    module = module_for(granularity)
+    before = {name: buffer.data_ptr() for name, buffer in module.named_buffers()}
+    module(example())
+    for call in ("enable_observer", "enable_fake_quant", "reset_min_max_vals"):
+        getattr(module, call)()
+    module.load_state_dict(module_for(granularity).state_dict())
+    assert {name: buffer.data_ptr() for name, buffer in module.named_buffers()} == before
+
+
+@pytest.mark.cuda
+@by_granularity
+def test_flags_act_on_a_captured_graph(granularity: str, cuda: str) -> None:
+    eager = module_for(granularity, False).to(cuda)
+    module = copy.deepcopy(eager)
+    static = example(1, device=cuda)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        copy.deepcopy(module)(static)  # warm-up
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = module(static)
+    for seed, (observes, rounds) in enumerate(itertools.product((1, 0, 1), (1, 0)), start=1):
+        batch = example(seed, device=cuda)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for one in (eager, module):
+                one.enable_observer(bool(observes))
+                one.enable_fake_quant(bool(rounds))
+            wanted = eager(batch)
+            static.copy_(batch)
+            graph.replay()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.equal(y, wanted)
+        assert_same_state(module, eager)
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["eager", "scripted"])
+def test_switches_of_a_model(scripted: bool) -> None:
+    model: nn.Module = nn.Sequential(
+        nn.Linear(10, 10),
+        module_for("per_tensor"),
+        nn.Sequential(FakeQuantize(mode="dynamic"), FakeQuantize(0.5)),
+        torch.ao.quantization.FakeQuantize(),  # of the same name
     )
-
-
-CHANNELS = {"granularity": "per_channel", "axis": 0}
-WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("no scale for mode 'observed', but got 0.1", {"scale": 0.1}),
-    ("no zero_point for mode 'observed', but got 0", {"zero_point": 0}),
-    ("no save_mask for mode 'observed', but got True", {"save_mask": True}),
-    ("granularity .* for mode 'observed', but got 'per_token'", {"granularity": "per_token"}),
-    ("granularity .* 'per_group'", {"granularity": "per_group", "group_size": 4}),
-    ("granularity to be one of .* but got 'per_row'", {"granularity": "per_row"}),
-    ("channels > 0 .* but got None", CHANNELS),
-    ("channels > 0 .* but got 0", {**CHANNELS, "channels": 0}),
-    ("no channels for per_tensor, but got 4", {"channels": 4}),
-    ("an axis for per_channel", {"granularity": "per_channel", "channels": 4}),
-    (r"averaging_constant to lie in \(0, 1\], but got 0", {"averaging_constant": 0}),
-    (r"averaging_constant .* but got 1.5", {"averaging_constant": 1.5}),
-    (r"averaging_constant .* but got -0.1", {"averaging_constant": -0.1}),
-    (r"averaging_constant .* but got nan", {"averaging_constant": math.nan}),
-    ("quant_min < quant_max, but got 7 and -8", {"quant_min": 7, "quant_max": -8}),
-    ("quant_max - quant_min >= 2 .* but got 0 and 1", {"quant_min": 0, "quant_max": 1}),
-    ("mode to be one of fixed, dynamic, observed, but got 'static'", {"mode": "static"}),
-    ("a scale for mode 'fixed', but got None", {"mode": "fixed"}),
-    ("symmetric=False with mode", {"mode": "fixed", "scale": 0.1, "symmetric": False}),
-    ("no channels for mode 'fixed', but got 4", {"mode": "fixed", "scale": 0.1, "channels": 4}),
-    (
-        "no averaging_constant for mode 'fixed', but got 0.5",
-        {"mode": "fixed", "scale": 0.1, "averaging_constant": 0.5},
-    ),
-]
-
-
-@pytest.mark.parametrize(("message", "kwargs"), WRONG, ids=lambda v: str(v)[:30])
-def test_wrong_arguments(message: str, kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"FakeQuantize: expected {message}"):
-        FakeQuantize(**{"mode": "observed", **kwargs})
-
-
-def test_input_that_does_not_fit_is_refused() -> None:
-    module = module_for("per_channel")
-    with pytest.raises(TypeError, match="min_val"):
-        module(example(1, torch.float64))
-    with pytest.raises(ValueError, match="min_val"):
-        module(torch.randn(3, 5, 10))
-    assert_same_state(module, module_for("per_channel"))
+    if scripted:
+        model = torch.jit.script(model)
+    # By name: a scripted Sequential gives the unscripted modules by number.
+    names = ("1", "2.0", "2.1", "3")
+    observed, dynamic, fixed, foreign = map(dict(model.named_modules()).get, names)
+    x = example()
+    off = {name: getattr(baraquant.nn, f"disable_{name}") for name in ("observer", "fake_quant")}
+    on = {name: getattr(baraquant.nn, f"enable_{name}") for name in ("observer", "fake_quant")}
+    model.apply(off["observer"])
+    model.apply(off["fake_quant"])
+    assert int(observed.observer_enabled) == int(observed.fake_quant_enabled) == 0
+    assert all(torch.equal(module(x), x) for module in (observed, dynamic, fixed))
+    assert int(foreign.observer_enabled) == int(foreign.fake_quant_enabled) == 1
+    model.apply(on["observer"])
+    model.apply(on["fake_quant"])
+    assert int(observed.observer_enabled) == int(observed.fake_quant_enabled) == 1
+    assert not any(torch.equal(module(x), x) for module in (observed, dynamic, fixed))

@@ -142,28 +142,6 @@ def test_a_linear_layer_keeps_its_integers() -> None:
         output.sum().backward()
 
 
-@pytest.mark.exhaustive
-def test_the_graph_keeps_no_weight_alive() -> None:
-    """Whatever the hooks hold, the dequantized weight is gone after the forward pass."""
-    import gc
-    import weakref
-
-    layer, x = layer_and_input("conv")
-    dequantize, seen = layer._dequantized, []
-
-    def watched(dtype: torch.dtype) -> Tensor:
-        weight = dequantize(dtype)
-        seen.append(weakref.ref(weight))
-        return weight
-
-    layer._dequantized = watched
-    output = layer(x)
-    gc.collect()
-    assert len(seen) == 1 and seen[0]() is None
-    output.sum().backward()
-    assert len(seen) == 2 and x.grad is not None
-
-
 # --- a bias of another dtype than the input ------------------------------------------------------
 
 ALL_SCHEMES = {

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-import baraquant
 import baraquant.nn as bnn
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
@@ -304,15 +303,6 @@ def test_swapped_layers_have_the_bits_of_their_evaluation(name: str, scheme: str
     assert len(model.layer.all_weights) == len(model.layer.cells)
 
 
-def test_quantize_takes_their_products() -> None:
-    model = Reader("lstm")
-    report = baraquant.quantize_(
-        model, W8A8Static(), calibration=[example(model.layer, torch.float32)]
-    )
-    assert {"layer.cells.l0.ih", "layer.cells.l0.hh", "cell.ih", "cell.hh"} <= set(report.changed)
-    assert model(example(model.layer, torch.float32)).isfinite().all()
-
-
 def test_what_cannot_be_taken_over_is_named() -> None:
     class Own(nn.LSTM):
         def forward(self, *arguments: Any) -> Any:
@@ -336,21 +326,6 @@ def test_what_cannot_be_taken_over_is_named() -> None:
         assert kind.why_not(module) == reason
         with pytest.raises(ValueError, match=f"{kind.__name__}: {reason}"):
             kind.from_float(module)
-
-
-def test_wrong_arguments() -> None:
-    for kind, arguments, message in (
-        (bnn.LSTM, {"input_size": 0}, "LSTM: expected input_size to be an int > 0, but got 0"),
-        (bnn.GRU, {"num_layers": 0}, "GRU: expected num_layers to be an int > 0, but got 0"),
-        (bnn.RNN, {"dropout": 1.5}, r"RNN: expected dropout to lie in \[0, 1\], but got 1.5"),
-        (bnn.RNN, {"dropout": True}, r"RNN: expected dropout to lie in \[0, 1\], but got True"),
-        (bnn.LSTM, {"proj_size": 3}, r"proj_size to lie in \[0, 3\) \(hidden_size\), but got 3"),
-        (bnn.RNN, {"nonlinearity": "elu"}, "RNN.*: expected nonlinearity to be tanh or relu"),
-        (bnn.RNNCell, {"nonlinearity": 1}, "RNNCell: expected nonlinearity to be tanh or relu"),
-        (bnn.LSTMCell, {"hidden_size": 1.5}, "LSTMCell: expected hidden_size to be an int > 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kind(**({"input_size": 2, "hidden_size": 3} | arguments))
 
 
 def test_wrong_tensors() -> None:

@@ -14,6 +14,7 @@ from baraquant import W8A16, QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantize, LearnedFakeQuantize
 from baraquant.nn.shared.range import rounded_scale
 from baraquant.qat import prepare_
+from tests.nn.test_quantizer_modules import KINDS, input_of
 from tests.workflow.test_scale_dtype import DTYPES, rounded
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -133,9 +134,6 @@ def test_a_given_scale_and_a_state(dtype: str) -> None:
         module.load_state_dict(other.state_dict(), assign=assign)
         assert torch.equal(module.scale, rounded(other.scale, dtype))
         assert torch.equal(other.scale, scale + 0.05), "the state itself is as it was"
-    assert f"scale_dtype={dtype}" in repr(module) and f"scale_dtype={dtype}" in repr(
-        LearnedFakeQuantize(scale_dtype=dtype)
-    )
 
 
 @by_dtype
@@ -166,50 +164,15 @@ def test_a_learned_step_is_rounded_straight_through(dtype: str, symmetric: bool)
     assert torch.equal(module.calculate_qparams()[0], twin.scale)
 
 
-def quantizers(dtype: str) -> list[nn.Module]:
-    learned = LearnedFakeQuantize(
-        "per_channel", axis=0, shape=(3,), symmetric=False, scale_dtype=dtype
-    )
-    learned.initialize(values(3, 8))
-    how: dict[str, Any] = {"symmetric": False, "scale_dtype": dtype}
-    return [
-        FakeQuantize(0.3, scale_dtype=dtype),
-        FakeQuantize(mode="dynamic", granularity="per_channel", axis=0, **how),
-        FakeQuantize(mode="dynamic", granularity="per_group", group_size=4, **how),
-        FakeQuantize(mode="dynamic", granularity="per_token", **how),
-        FakeQuantize(mode="observed", granularity="per_channel", axis=0, channels=3, **how),
-        learned,
-    ]
-
-
-@by_dtype
-@pytest.mark.exhaustive
-def test_torchscript_export_and_vmap(dtype: str) -> None:
-    x = values(3, 8)
-    for module in quantizers(dtype):
-        scripted = torch.jit.script(copy.deepcopy(module))
-        assert torch.equal(scripted(x), copy.deepcopy(module)(x))
-        module(x)
-        module.eval()
-        assert all(
-            torch.equal(one, two)
-            for one, two in zip(scripted.quantize(x), module.quantize(x), strict=True)
-        )
-        exported = torch.export.export(module, (x,)).module()
-        assert torch.equal(exported(x), module(x))
-        if not (isinstance(module, FakeQuantize) and module.is_observed):
-            batch = torch.stack([x, 2 * x])
-            wanted = torch.stack([module.round(one) for one in batch])
-            assert torch.equal(torch.vmap(module.round)(batch), wanted)
-
-
 @by_dtype
 @pytest.mark.inductor
 @pytest.mark.exhaustive
 def test_compiled(dtype: str) -> None:
     """TorchInductor removes a cast to bfloat16 and back; the rounding has to survive that."""
-    x = values(3, 8)
-    for module in quantizers(dtype):
+    for kind in (kind for kind in KINDS if kind.endswith(dtype)):
+        module, x = KINDS[kind](1), input_of(kind)
+        if kind.startswith("observed"):
+            module.enable_observer()
         torch.compiler.reset()
         compiled = torch.compile(copy.deepcopy(module), fullgraph=True)
         for step in (1, 2):
@@ -222,18 +185,7 @@ def test_compiled(dtype: str) -> None:
     layer = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
     config = QuantConfig(TensorConfig(4, symmetric=False, learned=True), scale_dtype=dtype)
     prepare_(layer, {"0": config, "1": W8A16(scale_dtype=dtype)})
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled, x = torch.compile(layer, fullgraph=True), values(3, 8)
     torch.testing.assert_close(compiled(x), layer(x), rtol=1e-6, atol=1e-6)
     weight = torch.compile(lambda: layer[0].fake_quantized_weight(), fullgraph=True)()
     assert torch.equal(weight, layer[0].fake_quantized_weight())
-
-
-def test_what_is_refused() -> None:
-    for kind in (FakeQuantize, LearnedFakeQuantize):
-        with pytest.raises(ValueError, match=f"{kind.__name__}: expected scale_dtype .*'float64'"):
-            kind(**({"scale": 0.5} if kind is FakeQuantize else {}), scale_dtype="float64")
-    how: dict[str, Any] = {"granularity": "per_group", "mode": "dynamic", "scale_dtype": "float16"}
-    with pytest.raises(ValueError, match="FakeQuantize: expected group_size to divide 8, but"):
-        FakeQuantize(**how, group_size=3)(values(2, 8))
-    with pytest.raises(ValueError, match="FakeQuantize: expected groups along the last dimension"):
-        FakeQuantize(**how, group_size=2, axis=0)(values(2, 8))

@@ -284,19 +284,6 @@ def test_functional_call(name: str) -> None:
     assert torch.equal(got, other(X)) and not torch.equal(got, model(X))
 
 
-@pytest.mark.parametrize("name", PARENTS)
-def test_state_dict_round_trip(name: str) -> None:
-    model = converted(prepared(parent(name), "w4a8" if name != "kernel" else "w8a8", X))
-    torch.manual_seed(1)
-    other = converted(prepared(PARENTS[name]().eval(), "w4a8" if name != "kernel" else "w8a8", X))
-    assert not torch.equal(other(X), model(X))
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(other(X), model(X))
-
-
 def test_the_gradient_of_a_reading_parent_reaches_the_input() -> None:
     """`F.linear(x, child.weight)` of a served child: dx = dy @ W, of the numbers it reads."""
     child = served("linear", "w8a8").child

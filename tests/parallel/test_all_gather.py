@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from baraquant.parallel._gather import GatheredWeight, ShardedWeight
 from baraquant.qat import convert_, prepare_
 from tests.parallel import models
 from tests.parallel.test_layouts import mesh, place
-from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 SCHEMES = {
     "w8a8": W8A8(),
@@ -151,15 +150,7 @@ def compute(rank: int) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    device = request.param
-    skip_without_devices(device)
-    name = f"all_gather_{device}"
-    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, device)))
+results = results_fixture("all_gather", compute)
 
 
 @pytest.mark.exhaustive

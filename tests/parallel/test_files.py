@@ -28,7 +28,7 @@ from baraquant.qat import convert_, prepare_
 from tests.parallel import models
 from tests.parallel.models import SCHEMES
 from tests.parallel.test_layouts import FORMS, equal, mesh, mlp, place
-from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 
 def stored(form: str) -> dict[str, Any]:
@@ -116,15 +116,7 @@ def compute(rank: int) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    device = request.param
-    skip_without_devices(device)
-    name = f"parallel_files_{device}"
-    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, device)))
+results = results_fixture("parallel_files", compute)
 
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.process]

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from baraquant import nn as bnn
 from baraquant.parallel import quantize_all_gather
 from baraquant.qat import convert_, prepare_
 from tests.parallel.test_layouts import mesh, place
-from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 # Those whose forward pass in training is the integer product that is served.
 EXACT = {
@@ -157,15 +155,7 @@ def compute(rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    device = request.param
-    skip_without_devices(device)
-    name = f"master_{device}"
-    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, device)))
+results = results_fixture("master", compute)
 
 
 @pytest.mark.process

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from baraquant.parallel import ColwiseParallel, RowwiseParallel
 from tests.parallel import models
 from tests.parallel.models import SCHEMES
 from tests.parallel.test_layouts import near, place
-from tests.support.ranks import DEVICES, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 RANKS, STEPS = 4, 3
 NAMES = ("w8a8_asymmetric", "static", "observed_weight", "groups")
@@ -63,16 +61,7 @@ def compute(rank: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    device = request.param
-    skip_without_devices(device, RANKS)
-    name = f"two_dimensions_{device}"
-    folder = made_once(name, lambda folder: spawn(folder, compute, RANKS, device))
-    return results_of(folder, RANKS)
+results = results_fixture("two_dimensions", compute, RANKS)
 
 
 @pytest.mark.exhaustive

@@ -18,10 +18,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def spawn(
-    folder: Path,
-    compute: Callable[[int], dict[str, Any]],
-    ranks: int = RANKS,
-    device: str = "cpu",
+    folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
 ) -> None:
     """Let each rank compute, within one process group, and store what it returns."""
     torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
@@ -39,6 +36,21 @@ def skip_without_devices(device: str, ranks: int = RANKS) -> None:
     """Skip a test that needs a GPU for each process where there are fewer."""
     if device == "cuda" and torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs, and there are {torch.cuda.device_count()}")
+
+
+def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS) -> Any:
+    """A fixture of the session: what each rank brought home, on each device."""
+
+    @pytest.fixture(scope="session", params=DEVICES)
+    def results(
+        request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
+    ) -> list[dict[str, Any]]:
+        device = request.param
+        skip_without_devices(device, ranks)
+        folder = made_once(f"{name}_{device}", lambda f: spawn(f, compute, ranks, device))
+        return results_of(folder, ranks)
+
+    return results
 
 
 def _work(

@@ -19,15 +19,8 @@ from tests.support.tiny_transformers.parts import VOCABULARY, Inputs, Tiny
 from tests.support.tiny_transformers.sounds import SOUNDS
 
 __all__ = [
-    "TINY",
-    "VOCABULARY",
-    "build",
-    "construct",
-    "liven",
-    "outputs",
-    "relative_error",
-    "tensors",
-]
+    "TINY", "VOCABULARY", "build", "construct", "liven", "outputs", "relative_error", "tensors",
+]  # fmt: skip
 
 TINY: dict[str, Tiny] = {**ENCODERS, **DECODERS, **IMAGES, **SOUNDS}
 

@@ -60,58 +60,36 @@ def sound(length: int = 1600) -> Callable[[], Inputs]:
 
 # The names that most configurations share.
 BERT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
 LLAMA = {**BERT, "num_key_value_heads": 1}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SEQ2SEQ = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
-    "decoder_start_token_id": 2,
-    **ENDS,
-}
+# Of an encoder with a decoder; some count the positions of both.
+BOTH = {
+    "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
+TWO_LENGTHS = {
+    **BOTH, **ENDS, "vocab_size": VOCABULARY, "d_model": 32, "decoder_start_token_id": 2,
+}  # fmt: skip
+SEQ2SEQ = {**TWO_LENGTHS, "max_position_embeddings": 64}
 T5 = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 1,
-    "num_decoder_layers": 1,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
+    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1,
+    "num_decoder_layers": 1, "num_heads": 2, "decoder_start_token_id": 0,
     "relative_attention_num_buckets": 8,
-}
-VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "image_size": 32,
+}  # fmt: skip
+PATCHES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
     "patch_size": 8,
-}
-WAV2VEC = {
-    **BERT,
-    "conv_dim": (16, 16),
-    "conv_stride": (5, 4),
-    "conv_kernel": (10, 8),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 2,
-    "mask_time_prob": 0.0,
-    "layerdrop": 0.0,
-}
+}  # fmt: skip
+VIT = {**PATCHES, "image_size": 32}
+SOUND = {
+    **BERT, "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8),
+    "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0,
+}  # fmt: skip
+WAV2VEC = {**SOUND, "layerdrop": 0.0}
 
 
 def lm_of(name: str, prefix: str | None = None, **more: Any) -> Tiny:

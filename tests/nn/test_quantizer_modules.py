@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Quantizers of every kind live like any module: copied, stored, converted, scripted, compiled."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from baraquant import ops
+from baraquant.nn import (
+    FakeQuantize,
+    FakeQuantizeInt4,
+    LearnedFakeQuantize,
+    LearnedFakeQuantizeInt4,
+)
+from tests.support import cases
+from tests.support.cases import Granularity
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+SHAPE = (3, 4, 10)
+RANGE = {"quant_min": -8, "quant_max": 7}
+LEARNED: dict[str, dict[str, Any]] = {
+    "per_tensor": {},
+    "per_channel": {"granularity": "per_channel", "axis": 0, "shape": (4,)},
+    "last_channel": {"granularity": "per_channel", "axis": 1, "shape": (10,)},
+    "per_group": {"granularity": "per_group", "group_size": 5, "shape": (4, 2)},
+}
+
+
+def example(seed: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.randn(SHAPE, generator=cases.generator(seed))
+    return (x + torch.arange(4.0)[:, None]).to(dtype)
+
+
+def options_of(granularity: Granularity) -> dict[str, Any]:
+    found: dict[str, Any] = {"granularity": granularity.kind, **RANGE}
+    if granularity.kind in ("per_channel", "per_group"):
+        found["axis"] = granularity.axis
+    if granularity.kind == "per_group":
+        found["group_size"] = granularity.group_size
+    return found
+
+
+def fixed(granularity: Granularity, seed: int, **more: Any) -> FakeQuantize:
+    shape = granularity.param_shape(SHAPE)
+    scale, zero_point = cases.scales(shape, torch.float32), cases.zero_points(shape, (-8, 7))
+    return FakeQuantize(scale * seed, zero_point, **options_of(granularity), **more)
+
+
+def observed(granularity: str, seed: int, **more: Any) -> FakeQuantize:
+    of_channels = {"axis": 1, "channels": 4} if granularity == "per_channel" else {}
+    options = {"granularity": granularity, **of_channels, **RANGE, "symmetric": False, **more}
+    module = FakeQuantize(mode="observed", **options)
+    if seed:
+        module(example(seed))
+    module.disable_observer()
+    return module
+
+
+def learned(kind: str, symmetric: bool, seed: int, **more: Any) -> LearnedFakeQuantize:
+    module = LearnedFakeQuantize(**LEARNED[kind], symmetric=symmetric, **RANGE, **more)
+    module.initialize(example(seed)[0])
+    return module
+
+
+def four_bits(kind: str, symmetric: bool, seed: int) -> nn.Module:
+    if kind == "learned":
+        module = LearnedFakeQuantizeInt4(2, shape=(4, 5), symmetric=symmetric)
+        module.initialize(example(seed)[0])
+        return module
+    names = ("scale", "group_factor", "group_zero_point")
+    parts = ops.choose_int4_qparams(example(seed)[0], 2, symmetric=symmetric)
+    given = dict(zip(names, parts, strict=True)) if kind == "given" else {}
+    return FakeQuantizeInt4(2, symmetric=symmetric, **given)
+
+
+# Of each kind a function of a seed: other seeds have other scales.
+KINDS: dict[str, Callable[[int], nn.Module]] = {
+    **{f"fixed {g}": lambda seed, g=g: fixed(g, seed) for g in cases.KINDS},
+    **{
+        f"dynamic {g} {symmetric}": lambda seed, g=g, symmetric=symmetric: FakeQuantize(
+            mode="dynamic", symmetric=symmetric, **options_of(g)
+        )
+        for g in cases.KINDS for symmetric in (True, False)
+    },
+    "observed per_tensor": lambda seed: observed("per_tensor", seed),
+    "observed per_channel": lambda seed: observed("per_channel", seed),
+    **{
+        f"learned {kind} {symmetric}": lambda seed, kind=kind, s=symmetric: learned(kind, s, seed)
+        for kind in LEARNED for symmetric in (True, False)
+    },
+    **{
+        f"int4 {kind} {symmetric}": lambda seed, k=kind, s=symmetric: four_bits(k, s, seed)
+        for kind in ("dynamic", "given", "learned") for symmetric in (True, False)
+    },
+}  # fmt: skip
+for dtype in ("bfloat16", "float16"):
+    given: dict[str, Any] = {"scale_dtype": dtype}
+    KINDS |= {
+        f"fixed {dtype}": lambda seed, given=given: fixed(cases.PER_TENSOR, seed, **given),
+        f"observed {dtype}": lambda seed, given=given: observed("per_channel", seed, **given),
+        f"learned {dtype}": lambda seed, g=given: learned("per_channel", False, seed, **g),
+        **{
+            f"dynamic {g} {dtype}": lambda seed, given=given, g=g: FakeQuantize(
+                mode="dynamic", symmetric=False, **options_of(g), **given
+            )
+            for g in (cases.PER_TOKEN, cases.per_channel(1), cases.per_group(5, -1))
+        },
+    }
+by_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.exhaustive] * ("float16" in k)) for k in KINDS]
+)
+
+
+def input_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    x = example(seed, dtype)
+    return x[0] if kind.startswith(("learned", "int4")) else x
+
+
+def saved(save: Callable[..., None], what: Any) -> io.BytesIO:
+    file = io.BytesIO()
+    save(what, file)
+    file.seek(0)
+    return file
+
+
+@by_kind
+def test_copies_and_states(kind: str) -> None:
+    module, other, x = KINDS[kind](1), KINDS[kind](2), input_of(kind)
+    y, state = module(x), module.state_dict()
+    assert torch.equal(other(x), y) == (not state), "else there is nothing to store"
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(x), y)
+        for tensor in twin.state_dict().values():
+            tensor.zero_()
+        assert torch.equal(module(x), y), "apart"
+    loaded = torch.load(saved(torch.save, state), weights_only=True)
+    other.load_state_dict(loaded)
+    empty = KINDS[kind](2).to("meta", torch.float16)
+    assert empty(x.to("meta", torch.float16)).device.type == "meta"
+    assigned, filled = copy.deepcopy(empty), empty.to_empty(device="cpu")
+    assigned.load_state_dict(loaded, assign=True)
+    filled.load_state_dict(loaded)
+    for twin in (other, assigned, filled):
+        assert torch.equal(twin(x), y)
+        for name, tensor in twin.state_dict().items():
+            assert torch.equal(tensor, state[name]) and tensor.dtype == state[name].dtype
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        module.load_state_dict({**state, "more": torch.ones(1)})
+    if state:
+        name = "scale"
+        with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
+            module.load_state_dict({n: t for n, t in state.items() if n != name})
+        with pytest.raises(RuntimeError, match=f"size mismatch for {name}"):
+            module.load_state_dict({**state, name: torch.ones(7)})
+        assert torch.equal(module(x), y)
+
+
+@by_kind
+def test_conversions_keep_the_scale_exact(kind: str) -> None:
+    module = KINDS[kind](1)
+    state = copy.deepcopy(module.state_dict())
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        outer = nn.Sequential(nn.Linear(10, 10), copy.deepcopy(module)).to(dtype)
+        for name, tensor in outer[1].state_dict().items():
+            assert torch.equal(tensor, state[name]) and tensor.dtype == state[name].dtype, name
+        y = outer(input_of(kind, dtype))
+        y.sum().backward()
+        assert y.dtype == dtype
+    double = copy.deepcopy(module).double()
+    assert double(input_of(kind, torch.float64)).dtype == torch.float64
+    # NB: given factors of float64 keep their scale, whatever follows.
+    for convert in ("half", "bfloat16", "float") if "given" not in kind else ():
+        back = getattr(copy.deepcopy(double), convert)().state_dict()
+        for name, tensor in double.state_dict().items():
+            is_float = state[name].is_floating_point()
+            assert tensor.dtype == (torch.float64 if is_float else state[name].dtype)
+            assert torch.equal(back[name], state[name]) and back[name].dtype == state[name].dtype
+
+
+@by_kind
+def test_in_every_kind_of_graph(kind: str) -> None:
+    """The same output and gradient; a calibrated scale stays where it is."""
+    torch._dynamo.reset()
+    module, x = KINDS[kind](1).eval(), input_of(kind).requires_grad_()
+    y = module(x)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    script = torch.jit.script(copy.deepcopy(module))
+    graphs = {
+        "script": script,
+        "loaded": torch.jit.load(saved(torch.jit.save, script)),
+        "frozen": torch.jit.freeze(torch.jit.script(copy.deepcopy(module))),
+        "compile": torch.compile(copy.deepcopy(module), fullgraph=True, backend="aot_eager"),
+        "export": torch.export.export(module, (x.detach(),)).module(),
+    }
+    for name, graph in graphs.items():
+        assert torch.equal(graph(x), y), name
+        assert torch.equal(torch.autograd.grad(graph(x).sum(), x)[0], dx), name
+    if not kind.startswith(("observed", "int4")):  # whose ops have no rule for it
+        batch = torch.stack([x.detach(), 2 * x.detach()])
+        rounded = torch.stack([module.round(one) for one in batch])
+        assert torch.equal(torch.vmap(module.round)(batch), rounded)
+
+
+@by_kind
+def test_rounding_can_be_switched(kind: str) -> None:
+    torch._dynamo.reset()  # what other tests compiled counts too
+    module, x = KINDS[kind](1).eval(), input_of(kind).requires_grad_()
+    script = torch.jit.script(copy.deepcopy(module))
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    y, names = module(x), sorted(module.state_dict())
+    for _ in range(2):
+        for one in (module, script):
+            one.disable_fake_quant()
+            assert torch.equal(one(x), x)
+            assert torch.equal(torch.autograd.grad(one(x).sum(), x)[0], torch.ones_like(x))
+        off = pickle.loads(pickle.dumps(module))
+        assert torch.equal(compiled(x), x) and torch.equal(off(x), x)
+        for one in (module, script, off):
+            one.enable_fake_quant()
+            assert torch.equal(one(x), y)
+        assert torch.equal(compiled(x), y) and sorted(module.state_dict()) == names
+    assert counter.frame_count <= 2, "at most one compilation for each value"
+
+
+REPRS = {
+    "fixed per_group": "FakeQuantize(per_group, group_size=8, axis=-1, quant_min=-8, quant_max=7,",
+    "dynamic per_token False": "FakeQuantize(dynamic, per_token, quant_min=-8, quant_max=7, symme",
+    "observed per_channel": "FakeQuantize(observed, per_channel, axis=1, quant_min=-8, quant_max=",
+    "observed float16": "scale_dtype=float16",
+    "learned per_group True": "LearnedFakeQuantize(per_group, group_size=5, axis=-1, quant_min=-8",
+    "learned bfloat16": "scale_dtype=bfloat16",
+    "int4 learned True": "LearnedFakeQuantizeInt4(group_size=2, symmetric=True, scale=[4, 5])",
+}
+
+
+@pytest.mark.parametrize("kind", REPRS)
+def test_repr_says_what_differs(kind: str) -> None:
+    make = next(make for name, make in KINDS.items() if name.startswith(kind))
+    assert REPRS[kind] in repr(make(1))
