@@ -3,37 +3,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.processes import PACKAGE_FOLDER
+from tests.support.processes import run
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(
-        [sys.executable, "-m", "tests.ops.hostile", *arguments],
-        cwd=PACKAGE_FOLDER,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+HOSTILE = (sys.executable, "-m", "tests.ops.hostile")
 
 
 @pytest.mark.process
 def test_each_call_keeps_its_promise() -> None:
-    done = run("1000", "--first", "100000", "--processes", "1")
+    done = run(*HOSTILE, "1000", "--first", "100000", "--processes", "1")
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "hostile calls: passed" in done.stdout
 
 
 @pytest.mark.process
 def test_a_death_is_told_and_the_rest_is_done() -> None:
-    done = run("40", "--first", "100000", "--processes", "2", "--die-in", "100007")
+    done = run(*HOSTILE, "40", "--first", "100000", "--processes", "2", "--die-in", "100007")
     assert done.returncode == 1
     assert "in call 100007: python -m tests.ops.hostile --only 100007" in done.stdout
     assert "hostile calls: FAILED" in done.stdout

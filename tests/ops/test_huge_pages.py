@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
+from tests.support.processes import run
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 HUGE = 2 << 20
@@ -54,9 +53,6 @@ def test_large_outputs_have_them() -> None:
 def test_the_variable(wish: str | None) -> None:
     """Asked in a process of its own, since it is read once."""
     program = "from tests.ops.test_huge_pages import *\nprint(huge_bytes(rounded(64 << 20)))"
-    variables = os.environ | ({} if wish is None else {"BARAQUANT_HUGE_PAGES": wish})
-    output = subprocess.run(
-        [sys.executable, "-c", program], env=variables, check=True, capture_output=True, text=True
-    ).stdout
+    output = run(sys.executable, "-c", program, env={"BARAQUANT_HUGE_PAGES": wish}).stdout
     is_always = "[always]" in ENABLED.read_text()
     assert (int(output) > 0) == (wish is None or is_always)

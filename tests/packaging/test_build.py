@@ -23,6 +23,7 @@ import torch
 import baraquant
 import toolchain
 from baraquant import _C, _library
+from tests.support.processes import run
 
 ROOT = toolchain.ROOT
 PACKAGE = Path(baraquant.__file__).resolve().parent
@@ -30,49 +31,27 @@ LIBRARY = PACKAGE / "libbaraquant.so"
 
 
 def output_of(*command: str | Path) -> str:
-    return subprocess.run(
-        [str(part) for part in command], check=True, capture_output=True, text=True
-    ).stdout
+    done = run(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def run_python(
     code: str, *, cwd: Path, python: str | Path = sys.executable, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter that sees `path` and its own packages, not this checkout."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
-    return subprocess.run(
-        [str(python), "-c", code],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=environment,
-    )
+    return run(python, "-c", code, cwd=cwd, env={"PYTHONPATH": None if path is None else str(path)})
 
 
 # --- the library
 
 
-def test_library_has_no_python_symbol() -> None:
+def test_library_needs_no_python() -> None:
     symbols = output_of("nm", "-D", "--undefined-only", LIBRARY).split()
     assert any("TypeMeta" in s or "at4_ops" in s or "torch" in s for s in symbols)  # nm did work
     assert [s for s in symbols if re.match(r"_?Py[A-Z_]|.*(THPVariable|pybind11)", s)] == []
-
-
-def test_library_needs_no_python_library() -> None:
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output_of("readelf", "-d", LIBRARY))
-    assert "libtorch_cpu.so" in needed
-    assert [name for name in needed if "python" in name] == []
-
-
-def test_library_exports_little() -> None:
-    """Hidden visibility: a program may link against what is marked BARAQUANT_API."""
-    exported = output_of("nm", "-DC", "--defined-only", LIBRARY)
-    assert "baraquant::build_info()" in exported
-    own = [line for line in exported.splitlines() if "baraquant::affine::" in line]
-    assert own == []
+    assert "libtorch_cpu.so" in needed and not any("python" in name for name in needed)
 
 
 def test_module_finds_the_library_beside_it() -> None:
@@ -115,74 +94,73 @@ def import_error(folder: Path, before: str = "") -> str:
     return last
 
 
-@pytest.mark.exhaustive
-def test_copy_can_be_imported(copied: Path) -> None:
-    result = run_python("import baraquant; print(baraquant.__file__)", cwd=copied, path=copied)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip() == str(copied / "baraquant" / "__init__.py")
-
-
 def test_import_without_torch(copied: Path) -> None:
     message = import_error(copied, "import sys; sys.modules['torch'] = None")
     assert "baraquant needs PyTorch 2.11 to 2.15" in message
     assert "pip install --no-build-isolation" in message
 
 
-def test_import_without_library(copied: Path) -> None:
-    (copied / "baraquant" / "libbaraquant.so").unlink()
-    message = import_error(copied)
-    assert "compiled library is missing" in message
-    assert "pip install --no-build-isolation" in message
+def without_library(package: Path) -> str:
+    (package / "libbaraquant.so").unlink()
+    return "compiled library is missing"
 
 
-@pytest.mark.packaging
-def test_import_without_library_in_a_checkout(copied: Path) -> None:
-    (copied / "baraquant" / "libbaraquant.so").unlink()
-    (copied / "setup.py").touch()
-    (copied / "csrc").mkdir()
-    assert import_error(copied).endswith(f"make -C {copied} build")
+def in_a_checkout(package: Path) -> str:
+    (package.parent / "setup.py").touch()
+    (package.parent / "csrc").mkdir()
+    (package / "libbaraquant.so").unlink()
+    return f"make -C {package.parent} build"
 
 
-@pytest.mark.packaging
-def test_import_with_another_torch(copied: Path) -> None:
-    library = copied / "baraquant" / "libbaraquant.so"
+def for_another_torch(package: Path) -> str:
+    library = package / "libbaraquant.so"
     record = f"torch={torch.__version__};".encode()
     data = library.read_bytes()
     assert record in data
-    other = b"torch=1" + record[len(b"torch=1") :]
-    library.write_bytes(data.replace(record, other))
-    message = import_error(copied)
-    assert f"built for torch 1{torch.__version__[1:]}, but torch {torch.__version__}" in message
-    assert "pip install --no-build-isolation" in message
+    library.write_bytes(data.replace(record, b"torch=1" + record[len(b"torch=1") :]))
+    return f"built for torch 1{torch.__version__[1:]}, but torch {torch.__version__}"
 
 
-@pytest.mark.packaging
-def test_import_with_an_undefined_symbol(copied: Path) -> None:
-    source = copied / "undefined.cpp"
+def with_an_undefined_symbol(package: Path) -> str:
+    source, library = package / "undefined.cpp", package / "libbaraquant.so"
     source.write_text(
         'extern "C" void a_symbol_of_another_abi(); void (*use)() = &a_symbol_of_another_abi;'
         'extern const char record[]; const char record[] = "baraquant-build-record:version=0.1.0;'
         f'torch={torch.__version__};";'
     )
-    library = copied / "baraquant" / "libbaraquant.so"
     library.unlink()
     compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
-    subprocess.run(
-        [*compiler.split(), "-shared", "-fPIC", str(source), "-o", str(library)], check=True
-    )
-    message = import_error(copied)
-    assert "cannot be loaded" in message
-    assert "a_symbol_of_another_abi" in message
-    assert "pip install --no-build-isolation" in message
+    output_of(*compiler.split(), "-shared", "-fPIC", source, "-o", library)
+    return "a_symbol_of_another_abi"
 
 
-@pytest.mark.packaging
-def test_import_without_the_module(copied: Path) -> None:
-    for module in (copied / "baraquant").glob("_C.*.so"):
+def without_the_module(package: Path) -> str:
+    for module in package.glob("_C.*.so"):
         module.unlink()
+    return "baraquant._C cannot be imported"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_library,
+        *(
+            pytest.param(damage, marks=pytest.mark.packaging)
+            for damage in (
+                in_a_checkout,
+                for_another_torch,
+                with_an_undefined_symbol,
+                without_the_module,
+            )
+        ),
+    ],
+)
+def test_import_of_a_damaged_package(damage: Callable[[Path], str], copied: Path) -> None:
+    """The last line says what is wrong and what to run."""
+    words = damage(copied / "baraquant")
     message = import_error(copied)
-    assert "baraquant._C cannot be imported" in message
-    assert "pip install --no-build-isolation" in message
+    assert words in message
+    assert damage is in_a_checkout or "pip install --no-build-isolation" in message
 
 
 # --- the wheel
@@ -195,24 +173,18 @@ def wheel(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
         pytest.skip("there is no pip in this environment")
 
     def make(folder: Path) -> None:
-        command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
-        result = subprocess.run(
-            [*command, "--no-index", "--wheel-dir", str(folder), str(ROOT)],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
+        options = ("--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder)
+        done = run(sys.executable, "-m", "pip", "wheel", *options, ROOT, env=outside())
+        assert done.returncode == 0, done.stdout + done.stderr
 
     (path,) = made_once("wheel", make).glob("baraquant-*.whl")
     return path
 
 
 def outside() -> dict[str, str]:
-    """The environment without this folder in PYTHONPATH, where pip would find it installed."""
+    """PYTHONPATH without this folder, where pip would find the package installed."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    kept = [path for path in paths if path and Path(path).resolve() != ROOT]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(kept)}
+    return {"PYTHONPATH": os.pathsep.join(p for p in paths if p and Path(p).resolve() != ROOT)}
 
 
 def reach_packages(environment: Path) -> None:
@@ -232,8 +204,9 @@ def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Pa
         venv.create(folder, with_pip=False, symlinks=True)
         reach_packages(folder)
         python = str(folder / "bin" / "python")
-        install = [sys.executable, "-m", "pip", "--python", python, "install"]
-        subprocess.run([*install, "--no-index", "--no-deps", str(wheel)], env=outside(), check=True)
+        install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index")
+        done = run(*install, "--no-deps", wheel, env=outside())
+        assert done.returncode == 0, done.stdout + done.stderr
 
     return made_once("environment", make) / "bin" / "python"
 
@@ -274,14 +247,8 @@ print(json.dumps([baraquant.__file__, y.tolist(), x.grad.tolist()]))
 @pytest.mark.packaging
 def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     def info(option: str) -> str:
-        result = subprocess.run(
-            [str(installed), "-m", "baraquant.info", option],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        )
+        command = (installed, "-m", "baraquant.info", option)
+        result = run(*command, cwd=tmp_path, env={"PYTHONPATH": None})
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
@@ -317,15 +284,9 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
     assert f"\n{line}\n" in (ROOT / "README.md").read_text()
     # The same ninja: another version would compile everything anew, here and in the next build.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    result = subprocess.run(
-        [bare, "-m", *line.split()],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        # Without dependencies: torch, which is another environment's, may want another setuptools.
-        env={**outside(), "PATH": path, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"},
-    )
+    # Without dependencies: torch, which is another environment's, may want another setuptools.
+    options = {"PATH": path, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
+    result = run(bare, "-m", *line.split(), cwd=ROOT, env={**outside(), **options})
     assert result.returncode == 0, result.stdout + result.stderr
     code = "import baraquant; print(baraquant.__file__)"
     result = run_python(code, cwd=tmp_path, python=bare)
@@ -346,6 +307,3 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
         )
         assert first == second
     assert (made / "RECORD").read_text().count("baraquant/libbaraquant.so,sha256=") == 1
-    uninstall = [bare, "-m", "pip", "uninstall", "-y", "baraquant"]
-    subprocess.run(uninstall, env=outside(), cwd=tmp_path, check=True, capture_output=True)
-    assert not (made.parent / "baraquant").exists()

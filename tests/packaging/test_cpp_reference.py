@@ -11,31 +11,6 @@ import pytest
 
 from tests.support.documents import ROOT
 
-COMMENT = """/// @file
-/// Swap prepare_ for `a * b_`,
-/// where 2 * 3 counts.
-///
-///     int x = 1;
-///
-///     y = `x`;
-///
-/// After it.
-/// @param input Any shape;
-///     any dtype.
-/// @return The `sum`.
-/// @throws c10::ValueError A shape."""
-
-WANTED = [
-    "Swap ``prepare_`` for ``a * b_``, where 2 \\* 3 counts.",
-    ".. code-block:: cpp",
-    "    int x = 1;",
-    "    y = `x`;",
-    "After it.",
-    ":param input: Any shape; any dtype.",
-    ":returns: The ``sum``.",
-    ":throws c10::ValueError: A shape.",
-]
-
 HEADER = """/// @file
 /// A header.
 namespace baraquant::nn {
@@ -63,15 +38,6 @@ int bare();
 @pytest.fixture
 def docs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
-
-
-@pytest.mark.usefixtures("docs")
-def test_a_comment_becomes_restructured_text() -> None:
-    import cpp_comments  # type: ignore[import-not-found]
-
-    parsed = cpp_comments.parse(COMMENT)
-    assert [line for line in parsed.lines() if line] == WANTED
-    assert parsed.parameters == {"input"}
 
 
 @pytest.mark.usefixtures("docs")

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 
 from tests.support.declared_only import EXTRAS, closure, declared, normalized
 from tests.support.documents import ROOT, blocks
+from tests.support.processes import run
 
 FIRST = "from tests.support.declared_only import hide; hide()\n"
 # What a process hides, and whose code would say `Numpy is not available`.
@@ -40,18 +39,6 @@ for scheme in (baraquant.W8A8(), baraquant.W8A8Static(), baraquant.W4A16(group_s
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_what_is_declared() -> None:
     names = {normalized(one) for one in declared()}
     assert names == {"torch", "safetensors"}
@@ -61,7 +48,9 @@ def test_what_is_declared() -> None:
 @pytest.mark.process
 @pytest.mark.smoke
 def test_the_readme_runs(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "tests.support.declared_only", str(ROOT / "README.md"))
+    done = run(
+        sys.executable, "-m", "tests.support.declared_only", str(ROOT / "README.md"), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     python = [text for language, text, _ in blocks(ROOT / "README.md") if language == "python"]
     wanted = sum(not EXTRAS.search(text) for text in python)
@@ -70,14 +59,14 @@ def test_the_readme_runs(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_every_kind_of_file_is_saved_and_loaded(tmp_path: Path) -> None:
-    done = run(tmp_path, "-c", FIRST + EVERY_FILE)
+    done = run(sys.executable, "-c", FIRST + EVERY_FILE, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.process
 def test_info_runs(tmp_path: Path) -> None:
     code = "import runpy; runpy.run_module('baraquant.info', run_name='__main__')"
-    done = run(tmp_path, "-c", FIRST + code)
+    done = run(sys.executable, "-c", FIRST + code, cwd=tmp_path)
     assert "All is well." in done.stdout, done.stdout + done.stderr[-3000:]
 
 

@@ -263,13 +263,6 @@ def test_names_before_migration_exist(title: str) -> None:
     assert {name for name in names if not is_in(name, places)} - ARGUMENTS == set()
 
 
-def test_the_guide_leads_to_the_others() -> None:
-    """Whoever finds the guide finds all of them."""
-    linked = set(documents.links(ROOT / "docs" / "guide.md"))
-    for path in WITH_PYTHON:
-        assert path.name == "guide.md" or path.name in linked
-
-
 def linear(features: int = 4) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(features, 2))
 

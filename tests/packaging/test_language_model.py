@@ -1,143 +1,110 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The language model: its training on a tiny size, its options, and what it reports."""
+"""The language model: small runs of it, and the parts that its figures rest on."""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
 import math
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+import torch
+from torch import Tensor, nn
 
 import baraquant
 import language_model
-import lm_experiment
+import lm_deployment
+import lm_deployment_report
+import lm_generation
+import lm_gradients
 import lm_options
 import lm_report
 import lm_schemes
-from lm_decoder import SIZES
+import lm_text
+import lm_training
+from lm_decoder import MLPS, SIZES, Cache, Decoder
+from lm_deployment import Deployed
+from lm_generation import Decoded
 from lm_report import Run
 from lm_training import Training
 
-ROOT = Path(__file__).resolve().parents[2]
-ABSENT = lm_schemes.missing(lm_schemes.DEFAULT)  # what the installed baraquant lacks
-TRAINED = [name for name in lm_schemes.DEFAULT if name not in ABSENT]
+TINY = SIZES["tiny"]
+FLOAT32 = torch.float32
 
 
-def run(out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """What the program prints, and its JSON."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "language_model.py", "--size", "tiny", "--out", str(out), *options]
-    done = subprocess.run(
-        command,
-        cwd=ROOT / "examples",
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    file = out / "language_model.json"
-    return done, json.loads(file.read_text()) if file.exists() else {}
+def run(out: Path, *options: str) -> dict[str, Any]:
+    """The JSON that the program writes; what it asks of itself holds."""
+    assert language_model.main(["--size", "tiny", *options, "--out", str(out)]) == 0
+    report: dict[str, Any] = json.loads((out / "language_model.json").read_text())
+    assert str(out) not in json.dumps(report)
+    return report
+
+
+# --- small runs
 
 
 @pytest.mark.packaging
-def test_a_small_run(tmp_path: Path, device: str) -> None:
-    options = ["--parts", "training", "--steps", "5", "--seeds", "2", "--strict"]
-    done, report = run(tmp_path, *options, "--device", device)
-    assert report, done.stdout + done.stderr
-    text = " ".join(done.stdout.split())
-    assert done.returncode == int(not report["passed"])
+def test_training(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["--parts", "training", "--steps", "5", "--seeds", "2", "--cosine", "3"]
+    report = run(tmp_path, *parts, "--device", device)
+    text = " ".join(capsys.readouterr().out.split())
     assert all(line in text for line in report["conclusion"])
-    assert "profiler" not in done.stderr  # which writes notes of its own unless told not to
-    for name, reason in ABSENT.items():  # said, never replaced by another
-        assert name in text and f"Not trained, because {reason}" in text
-    assert report["passed"] is False if ABSENT else True
+    assert report["passed"] and lm_schemes.missing(lm_schemes.DEFAULT) == {}
     assert [(row["mode"], row["scheme"]) for row in report["rows"]] == [
-        (mode, scheme) for mode in ("scratch", "checkpoint") for scheme in TRAINED
+        (mode, scheme) for mode in ("scratch", "checkpoint") for scheme in lm_schemes.DEFAULT
     ]
     for row in report["rows"]:
         assert row["seeds"] == 2 and row["step_seconds"] > 0 and row["peak_bytes"] > 100_000
-        assert row["tokens_per_second"] > 0
         assert row["validation"][0] < row["before"] and row["validation"][1] > 0
         assert row["same_bits"] == (None if row["scheme"] == "float" else 2)
         assert bool(row["verdict"]) == ("-int8" in row["scheme"])
         assert (row["change"] == 0) == (row["scheme"] == "W8A8")
     runs = {(r["mode"], r["scheme"], r["seed"]): r for r in report["runs"]}
-    assert len(runs) == 2 * 2 * len(TRAINED)
     for seed in (0, 1):
-        float_run = runs["scratch", "float", seed]
-        assert runs["checkpoint", "float", seed]["before"] == float_run["validation"]
-        assert len(float_run["training"]["curve"]) == 5
-    files = sum(report["text"]["files"])
-    assert files > 100 and f"sha256 {report['text']['sha256'][:12]}" in text
-    assert report["sample"].startswith("def read(self")
-    assert report["done"] == [0, 1] and report["deployed"] == report["deployment_rows"] == []
-    assert (tmp_path / "language_model.png").read_bytes().startswith(b"\x89PNG")
-    assert str(tmp_path) not in json.dumps(report)
-
-
-@pytest.mark.packaging
-def test_gelu_bfloat16_and_one_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--size", "tiny", "--steps", "3", "--seeds", "1", "--mlp", "gelu", "--modes"]
-    options += ["checkpoint", "--schemes", "W4A8-groups", "W8A8", "--dtype", "bfloat16"]
-    options += ["--parts", "training"]
-    code = language_model.main([*options, "--device", "cpu", "--out", str(tmp_path)])
-    assert code == 0
-    text = capsys.readouterr().out
-    assert "Converted to integers, 2 of 2 models" in text
-    report = json.loads((tmp_path / "language_model.json").read_text())
-    found = [(row["mode"], row["scheme"]) for row in report["rows"]]
-    assert found == [("scratch", "float"), ("checkpoint", "W8A8"), ("checkpoint", "W4A8-groups")]
-    assert report["settings"]["dtype"] == "bfloat16" and report["settings"]["steps"] == 3
-
-
-@pytest.mark.skipif(bool(ABSENT), reason="this baraquant has no backward pass of integers")
-@pytest.mark.packaging
-def test_gradients_of_integers_are_compared(tmp_path: Path, device: str) -> None:
-    options = ["--steps", "6", "--seeds", "1", "--modes", "scratch", "--cosine", "3"]
-    options += ["--parts", "training"]
-    done, report = run(tmp_path, *options, "--device", device)
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = [name for name in TRAINED if lm_schemes.SCHEMES[name].is_asked]
+        trained = runs["scratch", "float", seed]["validation"]
+        assert runs["checkpoint", "float", seed]["before"] == trained
+    names = [name for name in lm_schemes.DEFAULT if lm_schemes.SCHEMES[name].is_asked]
     assert [found["scheme"] for found in report["cosines"]] == names
     for found in report["cosines"]:
-        for way in ("alone", "step"):
-            for layer, cosines in found["least"][way].items():
-                assert layer.startswith("blocks.0.")
-                exact = 1 - 1e-6 if device == "cpu" else 0.999
-                is_weight_exact = way == "alone" and "int8_input" in found["scheme"]
-                assert cosines["weight"] > (exact if is_weight_exact else 0.99)
-                assert 0.99 < cosines["input"] < 1
-    assert "Gradients of W8A8-int8_input-nearest" in done.stdout
+        for cosines in (*found["least"]["alone"].values(), *found["least"]["step"].values()):
+            assert cosines["weight"] > 0.99 and 0.99 < cosines["input"] < 1
+    assert f"sha256 {report['text']['sha256'][:12]}" in text
+    assert (tmp_path / "language_model.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def older(symmetric: bool = True) -> baraquant.QuantConfig:
-        return baraquant.W8A8(symmetric)
-
-    asked = {name for name, scheme in lm_schemes.SCHEMES.items() if scheme.is_asked}
-    assert asked == {
-        f"W8A8-{backward}-{rounding}"
-        for backward in ("int8_input", "int8")
-        for rounding in ("nearest", "stochastic")
-    }
-    assert set(ABSENT) in (set(), asked)
-    for name in asked - set(ABSENT):
-        config: Any = lm_schemes.SCHEMES[name].config()
-        assert f"W8A8-{config.backward}-{config.rounding}" == name
-    arguments = lm_schemes.SCHEMES["W8A8-int8-nearest"].arguments
-    scheme = lm_schemes.Scheme(older, arguments)
-    monkeypatch.setitem(lm_schemes.SCHEMES, "W8A8-int8-nearest", scheme)
-    reason = lm_schemes.missing(["W8A8", "W8A8-int8-nearest"])["W8A8-int8-nearest"]
-    assert reason == "this baraquant's older takes no backward and no rounding"
-    args = lm_options.parse_args(["--schemes", "W8A8", "W8A8-int8-nearest"], "")
-    assert args.schemes == ["W8A8"] and args.missing == {"W8A8-int8-nearest": reason}
-    assert not language_model.all_passed([], [], args.missing)
+@pytest.mark.packaging
+def test_deployment_and_a_run_that_goes_on(
+    tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--steps", "3", "--parts", "deployment", "sensitivity", "--device", device]
+    small += ["--deployments", "W4A16", "W4A16-GPTQ", "W4A16-AWQ", "W4A8-factors"]
+    report = run(tmp_path / "first", *small, "--seeds", "1")
+    resume = ["--resume", str(tmp_path / "first/language_model.json")]
+    again = run(tmp_path / "second", *small, "--seeds", "2", *resume)
+    assert (report["done"], again["done"]) == ([0], [0, 1])
+    for name in ("runs", "deployed"):  # those of the first seed are taken as they are
+        assert again[name][: len(report[name])] == report[name]
+        assert len(again[name]) == 2 * len(report[name])
+    assert again["decoded"] == report["decoded"] and again["mixture"] == report["mixture"]
+    rows = {(row["scheme"], row["tuned"]): row for row in again["deployment_rows"]}
+    untrained = ["float", "W4A16", "W4A16-AWQ", "W4A16-GPTQ", "W4A8-factors", "mixed"]
+    expected = [(name, False) for name in untrained]
+    assert list(rows) == [*expected, ("float", True), ("W4A8-factors", True), ("W4A16", True)]
+    for (scheme, tuned), row in rows.items():
+        assert row["seeds"] == 2 and set(row["tokens_per_second"]) == {"1", "32"}
+        assert bool(row["verdict"]) == (tuned and scheme != "float")
+        assert (row["change"] == [0, 0]) == (scheme == "float")
+        assert 10_000 < row["file_bytes"] <= rows["float", False]["file_bytes"]
+    how = "CUDA graph" if device == "cuda" else "eager"
+    assert {one["how"] for one in again["decoded"]} == {how}
+    assert again["mixture"]["bytes"] <= again["mixture"]["budget"]
+    assert f"greedy decoding with a cache, {how}" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match=r"language_model.json is of a run with other settings"):
+        run(tmp_path / "other", *small, *resume, "--dtype", "bfloat16")
 
 
 @pytest.mark.exhaustive
@@ -145,15 +112,9 @@ def test_what_baraquant_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "message"),
     [
         (["--steps", "1"], "have to be at least 1, --steps and --tuning-steps 2"),
-        (["--seeds", "0"], "have to be at least 1"),
-        (["--batch", "0"], "have to be at least 1"),
         (["--learning-rate", "nan"], "has to be a positive number, but is nan"),
-        (["--tuning-rate", "0"], "--tuning-rate has to be a positive number, but is 0.0"),
         (["--size", "tiny", "--cosine", "21"], "has to lie between 0 and --steps, which is 20"),
         (["--schemes", "W8A8", "--cosine", "2"], "no scheme to compare with W8A8"),
-        (["--schemes", "W9A9"], "invalid choice: 'W9A9'"),
-        (["--deployments", "W8A8-int8-nearest"], "invalid choice: 'W8A8-int8-nearest'"),
-        (["--parts", "nothing"], "invalid choice: 'nothing'"),
         (["--resume", "nowhere.json"], "the JSON of an earlier run, but nowhere.json is no file"),
     ],
 )
@@ -165,70 +126,178 @@ def test_wrong_options(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.exhaustive
-def test_planned_steps_are_those_of_all_runs() -> None:
-    def planned(*options: str, seeds: int = 2) -> int:
-        args = lm_options.parse_args(["--size", "tiny", *options], "")
-        return lm_experiment.planned_steps(args, SIZES["tiny"], seeds)
+# --- the reports
 
-    training = ["--parts", "training", "--schemes", "W8A8"]
-    assert planned(*training) == 2 * (20 + 20 + 5) + 1  # float comes with it; the speeds
-    assert planned(*training, "W4A8", "--modes", "scratch", seeds=3) == 3 * 2 * 20 + 1
-    # The float model and W4A16 are trained on, and deployed; GPTQ is not trained.
-    deployment = ["--parts", "deployment", "--deployments", "W4A16", "W4A16-GPTQ"]
-    assert planned(*deployment) == 2 * (20 + 5 + 5 + 3) + 1
-    # What is trained anyway is not trained twice. Sensitivity adds itself and its row.
-    every = ["training", "sensitivity", "--schemes", "W4A16"]
-    assert planned(*deployment[:2], *every, *deployment[2:]) == 2 * (20 + 20 + 5 + 5 + 5) + 2
-
-
-# --- the report
+NAN = math.nan
 
 
 @pytest.mark.parametrize(
-    ("loss", "base", "seeds", "verdict"),
+    ("judge", "given", "verdict"),
     [
-        (2.004, (2.0, 0.01), 3, "passed"),
-        (1.996, (2.0, 0.01), 3, "passed"),
-        (2.02, (2.0, 0.1), 3, "failed: more than 0.5% off"),
-        (2.004, (2.0, 0.001), 3, "failed: beyond the seeds' spread"),
-        (math.nan, (2.0, 0.1), 3, "failed: more than 0.5% off and beyond the seeds' spread"),
-        (2.0, (2.0, 0.0), 1, "not judged: one seed has no spread"),
-        (2.0, None, 0, "not judged: no W8A8"),
+        (lm_report.judge, (2.004, (2.0, 0.01), 3), "passed"),
+        (lm_report.judge, (2.02, (2.0, 0.1), 3), "failed: more than 0.5% off"),
+        (lm_report.judge, (2.004, (2.0, 0.001), 3), "failed: beyond the seeds' spread"),
+        (lm_report.judge, (NAN, (2.0, 0.1), 1), "not judged: one seed has no spread"),
+        (lm_deployment_report.judge, ((0.0099, 0.1), 0.5), "passed"),
+        (lm_deployment_report.judge, ((NAN, 0.0), None), "failed: more than 1% above float"),
+        (
+            lm_deployment_report.judge,
+            ((0.005, 0.0), 0.49),
+            "failed: less than 50% of GPTQ's loss recovered",
+        ),
     ],
 )
-def test_verdicts(loss: float, base: tuple[float, float] | None, seeds: int, verdict: str) -> None:
-    assert lm_report.judge(loss, base, seeds) == verdict
+def test_verdicts(judge: Callable[..., str], given: tuple[Any, ...], verdict: str) -> None:
+    assert judge(*given) == verdict
 
 
-def one_run(scheme: str, seed: int, loss: float, mode: str = "scratch") -> Run:
-    training = Training([3.0, loss], 1, 0.25 + seed, 0.5, 2**20 * (seed + 1))
-    same = None if scheme == "float" else True
-    return Run(mode, scheme, seed, 5.5, loss, training, same)
-
-
-@pytest.mark.exhaustive
-def test_rows_say_what_the_runs_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_say_what_the_runs_say() -> None:
     losses = {"float": (1.9, 2.0), "W8A8": (2.0, 2.1), "W8A8-int8-nearest": (2.0, 2.2)}
-    runs = [one_run(name, seed, own[seed]) for seed in (0, 1) for name, own in losses.items()]
-    rows = lm_report.summarize(runs, {"W8A8": (1234.5, 1.5)})
-    floats, base, integers = rows
+    runs = [
+        Run("scratch", name, seed, 5.5, own[seed], Training([3.0], 1, 0.25 + seed, 0.5, seed), None)
+        for seed in (0, 1)
+        for name, own in losses.items()
+    ]
+    floats, base, integers = rows = lm_report.summarize(runs, {"W8A8": (1234.5, 1.5)})
     assert base.validation == pytest.approx((2.05, 0.0707), abs=1e-4) and base.change == 0
     assert floats.change == pytest.approx(1.95 / 2.05 - 1) and floats.verdict == ""
     assert integers.verdict == "failed: more than 0.5% off"
-    assert (base.step_seconds, base.peak_bytes, base.same_bits) == (0.75, 2**21, 2)
-    assert (floats.same_bits, base.tokens_per_second, integers.faster) == (None, 1234.5, None)
+    assert (base.step_seconds, base.tokens_per_second, integers.faster) == (0.75, 1234.5, None)
     assert not language_model.all_passed([row.verdict for row in rows], [], {})
     assert language_model.all_passed([row.verdict for row in rows[:2]], [], {})
-    text = " ".join(lm_report.conclude(rows, [], {"W8A8-int8-stochastic": "it lacks this"}))
+    text = " ".join(lm_report.conclude(rows, [], {}))
     assert "W8A8, trained from scratch, has a validation loss of 2.0500 ± 0.0707" in text
-    assert "(float: 1.9500 ± 0.0707)" in text
-    assert "W8A8-int8-nearest, trained from scratch: failed: more than 0.5% off (+2.44%)" in text
-    assert "4 of 4 models give bit for bit" in text
-    assert "Not trained, because it lacks this: W8A8-int8-stochastic." in text
-    lm_report.print_tables(rows, [], Console(width=150))
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    expected = "W8A8 5.500 2.0500 ± 0.0707 +0.00% 750.0 500.0 2.0 2 of 2 1,234 1.50 x"
-    assert lines.count(expected) == 1
-    lm_report.plot(runs, rows, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_a_deployment_is_compared_with_the_float_model_of_its_seed() -> None:
+    found = []
+    for seed, base in ((0, 1.0), (1, 1.2)):
+        for scheme, is_tuned, loss in (
+            ("float", False, base),
+            ("W4A16", False, base + 0.02),
+            ("W4A16-GPTQ", False, base + 0.01 + 0.001 * seed),
+            ("float", True, base - 0.1),
+            ("W4A16", True, base - 0.098),
+            ("W4A8", True, base - 0.08),
+        ):
+            found.append(Deployed(scheme, is_tuned, seed, loss, 1000 + seed, 0.5 + seed))
+    decoded = [Decoded("W4A16", batch, 100.0 * batch, 1.5, "eager") for batch in (1, 32)]
+    rows = lm_deployment_report.summarize_deployments(found, decoded)
+    by_key = {(row.scheme, row.tuned): row for row in rows}
+    gptq, tuned = by_key["W4A16-GPTQ", False], by_key["W4A16", True]
+    assert by_key["float", True].change == (0, 0)
+    assert gptq.change == pytest.approx((math.expm1(0.0105), 0.00071), abs=1e-5)
+    assert gptq.perplexity[0] == pytest.approx((math.exp(1.01) + math.exp(1.211)) / 2)
+    assert gptq.tokens_per_second == {"1": 100.0, "32": 3200.0}  # those of the same layers
+    assert tuned.recovered == pytest.approx(1 - math.expm1(0.002) / gptq.change[0])
+    assert lm_deployment_report.conclude_deployments(rows) == [
+        "W4A16, deployed after training with it: passed (+0.20 ± 0.00 %; 81% of what GPTQ loses is "
+        "recovered).",
+        "W4A8, deployed after training with it: failed: more than 1% above float (+2.02 ± 0.00 %).",
+    ]
+
+
+# --- the parts
+
+
+@pytest.mark.exhaustive
+def test_a_file_is_trained_on_or_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"module{index:02}.py" for index in range(40)]
+    for name in (*names, "test/test_a.py", "site-packages/b.py", "notes.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    monkeypatch.setattr(lm_text, "LEAST_BYTES", 1)
+    text = lm_text.load_text(torch.device("cpu"), tmp_path)
+    halves = [bytes(half.tolist()) for half in (text.training, text.validation)]
+    assert hashlib.sha256(b"".join(halves)).hexdigest() == text.sha256
+    files = [half.decode().split("\0")[:-1] for half in halves]
+    assert sorted(files[0] + files[1]) == [f"# {name}\n" for name in names]
+    assert text.files == (len(files[0]), len(files[1])) and 0 < len(files[1]) < 10
+
+
+@pytest.mark.parametrize("mlp", MLPS)
+def test_a_cache_changes_nothing_but_the_time(mlp: str, device: str) -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY, mlp).to(device).eval()
+    tokens = torch.randint(256, (2, TINY.context), device=device)
+    cache = Cache(TINY, 2, tokens.device, FLOAT32)
+    with torch.no_grad():
+        whole = model(tokens)
+        parts = [model(part, cache) for part in tokens.split([5, 1, 3, *[1] * 23], dim=1)]
+    assert cache.length.tolist() == [TINY.context]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("scheme", [None, baraquant.W8A8(), baraquant.W4A16(8)], ids=str)
+@pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16])
+def test_decoding_writes_the_most_likely_bytes(
+    scheme: Any, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    model = Decoder(TINY).to(device)
+    if scheme is not None:
+        model, _ = lm_deployment.quantized(model, scheme, [torch.zeros(1, 1, dtype=torch.long)])
+    model = lm_generation.deployed(model, dtype)
+    assert all(p.dtype == dtype for p in model.parameters() if p.is_floating_point())
+    prompt, first = torch.randint(256, (3, 10), device=device).split([9, 1], dim=1)
+    decoding = lm_generation.Decoding(model, prompt, 12)
+    assert decoding.how == ("eager" if device == "cpu" else "CUDA graph")
+    written = decoding(first).clone()
+    assert torch.equal(decoding(first), written)  # it begins anew
+    cache, last = Cache(TINY, 3, prompt.device, dtype), first
+    with torch.inference_mode():
+        model(prompt, cache)
+        for column in range(12):
+            last = model(last, cache)[:, -1:].argmax(dim=-1)
+            assert torch.equal(written[:, column : column + 1], last)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", lm_schemes.DEPLOYMENTS)
+def test_every_deployment_quantizes_all_layers_of_the_blocks(name: str, device: str) -> None:
+    config = lm_schemes.DEPLOYMENTS[name].config(TINY.group)
+    data = [torch.randint(256, (2, 32), device=device)]
+    validation = [torch.randint(256, (2, 33), device=device)]
+    model = Decoder(TINY).to(device)
+    one, served = lm_deployment.deploy(model, name, config, data, validation, FLOAT32, 7)
+    linear = [path for path, m in served.named_modules() if type(m) is nn.Linear]
+    assert ("head" in linear) and (len(linear) == 1) == (name != "float")
+    assert one.loss == pytest.approx(math.log(256), abs=0.5)
+    with pytest.raises(AssertionError, match=r"layers of blocks stay floating: .*mlp.down"):
+        lm_deployment.quantized(Decoder(TINY), baraquant.W4A16(32), data)
+
+
+@pytest.mark.exhaustive
+def test_other_logits_are_found() -> None:
+    model = Decoder(TINY)
+    other = copy.deepcopy(model)
+    batches = [torch.randint(256, (2, 9)) for _ in range(3)]
+    assert lm_training.has_same_logits(model, other, batches, FLOAT32)
+    with torch.no_grad():
+        other.embedding.weight[batches[2][1, -2]] += 1e-3
+    assert not lm_training.has_same_logits(model, other, batches, FLOAT32)
+
+
+def test_cosines_show_where_a_gradient_is_wrong() -> None:
+    torch.manual_seed(0)
+    floats, batch = Decoder(TINY), torch.randint(256, (3, 17))
+    exact, other = (copy.deepcopy(floats).train() for _ in range(2))
+    for model in (exact, other):
+        scheme = {lm_deployment.QUANTIZED: baraquant.W8A8()}
+        baraquant.qat.prepare_(model, scheme, progress=False)
+    found = lm_gradients.compare(exact, other, batch, FLOAT32)
+    assert all(float(value) == pytest.approx(1, abs=1e-12) for value in found.values())
+
+    def halve(_: nn.Module, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        half = grads[0].clone()
+        half[..., ::2] = 0
+        return (half,)
+
+    layer = "blocks.0.mlp.up"
+    other.get_submodule(layer).register_full_backward_pre_hook(halve)
+    found = lm_gradients.compare(exact, other, batch, FLOAT32)
+    assert len(found) == 2 * 4 * 2 and 0.5 < float(found["alone", layer, "weight"]) < 0.9
+    for (way, path, what), value in found.items():
+        is_before = path.startswith("blocks.0.attention")
+        is_wrong = path == layer or (way == "step" and is_before)
+        assert (float(value) < 0.99999) == is_wrong, (way, path, what)

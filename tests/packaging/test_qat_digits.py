@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +12,17 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from rich.console import Console
 from torch import nn
 
 import baraquant
 import qat_deploy
-import qat_digits
 import qat_report
 import qat_widths
 from baraquant import nn as bnn
 from baraquant import ops
-from qat_deploy import Deployment, Times
 from qat_report import Run, Summary
 from qat_widths import Widths
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
+from tests.support import processes
 
 
 @pytest.fixture(scope="session")
@@ -37,16 +30,8 @@ def demo(made_once: Callable[[str, Callable[[Path], None]], Path]) -> tuple[str,
     """What one quick run prints, and its folder."""
 
     def make(out: Path) -> None:
-        command = [sys.executable, "qat_digits.py", "--quick", "--seeds", "1", "--out", str(out)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            command,
-            cwd=EXAMPLES,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        script = processes.ROOT / "examples" / "qat_digits.py"
+        done = processes.run(sys.executable, script, "--quick", "--seeds", "1", "--out", out)
         assert done.returncode == 0, done.stdout + done.stderr
         (out / "stdout").write_text(done.stdout)
 
@@ -123,25 +108,6 @@ def test_demo_learns(demo: tuple[str, Path]) -> None:
             assert summary["gains"] == [pytest.approx(mean["qat"] - mean["ptq"])]
 
 
-@pytest.mark.packaging
-def test_demo_compares_ranges(demo: tuple[str, Path]) -> None:
-    """With two bits the inputs miss the half of a symmetric grid."""
-    text, out = demo
-    report = json.loads((out / "qat_digits.json").read_text())
-    accuracy = {
-        (s["widths"]["inputs"], s["widths"]["input_bits"]): s["accuracy"]
-        for s in report["summary"]
-        if s["widths"]["weight_bits"] == 4 and s["widths"]["group_size"] is None
-    }
-    for way in ("ptq_max", "ptq", "qat"):
-        symmetric, asymmetric = accuracy["symmetric", 2][way], accuracy["asymmetric", 2][way]
-        assert asymmetric[0] > symmetric[0] + 3
-    for scheme in ("symmetric", "asymmetric"):
-        mean, spread = accuracy[scheme, 2]["qat"]
-        row = rf"4/2 +{scheme} .* {mean:.1f} ± {spread:.1f} +\+\d+\.\d ± 0.0 +5,520 "
-        assert len(re.findall(row, text)) == 1
-
-
 def prepared(widths: Widths) -> tuple[nn.Sequential, torch.Tensor]:
     """A small network, prepared and fitted to the data beside it."""
     torch.manual_seed(0)
@@ -177,16 +143,6 @@ def test_fitted_scales_err_less_than_those_of_the_range(shape: str, symmetric: b
     assert (fitted <= by_range).all() and fitted.sum() < 0.9 * by_range.sum()
 
 
-def test_scales_are_fitted_layer_after_layer() -> None:
-    """Each input's scale is that of what the quantized layers before it give."""
-    network, x = prepared(Widths(4, 4))
-    first, relu, second = network
-    before = second.input_fake_quant.scale.detach().clone()
-    qat_widths.fit(second.input_fake_quant, relu(first.eval()(x)).detach(), 40)
-    assert torch.equal(second.input_fake_quant.scale, before)
-    assert not network.training
-
-
 @pytest.mark.parametrize("inputs", qat_widths.INPUT_SCHEMES)
 @pytest.mark.parametrize("group_size", [None, 4])
 def test_widths_say_what_is_prepared_and_stored(
@@ -216,18 +172,6 @@ def test_widths_say_what_is_prepared_and_stored(
     assert str(widths) == f"w3a5-{group}-{inputs}"
 
 
-@pytest.mark.parametrize("bits", [2, 4, 7])
-def test_a_symmetric_grid_costs_a_bit(bits: int) -> None:
-    """Where no input is negative: one bit more gives it the steps of the asymmetric one."""
-
-    def outputs(input_bits: int, inputs: str) -> torch.Tensor:
-        network, x = prepared(Widths(8, input_bits, None, inputs))
-        return network[0](x)
-
-    assert torch.equal(outputs(bits + 1, "symmetric"), outputs(bits, "asymmetric"))
-    assert not torch.equal(outputs(bits, "symmetric"), outputs(bits, "asymmetric"))
-
-
 def test_latencies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of its own, which a layer moves on."""
     order, clock = [], [0.0]
@@ -249,81 +193,18 @@ def test_latencies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == ["a", "a", "b", "b"] * 2
 
 
-def test_deployment_follows_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    def deployment(seed: int, qat: float) -> Deployment:
-        accuracy = {"float": 98.0, "ptq": 97.0, "qat": qat}
-        sizes = {"float": 400, "ptq": 100, "qat": 100}
-        return Deployment(seed, accuracy, sizes, logits_equal=seed != 2)
-
-    seeds = [deployment(0, 97.5), deployment(1, 98.5), deployment(2, 98)]
-    seconds = {"float": 2e-3, "ptq": 1e-3, "qat": 5e-4}
-    times = Times({name: own / 10 for name, own in seconds.items()}, seconds, 540)
-    assert qat_deploy.conclude_deployments(seeds, times) == (
-        "Deployed on integer products, the wide network recognizes 98.0 % (float32: 98.0 %), in "
-        "1/4.0 of the bytes and 0.25 of the time for 540 images; the logits of 2 of 3 networks "
-        "are bit for bit those of training."
-    )
-    qat_deploy.print_deployments(seeds, times, Console(width=100))
-    table = " ".join(capsys.readouterr().out.split())
-    assert "float32 98.0 ± 0.0 400 200 2,000 1.0x" in table
-    assert "int8, QAT 98.0 ± 0.5 100 50 500 4.0x" in table
-
-
-@pytest.mark.packaging
-def test_a_seed_that_fails_ends_the_run(tmp_path: Path) -> None:
-    """What a process raises is raised here; no bar that waits for ever."""
-    args = qat_digits.parse_args(["--quick", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)])
-    args.device, args.float_epochs = torch.device("meta"), 1
-    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        qat_digits.run_all([Widths(4, 4)], args, Console(quiet=True))
-    assert not list((tmp_path / "models").iterdir())
-
-
-def test_options_choose_what_is_trained() -> None:
-    main, compared = qat_digits.plan(qat_digits.parse_args([]))
-    assert len(main) == 16 and len(compared) == 12 and len({*main, *compared}) == 26
-    assert {widths.inputs for widths in main} == {"learned"}
-    main, compared = qat_digits.plan(qat_digits.parse_args(["--inputs", "asymmetric"]))
-    assert len(main) == 16 and compared == []
-    assert {widths.inputs for widths in main} == {"asymmetric"}
-    both = ["--quick", "--inputs", "symmetric", "asymmetric", "symmetric"]
-    main, compared = qat_digits.plan(qat_digits.parse_args(both))
-    assert len(main) == 8 and len(compared) == 4
-    assert [widths.inputs for widths in compared] == ["symmetric", "asymmetric"] * 2
-    for wrong in (["--inputs", "static"], ["--jobs", "0"], ["--seeds", "0"]):
-        with pytest.raises(SystemExit):
-            qat_digits.parse_args(wrong)
-
-
-@pytest.mark.packaging
-def test_one_scheme_makes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    budget = ["--seeds", "1", "--epochs", "1", "--float-epochs", "1"]
-    threads = torch.get_num_threads()
-    try:
-        qat_digits.main(["--quick", *budget, "--inputs", "symmetric", "--out", str(tmp_path)])
-    finally:
-        torch.set_num_threads(threads)
-    text = " ".join(capsys.readouterr().out.split())
-    assert "8 of 8 give bit for bit" in text
-    assert text.count("Digits: test accuracy") == 1 and "By the scale" not in text
-    assert json.loads((tmp_path / "qat_digits.json").read_text())["conclusion"] in text
-    assert (tmp_path / "qat_digits.png").exists()
-
-
-def summary(
-    bits: int, qat: float, ptq: float, input_bits: int = 8, inputs: str = "learned"
-) -> Summary:
+def summary(bits: int, qat: float, ptq: float) -> Summary:
     accuracy = {"float": (97.0, 0.0), "qat": (qat, 0.0), "ptq": (ptq, 0.0), "ptq_max": (50.0, 0.0)}
-    return Summary(Widths(bits, input_bits, None, inputs), accuracy, (qat - ptq,), 100, 10)
+    return Summary(Widths(bits, 8), accuracy, (qat - ptq,), 100, 10)
 
 
 def test_gains_are_paired_over_the_seeds() -> None:
-    def run(seed: int, bits: int, ptq: float, qat: float, input_bits: int = 8) -> Run:
+    def one(seed: int, bits: int, ptq: float, qat: float, input_bits: int = 8) -> Run:
         accuracy = {"float": 97.0, "ptq_max": 50.0, "ptq": ptq, "qat": qat}
         return Run(seed, Widths(bits, input_bits), accuracy, 100, 110, integers_equal=True)
 
-    runs = [run(0, 4, 96, 97), run(1, 4, 90, 93), run(0, 4, 96, 96, 4), run(1, 4, 90, 89, 4)]
-    runs += [run(0, 2, 80, 90), run(1, 2, 80, 79.5)]
+    runs = [one(0, 4, 96, 97), one(1, 4, 90, 93), one(0, 4, 96, 96, 4), one(1, 4, 90, 89, 4)]
+    runs += [one(0, 2, 80, 90), one(1, 2, 80, 79.5)]
     summaries = qat_report.summarize(runs)
     assert [summary.gains for summary in summaries] == [(1, 3), (0, -1), (10, -0.5)]
     assert [summary.header_bytes for summary in summaries] == [10] * 3
@@ -341,17 +222,3 @@ def test_conclusion_follows_the_numbers() -> None:
     assert "At no width" in qat_report.conclude([summary(4, 90, 90)])
     assert qat_report.conclude([summary(4, 97, 90)]).endswith("keeps it at no width.")
     assert qat_report.conclude([summary(4, 97, 97)]).endswith("keeps it there too.")
-
-
-def test_comparison_follows_the_numbers() -> None:
-    def scheme(inputs: str, *qat: float) -> list[Summary]:
-        return [summary(4, a, 0, b, inputs) for a, b in zip(qat, (8, 4, 2), strict=True)]
-
-    lists = [scheme("learned", 97, 96.5, 95), scheme("symmetric", 90, 90, 90)]
-    lists += [scheme("asymmetric", 97, 97, 96.25)]
-    assert qat_report.compare([s for own in lists for s in own]) == (
-        "With 4-bit weights, training keeps the float accuracy down to 4-bit inputs with learned "
-        "scales (96.5 %), at no width with symmetric ones for each image and down to 2-bit inputs "
-        "with asymmetric ones for each image (96.2 %)."
-    )
-    assert qat_report.compare([]) == ""

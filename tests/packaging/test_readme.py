@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import lint
-from baraquant import ops
 from tests.support import documents
 from tests.support.cases import OP_NAMES
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, links, name_of
@@ -31,29 +30,6 @@ def test_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Monk
     names: dict[str, Any] = {"__name__": "readme"}
     pytest.importorskip("huggingface_hub")
     assert len(list(documents.run(README, names))) == 3
-
-
-@pytest.mark.packaging
-def test_first_block_of_ops_does_what_it_says() -> None:
-    """What the comments of the block on ops say."""
-    torch.manual_seed(0)
-    names = documents.module_for(OPS)
-    next(documents.run(OPS, names))
-    torch.manual_seed(0)
-    weight = torch.nn.Linear(128, 64).weight.detach()  # as it was before training
-    scale, q, near = names["scale"], names["q"], names["near"]
-    assert q.dtype == torch.int8
-    assert q.shape == (64, 128)
-    assert ((near - weight).abs() <= scale[:, None] / 2 * (1 + 1e-6)).all()
-    assert torch.equal(ops.fake_quantize_per_channel(weight, scale, None, 0, -8, 7), near)
-    assert not torch.equal(names["layer"].weight, weight)
-
-
-def test_quick_start_is_short() -> None:
-    """Twelve lines at most beside the imports."""
-    for text in [text for language, text, _ in blocks(README) if language == "python"]:
-        lines = [line for line in text.splitlines() if line.strip()]
-        assert len([line for line in lines if not line.startswith(("import", "from"))]) <= 12
 
 
 def test_readme_is_short() -> None:

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The helper scripts behind the Makefile: what they notice."""
+"""The helper scripts behind the Makefile and lint: what they notice."""
 
 from __future__ import annotations
 
+import copy
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import build
 import check_cuda
+import house
 import lint
+import quick
 import toolchain
+from tests.support.libtorch import run
 
 
 def test_build_fingerprint_follows_contents(
@@ -39,102 +45,131 @@ def test_build_fingerprint_follows_contents(
     assert fingerprint() == "incomplete"
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_build_keeps_its_log_and_shows_its_errors(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(toolchain, "ROOT", tmp_path)
-    program = "import os, sys\nprint('error:', *sys.argv[1:], os.environ['A'])\n"
-    (tmp_path / "setup.py").write_text(f"{program}sys.exit({code})\n")
-    log = tmp_path / "build.log"
-    assert build.setup("asan", log, "build", "--fast", A="b") == code
-    assert log.read_text() == "error: build --fast b\n"
-    said = capsys.readouterr().out
-    assert said.startswith("asan: compiling (minutes, the first time); the log is in build.log\n")
-    assert ("FAILED. The errors:\nerror: build --fast b" in said) == (code != 0)
-
-
-@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc here")
-@pytest.mark.parametrize(("body", "complaint"), [("return 1;", ""), ("int unused;", "unused")])
-def test_cuda_check(
-    body: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check_cuda, "STAMPS", tmp_path)
-    monkeypatch.setattr(toolchain, "ROOT", tmp_path)
-    source = tmp_path / "a.cu"
-    source.write_text(f"__device__ int f() {{ {body} }}\n__global__ void k() {{ f(); }}\n")
-    nvcc = toolchain.find_nvcc()
-    assert nvcc is not None
-    arguments = (nvcc, source, "13.0")
-    _, said, seconds = check_cuda.check(*arguments)
-    assert complaint in said
-    assert bool(said) == bool(complaint)
-    assert seconds > 0
-    again = check_cuda.check(*arguments)
-    assert (again[2] == 0) == (not complaint), "only what passed is skipped the next time"
-
-
 def test_cuda_check_knows_what_a_file_includes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A header that a header includes too, beside it or below csrc; each changes the stamp."""
     monkeypatch.setattr(toolchain, "CSRC", tmp_path)
-    folder = tmp_path / "family"
-    folder.mkdir()
-    texts = {
-        folder / "a.cu": '#include <cmath>\n#include "b.h"\n#include "missing.h"\n',
-        folder / "b.h": '#pragma once\n  #  include "c.cuh"\n',
-        tmp_path / "c.cuh": '#include "family/b.h"\n',
-        tmp_path / "other.h": "",
-    }
-    for path, text in texts.items():
-        path.write_text(text)
-    source = folder / "a.cu"
-    assert check_cuda.included(source) == sorted([folder / "b.h", tmp_path / "c.cuh"])
+    source, beside = tmp_path / "family" / "a.cu", tmp_path / "family" / "b.h"
+    source.parent.mkdir()
+    source.write_text('#include <cmath>\n#include "b.h"\n#include "missing.h"\n')
+    beside.write_text('#pragma once\n  #  include "c.cuh"\n')
+    (tmp_path / "c.cuh").write_text('#include "family/b.h"\n')
+    assert check_cuda.included(source) == sorted([beside, tmp_path / "c.cuh"])
     before = check_cuda.fingerprint(source, "13.0")
-    changed = []
-    for path in texts:
-        path.write_text(texts[path] + "// changed\n")
-        changed.append(check_cuda.fingerprint(source, "13.0") != before)
-        path.write_text(texts[path])
-    assert changed == [True, True, True, False]
-    assert check_cuda.fingerprint(source, "13.0") == before
-
-
-def test_own_rules_of_lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lint, "ROOT", tmp_path)
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "good.h").write_text(f"// {lint.LICENCE}\n")
-    assert lint.own_rules() == []
-    (tmp_path / "csrc" / "bad.h").write_text(
-        "\n" * (lint.MAX_LINES + 1) + "// see /" + "home/me/notes\n"
-    )
-    problems = lint.own_rules()
-    assert len(problems) == 3
-    assert all(str(Path("csrc") / "bad.h") in problem for problem in problems)
+    (tmp_path / "c.cuh").write_text("// changed\n")
+    assert check_cuda.fingerprint(source, "13.0") != before
 
 
 @pytest.mark.parametrize(
-    ("line", "is_wrong"),
+    ("line", "problem"),
     [
-        ("assert seconds < 5", True),
-        ("assert 16e9 < 3e8 / elapsed < 1e13", True),
-        ("assert row.seconds and 1e-8 < row.seconds < 1e-2", True),
-        ('assert again["seconds"] > report["seconds"]', True),
-        ("assert time.perf_counter() - start <= limit", True),
-        ("subprocess.run(command, timeout=600)", True),
-        ("assert 0 < row.seconds", False),
-        ("assert seconds == {'a': 0.25}", False),
-        ("assert calls < 5", False),
-        ("thread.join(timeout=None)", False),
+        ("assert seconds < 5", "how busy the machine is"),
+        ("assert time.perf_counter() - start <= limit", "how busy the machine is"),
+        ("subprocess.run(command, timeout=600)", "how busy the machine is"),
+        ("notes = '/" + "home/me/notes'", "a path of one machine"),
+        ("\n" * lint.MAX_LINES, "lines, at most"),
+        ("assert 0 < row.seconds == {'a': 0.25}", None),
+        ("thread.join(timeout=None)", None),
     ],
 )
-def test_lint_finds_tests_of_times(
-    line: str, is_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_own_rules_of_lint(
+    line: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lint, "ROOT", tmp_path)
-    for folder in ("tests", "scripts"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.py").write_text(f"# {lint.LICENCE}\n{line}\n")
-    problems = [one for one in lint.own_rules() if "how busy the machine is" in one]
-    assert len(problems) == is_wrong and all("tests" in one for one in problems)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text(f"# {lint.LICENCE}\n{line}\n")
+    found = lint.own_rules()
+    assert len(found) == (problem is not None)
+    assert all("tests/a.py" in one and str(problem) in one for one in found)
+
+
+@pytest.mark.process
+@pytest.mark.smoke
+@pytest.mark.skipif(
+    toolchain.packaged_program("clang-tidy") is None, reason="clang-tidy is not installed"
+)
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("std::string f(std::string a) { std::string b = std::move(a); return a + b; }", "moved"),
+        ("std::size_t f(std::string a) { return a.size(); }", "unnecessary-value-param"),
+        ("std::string::size_type size(const std::string& a);", None),
+    ],
+)
+def test_clang_tidy_finds_a_mistake(text: str, found: str | None, tmp_path: Path) -> None:
+    source = tmp_path / "source.cpp"
+    source.write_text(f"#include <string>\n#include <utility>\n{text}\n")
+    checked = run(sys.executable, toolchain.ROOT / "scripts" / "tidy.py", source)
+    assert checked.returncode == (found is not None), checked.stdout
+    assert (found or "tidy: clean, 1 files") in checked.stdout
+
+
+# --- the house
+
+FILES = {
+    "csrc/low/types.h": '#include "high/ops.h"\n',
+    "csrc/high/ops.h": '#include "low/types.h"\n',
+    "csrc/high/schema.cpp": 'm.def("double_it(Tensor input) -> Tensor");\n',
+    "csrc/high/dispatch.cpp": "TORCH_LIBRARY_IMPL(baraquant, CPU, m) {}\n"
+    "TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {}\nTORCH_LIBRARY_FRAGMENT(baraquant, m) {}\n",
+    "csrc/top/api.h": '#include "high/ops.h"\n#include "nested/part.h"\n',
+    "csrc/top/nested/part.h": "// double_it\n",
+    "baraquant/__init__.py": "from . import one\n",
+    "baraquant/one/__init__.py": "def late():\n    from ..two import _own\n",
+    "baraquant/one/_part.py": "if TYPE_CHECKING:\n    from . import x\n",
+    "baraquant/one/x.py": "from ._part import double_it\n",
+    "baraquant/two/__init__.py": "from ..one import _part as part\n",
+    "baraquant/two/_own.py": "# Written by scripts/x.py\nfrom .. import _C, one\n",
+    "scripts/a.py": "",
+}
+
+
+@pytest.fixture
+def now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    return house.numbers()
+
+
+def test_the_numbers_of_a_small_house(now: dict[str, Any]) -> None:
+    assert now["lines"]["csrc"] == 9
+    assert now["lines"]["baraquant"] == 7  # without the file that a program wrote
+    assert now["lines"]["product"] == 16
+    assert now["op"] == ["double_it", 3]
+    assert now["pairs"] == [["high", "low"]]
+    assert now["circles"] == [["high", "low"], ["baraquant.one", "baraquant.two._own"]]
+    assert now["crossings"] == [
+        "baraquant.one -> baraquant.two._own",
+        "baraquant.two -> baraquant.one._part",
+    ]
+    assert now["includes"] == {"high": ["low"], "low": ["high"], "top": ["high"]}
+    assert now["rooms"] == ["csrc/high/dispatch.cpp: Autograd", "csrc/high/dispatch.cpp: schemas"]
+
+
+def test_each_number_has_its_limit(now: dict[str, Any]) -> None:
+    assert house.above(now, now) == []
+    less = copy.deepcopy(now)
+    less["lines"]["csrc"] -= 1
+    less["op"][1] -= 1
+    less["includes"]["top"] = []
+    for name in ("pairs", "circles", "crossings", "rooms"):
+        del less[name][0]
+    assert [problem.split()[0] for problem in house.above(now, less)] == [
+        *("csrc:", "pairs:", "circles:", "crossings:", "rooms:", "op:", "includes:")
+    ]
+
+
+def test_every_folder_has_tests_that_make_quick_finds() -> None:
+    folders = {path.parent for top in ("baraquant", "csrc") for path in house.sources(top)}
+    for folder in folders:
+        name = str(folder.relative_to(toolchain.ROOT))
+        found = quick.tests_of(f"{name}/some_file")
+        assert found and all((toolchain.ROOT / test).is_dir() for test in found), name
+    assert quick.tests_of("csrc/int8_mm/cpu/tile.h") == ["tests/int8_mm"]
+    assert quick.tests_of("baraquant/workflow/serialization/save.py") == ["tests/serialization"]
+    assert quick.tests_of("tests/nn/test_linear.py") == ["tests/nn/test_linear.py"]
+    assert quick.tests_of("README.md") == []

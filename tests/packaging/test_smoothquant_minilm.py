@@ -5,11 +5,8 @@ eight bits keep of the real one, where its weights are installed.
 
 import copy
 import json
-import os
 import string
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +19,7 @@ import minilm_report
 import minilm_speed
 import sentence_encoder
 from minilm_report import Row
-
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
+from tests.support.processes import ROOT, run
 
 
 def tiny_model(folder):
@@ -55,25 +50,15 @@ def tiny_model(folder):
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
-def run(*arguments):
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, "smoothquant_minilm.py", *map(str, arguments)],
-        cwd=EXAMPLES,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.packaging
 def test_a_small_run(tmp_path):
     tiny_model(tmp_path / "model")
     out = tmp_path / "out"
     sizes = {"passages": 40, "calibration": 20, "longest": 24, "steps": 3, "repeats": 3}
-    options = [text for key, value in sizes.items() for text in (f"--{key}", value)]
-    done = run("--quick", "--device", "cpu", "--model", tmp_path / "model", "--out", out, *options)
+    options = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
+    folders = ("--model", tmp_path / "model", "--out", out)
+    script = ROOT / "examples" / "smoothquant_minilm.py"
+    done = run(sys.executable, script, "--quick", "--device", "cpu", *folders, *options)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((out / "smoothquant_minilm.json").read_text())
     rows = {row["name"]: row for row in figures["rows"]}
@@ -133,15 +118,8 @@ def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_pat
     assert path.stat().st_size < sum(p.nbytes for p in floats.parameters()) / 3.9
 
 
-@pytest.mark.exhaustive
-def test_without_a_model(tmp_path):
-    done = run("--model", tmp_path)
-    assert done.returncode == 1 and "has no config.json" in done.stderr
-
-
 def test_passages(tmp_path):
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "test").mkdir()
+    """Of docstrings that have a sentence and some words behind it, each once, and of no test."""
     source = '''
 def fill(text):
     """Wrap the text to a width.
@@ -152,19 +130,13 @@ def fill(text):
 class Whole:
     def part(self):
         """Has one sentence of several words only."""
-    async def other(self):
-        """This is e.g. a sentence with a dot within.  And `this` is the rest of it, which
-        has to be of at least ten words to count."""
 '''
-    (tmp_path / "pkg" / "__init__.py").write_text(source)
-    (tmp_path / "pkg" / "again.py").write_text(source)
-    (tmp_path / "test" / "other.py").write_text(source.replace("Wrap", "Fold"))
-    (tmp_path / "broken.py").write_text("def (")
-    found = docstrings.passages(tmp_path)
-    assert [passage.name for passage in found] == ["pkg.fill", "pkg.Whole.other"]
-    assert found[0].sentence == "Wrap the text to a width."
-    assert found[0].rest.startswith("Returns one string, with newlines between the lines")
-    assert found[1].sentence == "This is e.g. a sentence with a dot within."
+    for name in ("pkg/__init__.py", "pkg/again.py", "test/other.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    (found,) = docstrings.passages(tmp_path)
+    assert (found.name, found.sentence) == ("pkg.fill", "Wrap the text to a width.")
+    assert found.rest.startswith("Returns one string, with newlines between the lines")
 
 
 def test_the_split_keeps_modules_whole():
@@ -202,18 +174,6 @@ def test_the_conclusion_says_what_the_rows_say():
     )
     assert "from cosine 0.9995 to 0.9996, and retrieval from 50.0 % to 58.0 %" in text
     assert len(minilm_report.conclude(ROWS[:3])) == 1
-
-
-def test_the_table_says_what_the_rows_say():
-    lines = minilm_report.markdown(ROWS, {"device": "a CPU", "arguments": {}}).splitlines()
-    assert lines[0] == "device a CPU"
-    headings, _, *cells = ([c.strip() for c in line.split("|")[1:-1]] for line in lines[2:9])
-    assert {len(line) for line in cells} == {len(headings)}
-    smooth = dict(zip(headings, cells[2], strict=True))
-    assert smooth[""] == "SmoothQuant"
-    assert smooth["change (95 %)"] == "-0.2 (-0.9 to +0.4)"
-    assert (smooth["1 x 64, ms"], smooth["32 x 64, /s"]) == ("500.00", "64")
-    assert (smooth["smaller"], smooth["32 x 64, faster"]) == ("4.00 x", "2.00 x")
 
 
 def test_the_interval_is_that_of_a_bootstrap():

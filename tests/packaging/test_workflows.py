@@ -17,7 +17,6 @@ from tests.support.optional_packages import package
 
 ROOT = toolchain.ROOT
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
 # The torch of these minor versions has no wheel for an older Python.
 OLDEST_PYTHON = {15: "3.11"}
 
@@ -85,15 +84,6 @@ def test_each_step_uses_an_action_of_one_commit() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{40}", v) for name, (v,) in used.items() if name)
     texts = "".join(path.read_text() for path in WORKFLOWS)
     assert len(re.findall(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", texts, re.M)) == texts.count("uses:")
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
-def test_an_issue_form_is_one(path: Path) -> None:
-    form = package("yaml").safe_load(path.read_text())
-    assert form.keys() == {"name", "description", "labels", "body"}
-    for field in form["body"]:
-        assert field["type"] in ("textarea", "dropdown")
-        assert field["attributes"]["label"]
 
 
 @pytest.mark.parametrize(

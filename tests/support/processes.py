@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import baraquant
@@ -14,17 +14,31 @@ import baraquant
 ROOT = Path(__file__).resolve().parents[2]
 # `python -m` looks there first, so that the package is the one that this process tests.
 PACKAGE_FOLDER = Path(baraquant.__file__).resolve().parents[1]
+Environment = Mapping[str, str | None]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conftest.py
 
 
+def run(
+    *command: str | Path, cwd: Path = PACKAGE_FOLDER, env: Environment | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a program prints. `env` is added to this environment, with None it takes away."""
+    path = os.pathsep.join(filter(None, sys.path))  # Python finds there what it finds here
+    environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+    return subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={name: value for name, value in environment.items() if value is not None},
+    )
+
+
 def run_program(
-    module: str, environment: dict[str, str] | None = None
+    module: str, environment: Environment | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module` with this process's path; fail with what it printed."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    env = (environment if environment is not None else env) | {"PYTHONPATH": env["PYTHONPATH"]}
-    command = [sys.executable, "-X", "faulthandler", "-m", module]
-    done = subprocess.run(command, cwd=PACKAGE_FOLDER, env=env, capture_output=True, text=True)
+    done = run(sys.executable, "-X", "faulthandler", "-m", module, env=environment)
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
     return done
@@ -34,12 +48,9 @@ def printed_by(
     module: str, made_once: MadeOnce, isa: str | None, threads: int | None = None
 ) -> list[str]:
     """The lines of a program under an instruction set (None: the best one), run once for all."""
-    environment = dict(os.environ)
-    environment.pop("BARAQUANT_CPU_ISA", None)
-    if isa is not None:
-        environment["BARAQUANT_CPU_ISA"] = isa
+    environment: Environment = {"BARAQUANT_CPU_ISA": isa}
     if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
+        environment = {**environment, "OMP_NUM_THREADS": str(threads)}
 
     def make(folder: Path) -> None:
         (folder / "stdout").write_text(run_program(module, environment).stdout)
