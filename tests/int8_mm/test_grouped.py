@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Grouped products: the bits of the op for one weight, group by group; gradients; bad offsets."""
+"""Grouped products: the bits of the op for one weight, group by group; gradients; tools."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments import grouped as grouped_bad_arguments
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.grouped import BAD, Op
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import call, moved
 from tests.support.family_cases.grouped import (
@@ -312,42 +308,3 @@ def test_plan(device: str) -> None:
     given["offsets"] = given["offsets"].long()
     ok, kind, reason = baraquant.can_implement("int8_grouped_linear", **given)
     assert (ok, kind) == (False, "TypeError") and "expected offsets to be torch.int32" in reason
-
-
-# --- bad arguments -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_offsets_that_do_not_ascend(name: str) -> None:
-    op, arguments = call_of(name)
-    for bad, words in (
-        ([3, 2, 9, 9, 9, 9], "got 2 at index 1 behind 3"),
-        ([-1, 2, 9, 9, 9, 9], "got -1 at index 0"),
-        ([3, 5, 9, 9, 9, 222], "got 222 at index 5 behind 9"),
-    ):
-        given = arguments | {"offsets": torch.tensor(bad, dtype=torch.int32)}
-        message = rf"^baraquant::{name}: expected offsets to ascend from 0 to input\.size\(0\) "
-        with pytest.raises(ValueError, match=rf"{message}\(221\) at most, but {words}$"):
-            op(**given)
-
-
-by_op = pytest.mark.parametrize("op", grouped_bad_arguments.OPS, ids=str)
-
-
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    y = op(op.arguments(any_device))
-    assert y.shape == (7, 5) and y.dtype == op.output and y.device.type == any_device
-
-
-@by_op
-def test_wrong_arguments(op: Op, any_device: str) -> None:
-    """The exception's type; op, argument, expectation and what came; on Meta the same."""
-    for bad in BAD:
-        if not bad.applies(op):
-            continue
-        message, pattern = bad.call(op, any_device)
-        assert re.match(pattern, message, re.DOTALL), f"{bad}: {message!r}, not {pattern!r}"
-        if bad.label != DEVICE:
-            assert bad.call(op, "meta") == (message, pattern)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""int8_product and rescale_product, the halves of int8_linear: values, errors, autograd, plans."""
+"""int8_product and rescale_product, the halves of int8_linear: values and plans."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,14 +12,11 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments.int8_product import LEAD, OPS, PAIRS, N, Op
 from tests.support.bits import assert_same_bits
-from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
 
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
 OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
@@ -130,48 +126,6 @@ def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
     assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))
 
 
-# --- errors --------------------------------------------------------------------------------------
-
-
-class TestBadCalls(BadCallsAndOtherKinds):
-    OPS, PAIRS = OPS, PAIRS
-
-    def check_result(self, op: Op, result: Tensor, device: str) -> None:
-        assert result.shape == (*LEAD, N) and result.dtype == op.output and result.is_contiguous()
-
-
-def test_depth_beyond_the_exact_range(any_device: str) -> None:
-    def of_depth(depth: int, **options: Any) -> Tensor:
-        x, w = (torch.zeros(2, depth, dtype=torch.int8, device=any_device) for _ in range(2))
-        return ops.int8_product(x, w, **options)
-
-    zero = torch.zeros((), dtype=torch.int32, device=any_device)
-    for limit, options in ((DEEPEST, {}), (DEEPEST_SHIFTED, {"input_zero_point": zero})):
-        assert of_depth(limit, **options).shape == (2, 2)
-        with pytest.raises(ValueError, match=rf"^baraquant::int8_product: .*{limit}.* got "):
-            of_depth(limit + 1, **options)
-
-
-# --- autograd ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ("input_scale", "weight_scale", "bias"))
-def test_what_requires_grad_is_refused(name: str, device: str) -> None:
-    op = Op("rescale_product", torch.float32, torch.int32)
-    arguments = op.arguments(device)
-    arguments[name].requires_grad_()
-    words = rf"^baraquant::rescale_product: expected {name} to be a constant.* requires grad"
-    with pytest.raises(NotImplementedError, match=words):
-        op(arguments)
-    with torch.no_grad():
-        assert not op(arguments).requires_grad
-
-
-def test_the_sums_require_no_grad(device: str) -> None:
-    y = Op("int8_product")(Op("int8_product").arguments(device))
-    assert not y.requires_grad and y.grad_fn is None
-
-
 # --- plans ---------------------------------------------------------------------------------------
 
 
@@ -194,11 +148,3 @@ def test_plans_name_the_product(device: str) -> None:
     (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
                              dtype=torch.float64)  # fmt: skip
     assert plan.name == "int8_rescale" and plan.compute_dtype == "float64"
-
-
-@by_op
-def test_opcheck(op: Op, device: str) -> None:
-    overload = getattr(torch.ops.baraquant, op.name).default
-    arguments = op.arguments(device)
-    torch.library.opcheck(overload, (), arguments)
-    assert re.search("Tensor", str(overload._schema))
