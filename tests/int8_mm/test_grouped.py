@@ -41,13 +41,6 @@ def test_bits_of_the_op_for_one_weight(case: Grouped, device: str) -> None:
     assert_same_bits(got.cpu(), one_weight("int8_grouped_linear", arguments), str(case))
 
 
-@by_case
-def test_bits_of_the_reference(case: Grouped) -> None:
-    arguments = case.arguments()
-    expected = reference.int8_grouped_linear(**arguments)
-    assert_same_bits(call("int8_grouped_linear", arguments), expected, str(case))
-
-
 def test_a_million_outputs(device: str) -> None:
     """Uneven groups, drawn at random, of each depth modulo 16."""
     total = 0
@@ -158,22 +151,6 @@ def test_gradients_of_each_group(
         torch.testing.assert_close(mine.cpu(), right, **tolerance)
 
 
-@by_symmetry
-@pytest.mark.parametrize("name", OPS[1:])
-def test_gradients_of_the_reference(name: str, symmetric: bool) -> None:
-    arguments = floating("uneven", torch.float64) | {"symmetric": symmetric}
-    if name == OPS[1]:
-        arguments = integer_weight(arguments)
-    expected = []
-    for function in (getattr(reference, name), getattr(ops, name)):
-        given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        leaves = [given[key].requires_grad_() for key in ("input", "bias")]
-        dy = torch.randn(arguments["input"].shape[0], 24, generator=cases.generator(1)).double()
-        expected.append(torch.autograd.grad(function(**given), leaves, dy))
-    for mine, right in zip(*expected, strict=True):
-        torch.testing.assert_close(mine, right)
-
-
 def test_differentiable_twice(device: str) -> None:
     """As the op for one weight is: the derivative of a gradient's square."""
     arguments = floating("empty_at_the_ends", torch.float64, n=5, k=7)
@@ -216,15 +193,6 @@ def test_the_bias_of_integers_gets_its_gradient(device: str) -> None:
     torch.testing.assert_close(db, torch.stack([part.sum(0) for part in parts]))
 
 
-def test_scales_that_require_grad_are_refused(device: str) -> None:
-    given = moved(Grouped("uneven").arguments(), device)
-    given["weight_scale"].requires_grad_()
-    with pytest.raises(
-        NotImplementedError, match=r"^baraquant::int8_grouped_linear: expected weig"
-    ):
-        ops.int8_grouped_linear(**given)
-
-
 # --- PyTorch -------------------------------------------------------------------------------------
 
 
@@ -235,33 +203,6 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     elif name == OPS[1]:
         arguments = integer_weight(arguments)
     return getattr(torch.ops.baraquant, name).default, arguments
-
-
-def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
-    args = tuple(arguments.get(name) for name in plain)
-    return args, {k: v for k, v in arguments.items() if k not in plain}
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_opcheck(name: str, device: str) -> None:
-    op, arguments = call_of(name)
-    args, kwargs = positions(op, moved(arguments, device))
-    if name != OPS[0]:
-        args[0].requires_grad_()
-    torch.library.opcheck(op, args, kwargs)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_meta(name: str) -> None:
-    op, arguments = call_of(name)
-    got = op(**moved(arguments, "meta"))
-    expected = op(**arguments)
-    assert (got.shape, got.dtype, got.stride()) == (
-        expected.shape,
-        expected.dtype,
-        expected.stride(),
-    )
 
 
 @pytest.mark.inductor
@@ -291,12 +232,6 @@ def test_autocast_lowers_the_input(device: str) -> None:
     assert_same_bits(y.cpu(), ops.qat_grouped_linear(**lowered).cpu())
 
 
-def test_vmap_is_refused() -> None:
-    x, offsets = torch.ones(2, 3, 4), torch.tensor([3], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=r"qat_grouped_linear: torch\.vmap over input is"):
-        torch.vmap(lambda t: ops.qat_grouped_linear(t, torch.ones(1, 2, 4), offsets))(x)
-
-
 def test_plan(device: str) -> None:
     """The product's kernel, also with offsets that are not known yet; what is refused says so."""
     given = moved(Grouped("uneven", k=64).arguments(), device)
@@ -308,3 +243,24 @@ def test_plan(device: str) -> None:
     given["offsets"] = given["offsets"].long()
     ok, kind, reason = baraquant.can_implement("int8_grouped_linear", **given)
     assert (ok, kind) == (False, "TypeError") and "expected offsets to be torch.int32" in reason
+
+
+def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    args = tuple(arguments.get(name) for name in plain)
+    return args, {k: v for k, v in arguments.items() if k not in plain}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_opcheck(name: str, device: str) -> None:
+    op, arguments = call_of(name)
+    args, kwargs = positions(op, moved(arguments, device))
+    if name != OPS[0]:
+        args[0].requires_grad_()
+    torch.library.opcheck(op, args, kwargs)
+
+
+def test_vmap_is_refused() -> None:
+    x, offsets = torch.ones(2, 3, 4), torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"qat_grouped_linear: torch\.vmap over input is"):
+        torch.vmap(lambda t: ops.qat_grouped_linear(t, torch.ones(1, 2, 4), offsets))(x)

@@ -52,14 +52,6 @@ def test_edges_of_every_size(part: int, device: str) -> None:
         check("int8_product", some(case, OF_PRODUCT), device, case)
 
 
-@pytest.mark.parametrize("shape", [(129, 1025, 1025), (4, 2048, 1024), (1025, 3, 1030)], ids=str)
-def test_large_sizes(shape: tuple[int, int, int], device: str) -> None:
-    m, n, k = shape
-    case = Case((m,), n, k, torch.uint8, torch.bfloat16, "token", "token", bias="output")
-    sums = check("int8_product", some(case, OF_PRODUCT), device)
-    check("rescale_product", some(case, OF_RESCALE) | {"input": sums.cpu()}, device)
-
-
 @pytest.mark.parametrize("values", ("lowest", "highest", "alternating", "high"))
 def test_the_largest_sums(values: str, device: str) -> None:
     """Integers that float32 does not hold, as bits that are any number of it, NaN too."""
@@ -86,29 +78,6 @@ def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
         }
         check("rescale_product", arguments, device)
         check("rescale_product", arguments | {"bias": cases.scales((n,), dtype, 3)}, device)
-
-
-@by_dtype
-def test_layouts_of_the_sums(dtype: torch.dtype, device: str) -> None:
-    case = Case((6, 4), 10, 16, dtype=dtype, scale="token", bias="output")
-    arguments = some(case, OF_RESCALE)
-    arguments["input"] = torch.randint(-(2**20), 2**20, (6, 4, 10), dtype=torch.int32)
-    for layout in (
-        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-        lambda t: t.repeat_interleave(2, -1)[..., ::2],
-        lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
-    ):
-        check("rescale_product", arguments, device, layout=layout)
-
-
-def test_a_matrix_times_itself(device: str) -> None:
-    """One tensor as input and weight, which is no square."""
-    q = integers((5, 9), torch.int8, "random", 1)
-    check("int8_product", {"input": q, "weight": q}, device)
-    one, scale = torch.ones(()).to(device), torch.ones(5).to(device)
-    q = q.to(device)
-    y = torch.ops.baraquant.int8_linear(q, q, one, scale)
-    assert torch.equal(y, ops.int8_product(q, q).float())
 
 
 @pytest.mark.parametrize("parts", (2, 3))
