@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from tests.support.bad_arguments.int8_conv import NUMBERS, OPS, PAIRS, Op
-from tests.support.checks.bad_calls import BadCallsAndOtherKinds
-from tests.support.processes import run_program
-
-LIMIT, SHIFTED_LIMIT = 131071, 65536
+from tests.support.bad_arguments.int8_conv import OPS, PAIRS, Op
+from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
+from tests.support.family_cases.wrong_calls import RandomCalls, WrongDtypes
 
 
-class TestBadCalls(BadCallsAndOtherKinds):
+class TestWrongCalls(WrongDtypes, RandomCalls):
     OPS, PAIRS = OPS, PAIRS
 
     def check_result(self, op: Op, result: Tensor, device: str) -> None:
@@ -26,25 +24,17 @@ class TestBadCalls(BadCallsAndOtherKinds):
         assert result.dtype == op.output
 
 
-@pytest.mark.parametrize("bad", NUMBERS, ids=str)
-def test_wrong_numbers(bad: Any, any_device: str) -> None:
-    """Of an op with all arguments: those of a channel's group name the input."""
-    op = Op()
-    arguments = op.arguments(any_device)
-    arguments[bad.argument] = bad.change(arguments)
-    with pytest.raises(ValueError, match=rf"^baraquant::int8_conv: .*(?:{bad.words})"):
-        op(arguments)
-
-
-def test_more_channels_than_an_integer_counts(any_device: str) -> None:
-    """Of no weight: any number of groups divides its outputs."""
+def test_numbers_of_groups(any_device: str) -> None:
+    """Those that the outputs allow, but not the input; a number that no integer counts."""
+    for groups in (1, 4):
+        with pytest.raises(ValueError, match=r"^baraquant::int8_conv: .*channels"):
+            Op()(Op().arguments(any_device) | {"groups": groups})
     one = torch.ones((), device=any_device)
     x = torch.zeros(1, 0, 4, dtype=torch.int8, device=any_device)
-    for of_group in (2, 4):
+    for of_group in (2, 4):  # of no weight: any number of groups divides its outputs
         weight = torch.zeros(0, of_group, 2, dtype=torch.int8, device=any_device)
-        with pytest.raises(
-            ValueError, match=rf"^baraquant::int8_conv: .*got {of_group} \* {2**62}"
-        ):
+        words = rf"^baraquant::int8_conv: .*got {of_group} \* {2**62}"
+        with pytest.raises(ValueError, match=words):
             ops.int8_conv(x, weight, one, one.expand(0), groups=2**62)
 
 
@@ -55,48 +45,26 @@ def test_depth_beyond_the_exact_range(any_device: str) -> None:
         one = torch.ones((), device=any_device)
         return ops.int8_conv(x, w, one, one.expand(2), **options)
 
-    zero = torch.zeros((), dtype=torch.int32, device=any_device)
-    shifted = {"input_zero_point": zero}
-    for limit, options in (
-        (LIMIT - 1, {}),
-        (SHIFTED_LIMIT, shifted),
-        (SHIFTED_LIMIT, {"dtype": torch.float32, **shifted}),
-    ):
-        assert of_depth(limit, **options).shape == (1, 2, 1)
-        words = rf"^baraquant::int8_conv: .*weight\[0\].* at most {LIMIT if not options else limit}"
+    shifted = {"input_zero_point": torch.zeros((), dtype=torch.int32, device=any_device)}
+    for limit, options in ((DEEPEST, {}), (DEEPEST_SHIFTED, shifted)):
+        even = limit - limit % 2
+        assert of_depth(even, **options).shape == (1, 2, 1)
+        words = rf"^baraquant::int8_conv: .*weight\[0\].* at most {limit}"
         with pytest.raises(ValueError, match=words):
-            of_depth(limit + 2, **options)
-    with pytest.raises(ValueError, match=f"at most {SHIFTED_LIMIT} elements .for uint8"):
-        of_depth(SHIFTED_LIMIT + 2, torch.uint8)
+            of_depth(even + 2, **options)
+    with pytest.raises(ValueError, match=f"at most {DEEPEST_SHIFTED} elements .for uint8"):
+        of_depth(DEEPEST_SHIFTED + 2, torch.uint8)
 
 
 @pytest.mark.parametrize("name", ("input_scale", "weight_scale"))
 def test_a_scale_that_requires_grad_is_refused(name: str, device: str) -> None:
-    op = Op()
-    arguments = op.arguments(device)
+    arguments = Op().arguments(device)
     arguments[name].requires_grad_()
     words = rf"^baraquant::int8_conv: expected {name} to be a constant.* requires grad"
     with pytest.raises(NotImplementedError, match=words):
-        op(arguments)
+        Op()(arguments)
     with torch.no_grad():
-        assert not op(arguments).requires_grad
-
-
-@pytest.mark.parametrize("batched", (True, False))
-def test_the_bias_has_a_gradient(batched: bool, device: str) -> None:
-    """The sum over all but its channel; twice it is 0."""
-    op = Op(torch.float64)
-    arguments = op.arguments(device)
-    arguments["bias"].requires_grad_()
-    if not batched:
-        arguments["input"] = arguments["input"][0]
-    y = op(arguments)
-    assert y.requires_grad
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).double().to(device)
-    (got,) = torch.autograd.grad(y, arguments["bias"], dy)
-    wanted = dy.movedim(1 if batched else 0, 0).flatten(1).sum(1)
-    torch.testing.assert_close(got, wanted)
-    assert not op(op.arguments(device)).requires_grad
+        assert not Op()(arguments).requires_grad
 
 
 def test_sizes_that_memory_cannot_hold() -> None:
@@ -112,10 +80,3 @@ def test_a_wrong_type_in_python() -> None:
     for name, value in (("stride", 1.5), ("padding", "same"), ("dilation", [1.5])):
         with pytest.raises(TypeError, match=re.escape(name)):
             ops.int8_conv(x, x, one, one, **{name: value})
-
-
-@pytest.mark.process
-def test_random_arguments_neither_crash_nor_give_a_wrong_number() -> None:
-    """In a process of its own, whose death would be seen; see `fuzz.py`."""
-    done = run_program("tests.int8_conv.fuzz")
-    assert "examples passed" in done.stdout

@@ -205,3 +205,15 @@ def test_plans(device: str) -> None:
         assert "weight_sums" not in [plan.name for plan in shifted]
         depthwise = baraquant.plan("int8_conv", **Case(32, 32, 32).arguments())
         assert [plan.name for plan in depthwise][-1] == "int8_conv_depthwise"
+
+
+@pytest.mark.parametrize("batched", (True, False))
+def test_the_gradient_of_the_bias(batched: bool, device: str) -> None:
+    """The sum over all but its channel."""
+    case = Case(6, 4, 2, bias="output", images=2 if batched else None)
+    a = moved(case.arguments(), device)
+    assert not ops.int8_conv(**a).requires_grad
+    y = ops.int8_conv(**a | {"bias": a["bias"].requires_grad_()})
+    dy = torch.randn(y.shape, generator=cases.generator(1)).double().to(device)
+    (got,) = torch.autograd.grad(y, a["bias"], dy)
+    torch.testing.assert_close(got, dy.movedim(-3, 0).flatten(1).sum(1))

@@ -10,16 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import ops
+from baraquant.nn import FakeQuantizedLinear
 from tests.int8_mm.exact_layers import ENDS, NARROW, Layer, composed, ends_of, exact_layer
 from tests.support import cases
-from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TOKEN
+from tests.support.family_cases.int8_mm import clipped
 from tests.support.oracle.range import Dynamic
+from tests.support.saved_tensors import saved_tensors, storages
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-ops = torch.ops.baraquant
 
 
 # --- integers, for which every order of summation is exact ---------------------------------------
@@ -43,8 +44,12 @@ def test_the_rule_bit_for_bit(kind: str, dtype: torch.dtype, device: str) -> Non
         for got, expected, leaf in zip(gradients, layer.rule(), layer.leaves, strict=True):
             assert got.dtype == dtype and got.shape == leaf.shape
             assert torch.equal(got.cpu().double(), expected), f"{lead} {n}"
-        others = torch.autograd.grad(layer.composed(), layer.leaves, dy)
-        assert all(map(torch.equal, gradients, others))
+        x, weight, bias = layer.leaves
+        options = {"symmetric": layer.symmetric, **layer.ranges}
+        computed = ops.qat_linear(x, weight * 1, bias, **options)  # of which integers are kept
+        for y in (layer.composed(), computed):
+            others = torch.autograd.grad(y, layer.leaves, dy)
+            assert all(map(torch.equal, gradients, others))
 
 
 @pytest.mark.parametrize("kind", ("clipped", "narrow_clipped"))
@@ -243,16 +248,129 @@ def test_layouts(symmetric: bool, layout: str, device: str) -> None:
         assert torch.equal(got.cpu().double(), right)
 
 
+# --- what is kept between forward and backward, and when; autocast -------------------------------
+
+TOKENS, OUTPUTS, DEPTH = 6, 8, 32
+
+
+def arguments(
+    dtype: torch.dtype = torch.float32, device: str = "cpu", grads: str = "xwb"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Input (two leading dimensions), weight and bias; those that `grads` names require grad."""
+    gen = cases.generator(1)
+    x = clipped().reshape(2, 3, DEPTH).to(device, dtype)
+    w = torch.randn(OUTPUTS, DEPTH, generator=gen, dtype=torch.float64).to(device, dtype)
+    b = torch.randn(OUTPUTS, generator=gen, dtype=torch.float64).to(device, dtype)
+    return (
+        x.requires_grad_("x" in grads),
+        w.requires_grad_("w" in grads),
+        b.requires_grad_("b" in grads),
+    )
+
+
 @by_dtype
-@by_ranges
-def test_training_forward_is_inference(
-    ranges: dict[str, int], dtype: torch.dtype, device: str
+@by_mode
+@pytest.mark.parametrize("parameter", [True, False], ids=["parameter", "computed"])
+def test_memory_held(parameter: bool, symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    """A byte per element, scales and zero points, and where asymmetric a bit per element.
+
+    Of a parameter, which is alive anyway, the scales alone; of another weight its integers.
+    """
+    x, w, b = arguments(dtype, device)
+    if not parameter:
+        w = w * 1
+    with saved_tensors() as kept:
+        y = ops.qat_linear(x * 1, w, b, symmetric=symmetric)
+    kept = [t for t in kept if t.dtype != x.dtype or t.shape != x.shape]  # of `x * 1`
+    itself = [t for t in kept if t.data_ptr() == w.data_ptr()]
+    assert len(itself) == parameter
+    kept = [t for t in kept if t.data_ptr() != w.data_ptr()]
+    scale = 8 if dtype == torch.float64 else 4
+    expected = TOKENS * DEPTH + TOKENS * scale + OUTPUTS * scale
+    if not parameter:
+        expected += OUTPUTS * DEPTH
+    if not symmetric:
+        expected += TOKENS * 4 + TOKENS * DEPTH // 8
+    assert sum(t.numel() * t.element_size() for t in kept) == expected
+    if device == "cpu":
+        assert sum(storages(kept).values()) == expected
+    assert y.requires_grad
+
+
+def test_a_compiled_layer_holds_no_copy_of_its_weight(device: str) -> None:
+    """A parameter is no leaf while it is traced, but alive anyway all the same."""
+    torch._dynamo.reset()
+    layer = FakeQuantizedLinear(DEPTH, OUTPUTS).to(device)
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
+    x = arguments(device=device)[0]
+    with saved_tensors() as kept:
+        y = compiled(x)
+    of_weight = [t for t in kept if t.shape == layer.weight.shape]
+    assert [t.data_ptr() for t in of_weight] == [layer.weight.data_ptr()]
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, torch.autograd.grad(layer(x).sum(), x)[0])
+
+
+WANTED = {
+    "x": (torch.float32, (OUTPUTS, DEPTH)),  # needs the weight, which is alive anyway
+    "w": (torch.int8, (2, 3, DEPTH)),  # needs the input
+    "b": None,
+}
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@by_mode
+def test_only_what_is_wanted_is_kept_and_computed(
+    symmetric: bool, wanted: str, device: str
 ) -> None:
-    """With gradients and without them, and under inference mode: the same bits."""
-    layer = layer_of((5, 130), 33, dtype, False, device, ranges=ranges)
-    y = layer.forward()
-    with torch.no_grad():
-        assert_same_bits(layer.forward(), y)
-    with torch.inference_mode():
-        assert_same_bits(layer.forward(), y)
-    assert_same_bits(y, to_numpy(layer.forward()))
+    tensors = arguments(device=device, grads=wanted)
+    with saved_tensors() as kept:
+        y = ops.qat_linear(*tensors, symmetric=symmetric)
+    matrices = [(t.dtype, tuple(t.shape)) for t in kept if t.shape[-1:] == (DEPTH,)]
+    assert matrices == ([WANTED[wanted]] if WANTED[wanted] else [])
+    y.backward(torch.ones_like(y))
+    whole = arguments(device=device)
+    ops.qat_linear(*whole, symmetric=symmetric).backward(torch.ones_like(y))
+    for tensor, full, name in zip(tensors, whole, "xwb", strict=True):
+        if name == wanted:
+            assert tensor.grad is not None and full.grad is not None
+            assert torch.equal(tensor.grad, full.grad)
+        else:
+            assert tensor.grad is None
+
+
+def test_a_bias_of_the_compute_type_gets_its_gradient_in_it(device: str) -> None:
+    x, w, b = arguments(torch.bfloat16, device)
+    wide = b.detach().float().requires_grad_()
+    y = ops.qat_linear(x, w, wide)
+    y.backward(torch.full_like(y, 1.0 / 3))
+    assert wide.grad is not None and wide.grad.dtype == torch.float32
+    third = torch.tensor(1.0 / 3).to(torch.bfloat16).float()
+    assert torch.allclose(wide.grad.cpu(), (TOKENS * third).expand(OUTPUTS), rtol=1e-6)
+
+
+@by_mode
+def test_autocast_casts_the_input_alone(symmetric: bool, device: str) -> None:
+    """The weight has the integers of the parameter, and a float32 bias is added in float32."""
+    x, w, b = arguments(torch.float32, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = ops.qat_linear(x, w, b, symmetric=symmetric)
+        fake = ops.dynamic_fake_quantize_per_token(x)
+    assert y.dtype == torch.bfloat16 and fake.dtype == torch.float32
+    low = x.detach().bfloat16().requires_grad_()
+    q, s, _ = ops.dynamic_range_quantize_per_channel(w.detach(), 0)
+    assert torch.equal(y, ops.quantized_linear(low, q, s, b.detach(), symmetric=symmetric))
+    assert not torch.equal(
+        y, ops.qat_linear(low, w.detach().bfloat16(), b.detach(), symmetric=symmetric)
+    )
+    y.backward(torch.ones_like(y))
+    rounded = ops.dequantize_per_channel(q, s, None, 0, dtype=torch.bfloat16)
+    stand_in = rounded.requires_grad_()
+    tokens = ops.dynamic_fake_quantize_per_token(low, symmetric=symmetric)
+    torch.nn.functional.linear(tokens, stand_in).backward(torch.ones_like(y))
+    for tensor, like in ((x, low), (w, stand_in)):
+        assert tensor.grad is not None and tensor.grad.dtype == torch.float32
+        assert like.grad is not None and torch.equal(tensor.grad, like.grad.float())
+    assert b.grad is not None and torch.equal(b.grad, torch.full_like(b, TOKENS))
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=False):
+        assert ops.qat_linear(x, w, b).dtype == torch.float32

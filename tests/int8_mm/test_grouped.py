@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Grouped products: the bits of the op for one weight, group by group; gradients; bad offsets."""
+"""Grouped products: the bits of the op for one weight, group by group; gradients; tools."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,9 +12,6 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments import grouped as grouped_bad_arguments
-from tests.support.bad_arguments.affine import DEVICE
-from tests.support.bad_arguments.grouped import BAD, Op
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import call, moved
 from tests.support.family_cases.grouped import (
@@ -43,13 +39,6 @@ def test_bits_of_the_op_for_one_weight(case: Grouped, device: str) -> None:
     got = call("int8_grouped_linear", arguments, device)
     assert got.shape == (case.rows, case.n) and got.dtype == case.dtype and got.is_contiguous()
     assert_same_bits(got.cpu(), one_weight("int8_grouped_linear", arguments), str(case))
-
-
-@by_case
-def test_bits_of_the_reference(case: Grouped) -> None:
-    arguments = case.arguments()
-    expected = reference.int8_grouped_linear(**arguments)
-    assert_same_bits(call("int8_grouped_linear", arguments), expected, str(case))
 
 
 def test_a_million_outputs(device: str) -> None:
@@ -162,22 +151,6 @@ def test_gradients_of_each_group(
         torch.testing.assert_close(mine.cpu(), right, **tolerance)
 
 
-@by_symmetry
-@pytest.mark.parametrize("name", OPS[1:])
-def test_gradients_of_the_reference(name: str, symmetric: bool) -> None:
-    arguments = floating("uneven", torch.float64) | {"symmetric": symmetric}
-    if name == OPS[1]:
-        arguments = integer_weight(arguments)
-    expected = []
-    for function in (getattr(reference, name), getattr(ops, name)):
-        given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        leaves = [given[key].requires_grad_() for key in ("input", "bias")]
-        dy = torch.randn(arguments["input"].shape[0], 24, generator=cases.generator(1)).double()
-        expected.append(torch.autograd.grad(function(**given), leaves, dy))
-    for mine, right in zip(*expected, strict=True):
-        torch.testing.assert_close(mine, right)
-
-
 def test_differentiable_twice(device: str) -> None:
     """As the op for one weight is: the derivative of a gradient's square."""
     arguments = floating("empty_at_the_ends", torch.float64, n=5, k=7)
@@ -220,15 +193,6 @@ def test_the_bias_of_integers_gets_its_gradient(device: str) -> None:
     torch.testing.assert_close(db, torch.stack([part.sum(0) for part in parts]))
 
 
-def test_scales_that_require_grad_are_refused(device: str) -> None:
-    given = moved(Grouped("uneven").arguments(), device)
-    given["weight_scale"].requires_grad_()
-    with pytest.raises(
-        NotImplementedError, match=r"^baraquant::int8_grouped_linear: expected weig"
-    ):
-        ops.int8_grouped_linear(**given)
-
-
 # --- PyTorch -------------------------------------------------------------------------------------
 
 
@@ -239,33 +203,6 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     elif name == OPS[1]:
         arguments = integer_weight(arguments)
     return getattr(torch.ops.baraquant, name).default, arguments
-
-
-def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
-    args = tuple(arguments.get(name) for name in plain)
-    return args, {k: v for k, v in arguments.items() if k not in plain}
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_opcheck(name: str, device: str) -> None:
-    op, arguments = call_of(name)
-    args, kwargs = positions(op, moved(arguments, device))
-    if name != OPS[0]:
-        args[0].requires_grad_()
-    torch.library.opcheck(op, args, kwargs)
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_meta(name: str) -> None:
-    op, arguments = call_of(name)
-    got = op(**moved(arguments, "meta"))
-    expected = op(**arguments)
-    assert (got.shape, got.dtype, got.stride()) == (
-        expected.shape,
-        expected.dtype,
-        expected.stride(),
-    )
 
 
 @pytest.mark.inductor
@@ -295,12 +232,6 @@ def test_autocast_lowers_the_input(device: str) -> None:
     assert_same_bits(y.cpu(), ops.qat_grouped_linear(**lowered).cpu())
 
 
-def test_vmap_is_refused() -> None:
-    x, offsets = torch.ones(2, 3, 4), torch.tensor([3], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=r"qat_grouped_linear: torch\.vmap over input is"):
-        torch.vmap(lambda t: ops.qat_grouped_linear(t, torch.ones(1, 2, 4), offsets))(x)
-
-
 def test_plan(device: str) -> None:
     """The product's kernel, also with offsets that are not known yet; what is refused says so."""
     given = moved(Grouped("uneven", k=64).arguments(), device)
@@ -314,40 +245,22 @@ def test_plan(device: str) -> None:
     assert (ok, kind) == (False, "TypeError") and "expected offsets to be torch.int32" in reason
 
 
-# --- bad arguments -------------------------------------------------------------------------------
+def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    args = tuple(arguments.get(name) for name in plain)
+    return args, {k: v for k, v in arguments.items() if k not in plain}
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_offsets_that_do_not_ascend(name: str) -> None:
+def test_opcheck(name: str, device: str) -> None:
     op, arguments = call_of(name)
-    for bad, words in (
-        ([3, 2, 9, 9, 9, 9], "got 2 at index 1 behind 3"),
-        ([-1, 2, 9, 9, 9, 9], "got -1 at index 0"),
-        ([3, 5, 9, 9, 9, 222], "got 222 at index 5 behind 9"),
-    ):
-        given = arguments | {"offsets": torch.tensor(bad, dtype=torch.int32)}
-        message = rf"^baraquant::{name}: expected offsets to ascend from 0 to input\.size\(0\) "
-        with pytest.raises(ValueError, match=rf"{message}\(221\) at most, but {words}$"):
-            op(**given)
+    args, kwargs = positions(op, moved(arguments, device))
+    if name != OPS[0]:
+        args[0].requires_grad_()
+    torch.library.opcheck(op, args, kwargs)
 
 
-by_op = pytest.mark.parametrize("op", grouped_bad_arguments.OPS, ids=str)
-
-
-@by_op
-def test_right_arguments_are_taken(op: Op, any_device: str) -> None:
-    """So that each wrong call below is wrong in one way only."""
-    y = op(op.arguments(any_device))
-    assert y.shape == (7, 5) and y.dtype == op.output and y.device.type == any_device
-
-
-@by_op
-def test_wrong_arguments(op: Op, any_device: str) -> None:
-    """The exception's type; op, argument, expectation and what came; on Meta the same."""
-    for bad in BAD:
-        if not bad.applies(op):
-            continue
-        message, pattern = bad.call(op, any_device)
-        assert re.match(pattern, message, re.DOTALL), f"{bad}: {message!r}, not {pattern!r}"
-        if bad.label != DEVICE:
-            assert bad.call(op, "meta") == (message, pattern)
+def test_vmap_is_refused() -> None:
+    x, offsets = torch.ones(2, 3, 4), torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"qat_grouped_linear: torch\.vmap over input is"):
+        torch.vmap(lambda t: ops.qat_grouped_linear(t, torch.ones(1, 2, 4), offsets))(x)

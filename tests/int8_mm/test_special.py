@@ -16,7 +16,6 @@ from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
-from tests.support.oracle import int8_mm as int8_oracle
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
@@ -61,30 +60,6 @@ def test_the_deepest_sums(a: str, w: str, rows: int, device: str) -> None:
         arguments = {"input": input, "weight": weight, "weight_scale": torch.ones(5).double()}
         arguments |= {"act_scale": 1.0, "act_zero_point": point, "dtype": torch.float64}
         check("smoothquant_linear", arguments, device)
-
-
-@by_dtype
-def test_accumulators_beyond_24_bits(dtype: torch.dtype, device: str) -> None:
-    """C(acc) is rounded first, to even where it is a tie, and only then multiplied."""
-    for case in (
-        Case((33,), 65, 4099, torch.int8, dtype, "token", bias="compute", values="high"),
-        Case((5,), 9, 60001, torch.uint8, dtype, "token", "token", values="high"),
-    ):
-        check_case(case, device)
-    # 2^24 + 1 and others, put together from few terms; their scale 1 shows what C holds.
-    for wanted in (2**24 + 1, 2**24 + 3, 2**25 + 2, 2**25 + 6, -(2**24) - 1, -(2**26) - 4):
-        terms = abs(wanted) // (127 * 127)
-        rest = abs(wanted) - terms * 127 * 127
-        row = [127] * terms + [rest // 127, 1]
-        column = [127] * terms + [127, rest % 127]
-        input = torch.tensor([row], dtype=torch.int8)
-        weight = torch.tensor([column], dtype=torch.int8) * (1 if wanted > 0 else -1)
-        one = torch.ones(1, dtype=cases.compute_dtype(dtype))
-        arguments = {"input": input, "weight": weight, "input_scale": one, "weight_scale": one}
-        got = check("int8_linear", arguments | {"dtype": dtype}, device)
-        if dtype in cases.SCALE_DTYPES:
-            exact = float(wanted)
-            assert got.item() == (exact if dtype == torch.float64 else np.float32(exact))
 
 
 # --- special values ------------------------------------------------------------------------------
@@ -188,24 +163,24 @@ def test_special_inputs(k: int, symmetric: bool, dtype: torch.dtype, device: str
 
 
 @by_dtype
-@by_mode
-def test_zero_rows_give_the_bias(symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    x = torch.zeros(3, 50, dtype=dtype)
-    case = Case((), 8, 50, dtype=dtype, bias="output")
-    arguments = {name: case.arguments()[name] for name in ("weight", "weight_scale", "bias")}
-    y = check("quantized_linear", arguments | {"input": x, "symmetric": symmetric}, device).cpu()
-    assert torch.equal(y, arguments["bias"].expand(3, 8))
-
-
-def test_the_oracle_sees_what_is_tested() -> None:
-    """Results that are neither all infinite nor all zero, and in part subnormal."""
-    kinds = {"inf": 0, "subnormal": 0, "ordinary": 0}
-    for size in (torch.finfo(torch.float16).max / 100**2, 2.0**-21):
-        a = torch.arange(-128, 128, dtype=torch.int8)[:, None]
-        scales = (torch.tensor(float(size)), torch.ones(256))
-        y = int8_oracle.int8_linear(a, a, *scales, dtype=torch.float16)
-        tiny = np.abs(y) < np.finfo(np.float16).smallest_normal
-        kinds["inf"] += int(np.isinf(y).sum())
-        kinds["subnormal"] += int((tiny & (y != 0)).sum())
-        kinds["ordinary"] += int((np.isfinite(y) & ~tiny).sum())
-    assert min(kinds.values()) > 100, kinds
+def test_accumulators_beyond_24_bits(dtype: torch.dtype, device: str) -> None:
+    """C(acc) is rounded first, to even where it is a tie, and only then multiplied."""
+    for case in (
+        Case((33,), 65, 4099, torch.int8, dtype, "token", bias="compute", values="high"),
+        Case((5,), 9, 60001, torch.uint8, dtype, "token", "token", values="high"),
+    ):
+        check_case(case, device)
+    # 2^24 + 1 and others, put together from few terms; their scale 1 shows what C holds.
+    for wanted in (2**24 + 1, 2**24 + 3, 2**25 + 2, 2**25 + 6, -(2**24) - 1, -(2**26) - 4):
+        terms = abs(wanted) // (127 * 127)
+        rest = abs(wanted) - terms * 127 * 127
+        row = [127] * terms + [rest // 127, 1]
+        column = [127] * terms + [127, rest % 127]
+        input = torch.tensor([row], dtype=torch.int8)
+        weight = torch.tensor([column], dtype=torch.int8) * (1 if wanted > 0 else -1)
+        one = torch.ones(1, dtype=cases.compute_dtype(dtype))
+        arguments = {"input": input, "weight": weight, "input_scale": one, "weight_scale": one}
+        got = check("int8_linear", arguments | {"dtype": dtype}, device)
+        if dtype in cases.SCALE_DTYPES:
+            exact = float(wanted)
+            assert got.item() == (exact if dtype == torch.float64 else np.float32(exact))

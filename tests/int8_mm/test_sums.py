@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""int8_product and rescale_product, the halves of int8_linear: values, errors, autograd, plans."""
+"""int8_product and rescale_product, the halves of int8_linear: values and plans."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,14 +12,11 @@ from torch import Tensor
 import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments.int8_product import LEAD, OPS, PAIRS, N, Op
 from tests.support.bits import assert_same_bits
-from tests.support.checks.bad_calls import BadCallsAndOtherKinds
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
 
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
 OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
@@ -56,14 +52,6 @@ def test_edges_of_every_size(part: int, device: str) -> None:
         check("int8_product", some(case, OF_PRODUCT), device, case)
 
 
-@pytest.mark.parametrize("shape", [(129, 1025, 1025), (4, 2048, 1024), (1025, 3, 1030)], ids=str)
-def test_large_sizes(shape: tuple[int, int, int], device: str) -> None:
-    m, n, k = shape
-    case = Case((m,), n, k, torch.uint8, torch.bfloat16, "token", "token", bias="output")
-    sums = check("int8_product", some(case, OF_PRODUCT), device)
-    check("rescale_product", some(case, OF_RESCALE) | {"input": sums.cpu()}, device)
-
-
 @pytest.mark.parametrize("values", ("lowest", "highest", "alternating", "high"))
 def test_the_largest_sums(values: str, device: str) -> None:
     """Integers that float32 does not hold, as bits that are any number of it, NaN too."""
@@ -92,29 +80,6 @@ def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
         check("rescale_product", arguments | {"bias": cases.scales((n,), dtype, 3)}, device)
 
 
-@by_dtype
-def test_layouts_of_the_sums(dtype: torch.dtype, device: str) -> None:
-    case = Case((6, 4), 10, 16, dtype=dtype, scale="token", bias="output")
-    arguments = some(case, OF_RESCALE)
-    arguments["input"] = torch.randint(-(2**20), 2**20, (6, 4, 10), dtype=torch.int32)
-    for layout in (
-        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-        lambda t: t.repeat_interleave(2, -1)[..., ::2],
-        lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
-    ):
-        check("rescale_product", arguments, device, layout=layout)
-
-
-def test_a_matrix_times_itself(device: str) -> None:
-    """One tensor as input and weight, which is no square."""
-    q = integers((5, 9), torch.int8, "random", 1)
-    check("int8_product", {"input": q, "weight": q}, device)
-    one, scale = torch.ones(()).to(device), torch.ones(5).to(device)
-    q = q.to(device)
-    y = torch.ops.baraquant.int8_linear(q, q, one, scale)
-    assert torch.equal(y, ops.int8_product(q, q).float())
-
-
 @pytest.mark.parametrize("parts", (2, 3))
 def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
     """What several processes do with the columns of a weight."""
@@ -128,48 +93,6 @@ def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
     total = torch.stack(found).sum(0, dtype=torch.int32)
     y = ops.rescale_product(total, a["input_scale"], a["weight_scale"], a["bias"])
     assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))
-
-
-# --- errors --------------------------------------------------------------------------------------
-
-
-class TestBadCalls(BadCallsAndOtherKinds):
-    OPS, PAIRS = OPS, PAIRS
-
-    def check_result(self, op: Op, result: Tensor, device: str) -> None:
-        assert result.shape == (*LEAD, N) and result.dtype == op.output and result.is_contiguous()
-
-
-def test_depth_beyond_the_exact_range(any_device: str) -> None:
-    def of_depth(depth: int, **options: Any) -> Tensor:
-        x, w = (torch.zeros(2, depth, dtype=torch.int8, device=any_device) for _ in range(2))
-        return ops.int8_product(x, w, **options)
-
-    zero = torch.zeros((), dtype=torch.int32, device=any_device)
-    for limit, options in ((DEEPEST, {}), (DEEPEST_SHIFTED, {"input_zero_point": zero})):
-        assert of_depth(limit, **options).shape == (2, 2)
-        with pytest.raises(ValueError, match=rf"^baraquant::int8_product: .*{limit}.* got "):
-            of_depth(limit + 1, **options)
-
-
-# --- autograd ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ("input_scale", "weight_scale", "bias"))
-def test_what_requires_grad_is_refused(name: str, device: str) -> None:
-    op = Op("rescale_product", torch.float32, torch.int32)
-    arguments = op.arguments(device)
-    arguments[name].requires_grad_()
-    words = rf"^baraquant::rescale_product: expected {name} to be a constant.* requires grad"
-    with pytest.raises(NotImplementedError, match=words):
-        op(arguments)
-    with torch.no_grad():
-        assert not op(arguments).requires_grad
-
-
-def test_the_sums_require_no_grad(device: str) -> None:
-    y = Op("int8_product")(Op("int8_product").arguments(device))
-    assert not y.requires_grad and y.grad_fn is None
 
 
 # --- plans ---------------------------------------------------------------------------------------
@@ -194,11 +117,3 @@ def test_plans_name_the_product(device: str) -> None:
     (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
                              dtype=torch.float64)  # fmt: skip
     assert plan.name == "int8_rescale" and plan.compute_dtype == "float64"
-
-
-@by_op
-def test_opcheck(op: Op, device: str) -> None:
-    overload = getattr(torch.ops.baraquant, op.name).default
-    arguments = op.arguments(device)
-    torch.library.opcheck(overload, (), arguments)
-    assert re.search("Tensor", str(overload._schema))

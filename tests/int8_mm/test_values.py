@@ -48,9 +48,10 @@ def test_dynamic_sizes(symmetric: bool, dtype: torch.dtype, device: str) -> None
     sizes = [c for c in int8_cases.RANDOM_CASES if c.dtype == dtype and c.rows * c.n * c.k < 3e5]
     assert len(sizes) > 20
     for seed, case in enumerate(sizes):
-        gen = cases.generator(seed)
-        x = torch.randn(*case.lead, case.k, generator=gen, dtype=torch.float64).to(dtype)
-        w = torch.randn(case.n, case.k, generator=gen, dtype=torch.float64).to(dtype)
+        w = characterful((case.n, case.k), dtype, PER_TOKEN, seed=seed + 1)
+        x = characterful((*case.lead, case.k), dtype, PER_TOKEN, symmetric=symmetric, seed=seed)
+        if seed % 2:  # without poison
+            x, w = (torch.randn(t.shape, generator=cases.generator(seed)).to(dtype) for t in (x, w))
         bias = case.bias_values(seed) / 5000 if case.bias else None
         arguments = {"input": x, "weight": w, "bias": bias, "symmetric": symmetric}
         check("qat_linear", arguments, device)
@@ -59,22 +60,6 @@ def test_dynamic_sizes(symmetric: bool, dtype: torch.dtype, device: str) -> None
         if case.weight_sum:
             arguments["weight_sum"] = arguments["weight"].sum(1, dtype=torch.int32)
         check("quantized_linear", arguments, device)
-
-
-LARGE = (
-    Case((129,), 1025, 1025, scale="token", bias="compute", dtype=torch.bfloat16),
-    Case((257,), 511, 769, torch.uint8, torch.float16, "token", "token", bias="output"),
-    Case((5, 51), 384, 640, torch.int8, torch.float32, "token_1", "one", weight_sum=True),
-    Case((64,), 1000, 512, torch.uint8, torch.float64, "one", None, bias="compute", static=True),
-    Case((1,), 4099, 2053, scale="one", bias="output", dtype=torch.float16),
-    Case((4,), 2048, 1024, torch.uint8, torch.bfloat16, "token", "token_1", bias="compute"),
-    Case((1025,), 3, 1030, dtype=torch.bfloat16, static=True, scale="number", zero_point="number"),
-)
-
-
-@pytest.mark.parametrize("case", LARGE, ids=str)
-def test_large_sizes(case: Case, device: str) -> None:
-    check_case(case, device)
 
 
 # --- every option with every other ---------------------------------------------------------------
@@ -241,18 +226,6 @@ def test_by_hand(device: str) -> None:
     assert y.item() == (exact - (third * third).double()).float().item() != 0
 
 
-@by_dtype
-def test_shapes(dtype: torch.dtype, device: str) -> None:
-    """Any leading shape, none as well."""
-    for lead in ((), (1,), (5,), (2, 3), (2, 1, 3, 2), (0,), (2, 0, 3)):
-        for n, k in ((4, 6), (1, 1), (0, 3), (3, 0)):
-            case = Case(lead, n, k, dtype=dtype, scale="token")
-            assert check_case(case, device).shape == (*lead, n)
-            x = torch.randn(*lead, k, generator=cases.generator(1)).to(dtype)
-            w = torch.randn(n, k, generator=cases.generator(2)).to(dtype)
-            assert check("qat_linear", {"input": x, "weight": w}, device).shape == (*lead, n)
-
-
 def test_arguments_have_the_documented_defaults(device: str) -> None:
     ops = torch.ops.baraquant
     case = Case((3,), 4, 5, scale="one").arguments()
@@ -276,3 +249,66 @@ def test_arguments_have_the_documented_defaults(device: str) -> None:
     options = {"weight_quant_min": -128, "weight_quant_max": 127}
     options |= {"symmetric": True, "quant_min": -128, "quant_max": 127}
     assert_same_bits(ops.qat_linear(x, weight, None, **options), plain)
+
+
+LARGE = (
+    Case((129,), 1025, 1025, scale="token", bias="compute", dtype=torch.bfloat16),
+    Case((257,), 511, 769, torch.uint8, torch.float16, "token", "token", bias="output"),
+    Case((5, 51), 384, 640, torch.int8, torch.float32, "token_1", "one", weight_sum=True),
+    Case((64,), 1000, 512, torch.uint8, torch.float64, "one", None, bias="compute", static=True),
+    Case((1,), 4099, 2053, scale="one", bias="output", dtype=torch.float16),
+    Case((4,), 2048, 1024, torch.uint8, torch.bfloat16, "token", "token_1", bias="compute"),
+    Case((1025,), 3, 1030, dtype=torch.bfloat16, static=True, scale="number", zero_point="number"),
+)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large_sizes(case: Case, device: str) -> None:
+    check_case(case, device)
+
+
+# --- what holds without an oracle -----------------------------------------------------------------
+
+
+@by_dtype
+def test_rows_and_columns_stand_alone(dtype: torch.dtype, device: str) -> None:
+    """Any part of the rows and any part of the weight gives that part of the result."""
+    case = Case((67,), 131, 259, torch.uint8, dtype, "token", "token", bias="compute")
+    found = case.arguments()
+    whole = call("int8_linear", found, device)
+    for start, count in ((0, 1), (3, 2), (10, 5), (31, 17), (2, 64)):
+        rows = {k: found[k][start : start + count] for k in (
+            "input", "input_scale", "input_zero_point")}  # fmt: skip
+        part = call("int8_linear", found | rows, device)
+        assert torch.equal(part, whole[start : start + count])
+        columns = {k: found[k][start : start + count] for k in ("weight", "weight_scale", "bias")}
+        part = call("int8_linear", found | columns, device)
+        assert torch.equal(part, whole[:, start : start + count])
+
+
+@by_dtype
+@by_mode
+def test_near_the_floating_layer(symmetric: bool, dtype: torch.dtype, device: str) -> None:
+    """Within the steps of both quantizations: the numbers mean what they should."""
+    gen = cases.generator(3)
+    x = (torch.randn(50, 200, generator=gen) + 0.3).to(device, dtype)
+    weight, bias = (torch.randn(*s, generator=gen).to(device, dtype) for s in ((30, 200), (30,)))
+    y = torch.ops.baraquant.qat_linear(x, weight, bias, symmetric=symmetric).double()
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert (y - exact).std() < 0.012 * exact.std()
+
+
+@by_mode
+@pytest.mark.parametrize("shape", ((1, 4099, 2053), (5, 300, 8193), (130, 257, 1030)), ids=str)
+def test_twenty_runs_give_the_same_bits(
+    shape: tuple[int, int, int], symmetric: bool, device: str
+) -> None:
+    m, n, k = shape
+    gen = cases.generator(1)
+    x = torch.randn(m, k, generator=gen).to(device)
+    w = integers((n, k), torch.int8, "random", 2).to(device)
+    scale = cases.scales((n,), torch.float32).to(device)
+    product = torch.ops.baraquant.quantized_linear
+    first = product(x, w, scale, symmetric=symmetric)
+    for _ in range(19):
+        assert torch.equal(product(x, w, scale, symmetric=symmetric), first)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A backward of integers in PyTorch: opcheck, compilers, autocast, checkpointing, other kinds."""
+"""The scaled ops and a backward of integers in PyTorch: tools, autocast, checkpoints, layers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -14,39 +12,25 @@ import baraquant
 from baraquant import ops
 from tests.scaled.test_gradients import gradients, leaves
 from tests.support.bits import assert_same_bits
+from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
+from tests.support.family_cases.torch_tools import Tools
 
 by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
 by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
 
 
-@pytest.mark.exhaustive
-def test_opcheck_of_the_ops(device: str) -> None:
-    x = torch.randn(6, 20, device=device)
-    f, g = torch.rand(20, device=device), torch.rand(6, device=device)
-    r = torch.tensor([1, 2], device=device)
-    for random in (None, r):
-        torch.library.opcheck(
-            torch.ops.baraquant.scaled_quantize_per_token.default, (x, f), {"random": random}
-        )
-        torch.library.opcheck(
-            torch.ops.baraquant.scaled_quantize_transposed.default, (x, g), {"random": random}
-        )
-    values = torch.randint(-128, 128, (6, 20), dtype=torch.int8, device=device)
-    torch.library.opcheck(torch.ops.baraquant.transpose_int8.default, (values,))
-    torch.library.opcheck(
-        torch.ops.baraquant.draw_random.default,
-        (x, 2),
-        test_utils=("test_schema", "test_faketensor"),
-    )
+class TestTools(Tools):
+    CALLS = SCALED_CALLS
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("symmetric", (True, False))
-def test_opcheck_of_qat_linear(symmetric: bool, device: str) -> None:
-    x, w, b, _ = leaves((2, 6), 12, 20, torch.float32, device)
-    for backward in ("int8_input", "int8"):
-        options = {"symmetric": symmetric, "backward": backward}
-        torch.library.opcheck(torch.ops.baraquant.qat_linear.default, (x, w, b), options)
+class TestToolsOfTraining(Tools):
+    CALLS, BATCHED = INTEGER_QAT_CALLS, ("input",)
+
+
+def test_opcheck_of_draw_random(device: str) -> None:
+    tests = ("test_schema", "test_faketensor")
+    op = torch.ops.baraquant.draw_random.default
+    torch.library.opcheck(op, (torch.randn(6, device=device), 2), test_utils=tests)
 
 
 @pytest.mark.exhaustive
@@ -198,22 +182,3 @@ def test_layers_without_integer_products_keep_float() -> None:
     assert text.count("backward=int8 stochastic") == 1
     assert model[1].config.backward == "int8" and model[1].config.rounding == "stochastic"
     assert model[0].config.backward == "float" and model[3].config.backward == "float"
-
-
-@pytest.mark.exhaustive
-def test_torchscript(device: str) -> None:
-    net = Net("int8", "nearest").to(device)
-    x = torch.randn(5, 24, device=device)
-    scripted: Any = torch.jit.script(net)
-    for a, e in zip(net_gradients(scripted, net, x), net_gradients(net, net, x), strict=True):
-        assert_same_bits(a, e)
-
-
-def test_meta_has_the_shapes() -> None:
-    x, w, b, dy = leaves((3, 7), 12, 20, torch.bfloat16)
-    made = [t.detach().to("meta").requires_grad_() for t in (x, w, b)]
-    for rounding in ("nearest", "stochastic"):
-        y = ops.qat_linear(*made, symmetric=False, backward="int8", rounding=rounding)
-        found = torch.autograd.grad(y, made, dy.to("meta"))
-        assert [g.shape for g in found] == [t.shape for t in (x, w, b)]
-        assert all(g.dtype == torch.bfloat16 and g.is_meta for g in found)

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,31 +12,19 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.bad_arguments.affine import (
-    DEVICE,
-    Bad,
-    constant,
-    elsewhere,
-    got,
-    of_shape,
-    sparse_coo,
-    sparse_csr,
-    to_dtype,
-)
+from tests.support.bad_arguments import affine as wrong
+from tests.support.bad_arguments.affine import HUGE, INVERTED, NEVER, Bad, PublicOp
+from tests.support.bad_arguments.int8_product import LEAD, OF_ROWS, VECTORS, K, N, wrong_sizes
 from tests.support.cases import INT64_MAX, INT64_MIN
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
-LEAD, N, K = (4, 6), 5, 8
 INTEGER_INPUT = ("int8_linear", "smoothquant_linear")
-VECTORS = ("weight_scale", "bias", "weight_sum")  # one entry for each output channel
-OF_ROWS = ("input_scale", "input_zero_point")
 OF_ALL = ("act_scale", "act_zero_point")
-OF_INPUTS = ("smooth_scale",)  # one entry for each input channel
 STATIC = ("smoothquant_linear", "static_quantized_linear")
 
 
 @dataclass(frozen=True)
-class Op:
+class Op(PublicOp):
     """One way to call a schema.
 
     Attributes:
@@ -64,8 +51,6 @@ class Op:
         return cases.compute_dtype(self.output)
 
     def arguments(self, device: str) -> dict[str, Any]:
-        """A call that is right."""
-
         def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.ones(shape, dtype=dtype, device=device)
 
@@ -99,9 +84,6 @@ class Op:
                 found["weight_sum"] = ones((N,), torch.int32)
         return found
 
-    def __call__(self, arguments: dict[str, Any]) -> Any:
-        return getattr(torch.ops.baraquant, self.name)(**arguments)
-
 
 OPS = (
     Op("int8_linear"),
@@ -128,191 +110,113 @@ def integer_input(op: Op) -> bool:
 
 
 def floating_input(op: Op) -> bool:
-    return op.name not in INTEGER_INPUT
+    return not integer_input(op)
 
 
 def integer_weight(op: Op) -> bool:
     return op.name != "qat_linear"
 
 
-def takes_tensors(op: Op) -> bool:
-    return not op.number
+def floating_weight(op: Op) -> bool:
+    return op.name == "qat_linear"
 
 
-# --- the cases -----------------------------------------------------------------------------------
-
-
-def wrong_dtypes() -> Iterator[Bad]:
-    def bad(argument: str, dtype: torch.dtype, when: Callable[[Op], bool], words: str = "") -> Bad:
-        change = to_dtype(argument, dtype)
-        return Bad(argument, cases.name_of(dtype), change, TypeError, words + got(dtype), when)
-
-    never = (torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64)
-    never += (torch.float8_e4m3fn,)
-    for dtype in (*never, *cases.FLOAT_DTYPES):
-        yield bad("input", dtype, integer_input)
-        yield bad("weight", dtype, integer_weight, "int8.* ")
-    yield bad("weight", torch.uint8, integer_weight, "int8.* ")
-    for dtype in (*never, torch.int8, torch.uint8):
-        yield bad("input", dtype, floating_input)
-        yield bad("weight", dtype, lambda op: op.name == "qat_linear")
-    for argument in ("weight_scale", "input_scale", "act_scale", "smooth_scale"):
-        for dtype in (*never, torch.float16, torch.bfloat16):
-            yield bad(argument, dtype, takes_tensors if argument == "act_scale" else any_op)
-        for right, wrong in (cases.SCALE_DTYPES, cases.SCALE_DTYPES[::-1]):
-            words = cases.name_of(right) + ".* "
-            when = lambda op, right=right, argument=argument: (  # noqa: E731
-                op.compute == right and not (op.number and argument == "act_scale")
-            )
-            yield bad(argument, wrong, when, words)
+def bad_dtypes() -> Iterator[Bad]:
+    never = (*NEVER, torch.int32)
+    of_bytes = (*never, *cases.FLOAT_DTYPES)
+    yield from wrong.wrong_dtypes(["input"], of_bytes, when=integer_input)
+    yield from wrong.wrong_dtypes(["weight"], (*of_bytes, torch.uint8), "int8", integer_weight)
+    whole = (*never, torch.int8, torch.uint8)
+    yield from wrong.wrong_dtypes(["input"], whole, when=floating_input)
+    yield from wrong.wrong_dtypes(["weight"], whole, when=floating_weight)
+    scales = ("weight_scale", "input_scale", "act_scale", "smooth_scale")
+    yield from wrong.wrong_dtypes(scales, (*never, torch.float16, torch.bfloat16))
+    for right, other in (cases.SCALE_DTYPES, cases.SCALE_DTYPES[::-1]):
+        when = lambda op, right=right: op.compute == right  # noqa: E731
+        yield from wrong.wrong_dtypes(scales, [other], cases.name_of(right), when)
     for dtype in (*never, torch.int8, *cases.FLOAT_DTYPES):
-        neither = lambda op, dtype=dtype: dtype not in (op.compute, op.output)  # noqa: E731
-        yield bad("bias", dtype, neither)
-    for argument in ("input_zero_point", "act_zero_point"):
-        for dtype in (*cases.FLOAT_DTYPES, torch.complex64, torch.bool):
-            yield bad(argument, dtype, takes_tensors, "integer.* ")
-    for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32):
-        yield bad("weight_sum", dtype, any_op, "int32.* ")
-    for dtype in (*never, torch.int8, torch.uint8, torch.qint8):
-        yield Bad("dtype", cases.name_of(dtype), constant(dtype), TypeError, got(dtype))
-    for dtype in cases.FLOAT_DTYPES:  # the scales are in the compute type of input and output
-        change = constant(dtype)
-        yield Bad("dtype", cases.name_of(dtype), change, TypeError, got(dtype), computed(dtype))
+        when = wrong.not_as(lambda op: (op.compute, op.output), dtype)
+        yield from wrong.wrong_dtypes(["bias"], [dtype], when=when)
+    floating = (*cases.FLOAT_DTYPES, torch.complex64, torch.bool)
+    yield from wrong.wrong_dtypes(("input_zero_point", "act_zero_point"), floating, "integer")
+    other = (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32)
+    yield from wrong.wrong_dtypes(["weight_sum"], other, "int32")
+    yield from wrong.wrong_outputs((*whole, torch.qint8))
+    for dtype in cases.FLOAT_DTYPES:  # the compute type of input, weight and output is one
+        differs = wrong.not_as(lambda op: (op.compute,), cases.compute_dtype(dtype))
+        when = lambda op, differs=differs: floating_input(op) and differs(op)  # noqa: E731
+        yield from wrong.wrong_outputs([dtype], when=when)
+        when = lambda op, differs=differs: floating_weight(op) and differs(op)  # noqa: E731
+        yield from wrong.wrong_dtypes(["weight"], [dtype], "input", when)
 
 
-def any_op(op: Op) -> bool:
-    return True
-
-
-def other_than(dtype: torch.dtype) -> Callable[[Op], bool]:
-    return lambda op: op.name == "qat_linear" and op.compute != cases.compute_dtype(dtype)
-
-
-def computed(dtype: torch.dtype) -> Callable[[Op], bool]:
-    return lambda op: floating_input(op) and op.compute != cases.compute_dtype(dtype)
-
-
-def wrong_together() -> Iterator[Bad]:
-    """qat_linear's weight has the compute type of its input."""
-    for dtype in cases.FLOAT_DTYPES:
-        change, words = to_dtype("weight", dtype), "input.* " + got(dtype)
-        yield Bad("weight", cases.name_of(dtype), change, TypeError, words, other_than(dtype))
-
-
-def wrong_layouts_and_devices() -> Iterator[Bad]:
-    for name in ("input", "weight", *VECTORS, *OF_ROWS, *OF_ALL, *OF_INPUTS):
-        when = takes_tensors if name in OF_ALL else any_op
-        yield Bad(name, "sparse_coo", sparse_coo(name), TypeError, "got .*[Ss]parse", when)
-        if name != "input":
-            words = "device.* got (cpu|meta)"
-            yield Bad(name, DEVICE, elsewhere(name), ValueError, words, when)
-    for name in ("input", "weight"):
-        yield Bad(name, "sparse_csr", sparse_csr(name), TypeError, "got .*[Ss]parse")
-    for label, change in {
-        "transposed": lambda a: a["weight"].t().contiguous().t(),
+def bad_shapes() -> Iterator[Bad]:
+    tensors = ("input", "weight", *VECTORS, *OF_ROWS, *OF_ALL, "smooth_scale")
+    yield from wrong.wrong_layouts(tensors, csr=tensors[:2])
+    yield from wrong.wrong_devices(tensors[1:])
+    more = {
         "stepped": lambda a: a["weight"].new_ones(2 * N, K)[::2],
         "padded": lambda a: a["weight"].new_ones(N, K + 1)[:, :K],
-        "expanded": lambda a: a["weight"].new_ones(1, K).expand(N, K),
-    }.items():
-        words = r"contiguous\(\)"
-        yield Bad("weight", label, change, ValueError, words, integer_weight)
-
-
-def wrong_shapes() -> Iterator[Bad]:
-    def bad(name: str, shape: tuple[int, ...], when: Callable[[Op], bool] = any_op) -> Bad:
-        """A count or the list of sizes or the last one: each says what was given."""
-        count, last = math.prod(shape), shape[-1] if shape else 0
-        words = rf"expected.* got .*({re.escape(str(list(shape)))}|{count}|{last}|{len(shape)})"
-        return Bad(name, f"{shape}", of_shape(name, shape), ValueError, words, when)
-
-    for shape in ((*LEAD, K - 1), (*LEAD, K + 1), (K, 4, 6), (*LEAD, 1), (*LEAD, 0), (K, 1)):
-        yield bad("input", shape)
-    for shape in ((N,), (K,), (N, K, 1), (1, N, K), (N * K,), ()):
-        yield bad("weight", shape)
+    }
+    yield from wrong.wrong_strides("weight", r"contiguous\(\)", integer_weight, **more)
+    for bad in wrong_sizes(LEAD, N, K):
+        # A count, the list of sizes or the last one: each says what was given.
+        yield Bad(bad.argument, bad.label, bad.change, ValueError, r"expected.* got .*[\d\[]")
     for shape in ((N, K - 1), (N, K + 1), (K, N), (N, 1), (N, 0)):  # either of the two is wrong
-        words = "expected input.*" + str(shape[1]) + ".*got .*" + str(K)
-        yield Bad("weight", f"{shape}", of_shape("weight", shape), ValueError, words)
-    for name in VECTORS:
-        for shape in ((N - 1,), (N + 1,), (), (1,), (N, 1), (1, N), (K,), (0,)):
-            yield bad(name, shape)
-    for name in OF_ROWS:
-        for shape in (
-            (5,),
-            (4,),
-            (6,),
-            (24,),
-            (1, 1),
-            (4, 1),
-            (4, 6, 8),
-            (4, 6, 1, 1),
-            (0,),
-            (6, 4),
-        ):
-            yield bad(name, shape)
-    for name in OF_ALL:
-        for shape in ((2,), (1, 1), (0,), (4,), (N,)):
-            yield bad(name, shape, takes_tensors)
-    for shape in (LEAD, (*LEAD, 1)):  # static scales are one for all; zero points need not be
-        yield bad("act_scale", shape, takes_tensors)
-        yield bad("act_zero_point", shape, lambda op: op.name == "static_quantized_linear")
-    for shape in ((K - 1,), (K + 1,), (), (1,), (K, 1), (1, K), (N,), (0,)):
-        yield bad("smooth_scale", shape)
+        words = f"expected input.*{shape[1]}.*got .*{K}"
+        yield Bad("weight", f"{shape}", wrong.of_shape("weight", shape), ValueError, words)
+    # Static scales are one for all; zero points need not be.
+    one = ((2,), (1, 1), (0,), (4,), (N,))
+    yield from wrong.wrong_shapes(["act_scale"], (*one, LEAD, (*LEAD, 1)))
+    yield from wrong.wrong_shapes(["act_zero_point"], one)
+    of_static: wrong.When = lambda op: op.name == "static_quantized_linear"  # noqa: E731
+    yield from wrong.wrong_shapes(["act_zero_point"], (LEAD, (*LEAD, 1)), when=of_static)
+    shapes = ((K - 1,), (K + 1,), (), (1,), (K, 1), (1, K), (N,), (0,))
+    yield from wrong.wrong_shapes(["smooth_scale"], shapes)
 
 
-def wrong_numbers() -> Iterator[Bad]:
+def bad_numbers() -> Iterator[Bad]:
     def number(op: Op) -> bool:
         return op.number
 
-    for scale in (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60):
-        words = "got " + re.escape(f"{scale:g}"[:3])
-        yield Bad("act_scale", f"{scale}", constant(scale), ValueError, words, number)
-    for point in (256, -129, 2**31, INT64_MAX, INT64_MIN):
-        words = f"got {point}"
-        yield Bad("act_zero_point", f"{point}", constant(point), ValueError, words, number)
-    for dtype, point in ((torch.int8, 128), (torch.int8, 255), (torch.uint8, -1)):
-        when = lambda op, dtype=dtype: op.number and op.input == dtype  # noqa: E731
-        words = f"got {point}"
-        yield Bad("act_zero_point", f"{point}", constant(point), ValueError, words, when)
-
-
-def wrong_ranges() -> Iterator[Bad]:
-    """Of the integers that the input and the weight become; the latter's are symmetric always."""
-
-    def bad(names: tuple[str, str], ends: tuple[int, int], words: str, **also: Any) -> Bad:
+    scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60)
+    yield from wrong.wrong_values("act_scale", scales, when=number)
+    points = (256, -129, 2**31, INT64_MAX, INT64_MIN)
+    yield from wrong.wrong_values("act_zero_point", points, when=number)
+    for dtype, points in ((torch.int8, (128, 255)), (torch.uint8, (-1,))):
+        of_dtype = lambda op, dtype=dtype: op.number and op.input == dtype  # noqa: E731
+        yield from wrong.wrong_values("act_zero_point", points, when=of_dtype)
+    for names in (INPUT_RANGE, WEIGHT_RANGE):  # the weight's are symmetric always
         low, high = names
-        label = "_".join([f"{ends[0]}_to_{ends[1]}", *map(str, also.values())])
-        words = rf"expected {words}.* but got {ends[0]} and {ends[1]}$"
-        return Bad(low, label, constant(ends[0]), ValueError, words, also={high: ends[1]} | also)
-
-    for names in (INPUT_RANGE, WEIGHT_RANGE):
-        low, high = names
-        for ends in ((7, 7), (7, -8), (0, -1), (INT64_MAX, INT64_MIN)):
-            yield bad(names, ends, f"{low} to be less than {high}")
-        for ends in ((-129, 0), (0, 128), (-129, 128), (0, 255), (INT64_MIN, 7), (-8, INT64_MAX)):
-            yield bad(names, ends, rf"{low} and {high} to lie in \[-128, 127\]")
-        symmetric = {} if names == WEIGHT_RANGE else {"symmetric": True}
-        for ends in ((0, 1), (-1, 0), (-8, -7), (126, 127)):
-            yield bad(names, ends, f"{high} - {low} to be at least 2", **symmetric)
+        yield from wrong.wrong_ranges(INVERTED, f"{low} to be less than", names=names)
+        wide = ((-129, 0), (0, 128), (-129, 128), (0, 255), *HUGE)
+        yield from wrong.wrong_ranges(wide, rf"{low} and {high} to lie in \[-128, ", names=names)
+        also = {} if names == WEIGHT_RANGE else {"symmetric": True}
+        ends: tuple[tuple[int, int], ...] = ((0, 1), (-1, 0), (-8, -7), (126, 127))
+        words = f"expected {high} - {low} to be at least 2"
+        yield from wrong.wrong_ranges(ends, words, names=names, **also)
         # A symmetric zero point would be in the middle: no 0.
-        for ends in ((-8, 3), (-8, 6), (-8, 9), (0, 15), (-16, -1), (-7, 8), (0, 127), (-128, 0)):
-            yield bad(names, ends, f"{low} and {high} to have 0 in the middle", **symmetric)
+        ends = ((-8, 3), (-8, 6), (-8, 9), (0, 15), (-16, -1), (-7, 8), (0, 127), (-128, 0))
+        yield from wrong.wrong_ranges(ends, f"{low} and .* to have 0 in", names=names, **also)
 
 
-WORDS = ("", "Float", "INT8", "int8 ", " int8", "int4", "fp8", "bfloat16", "none", "true", "8")
+def wrong_words(*more: str) -> Iterator[Bad]:
+    """Of the two options of training."""
+    for name, right in (
+        ("backward", "'float', 'int8_input' or 'int8'"),
+        ("rounding", "'nearest' or 'stochastic'"),
+    ):
+        for word in ("", "8", "none", *more):
+            words = f"{right}, but got '{word}'$"
+            yield Bad(name, repr(word), wrong.constant(word), ValueError, words)
 
 
-def wrong_options() -> Iterator[Bad]:
-    for word in (*WORDS, "stochastic", "int8-input", "int8_weight"):
-        words = rf"'float', 'int8_input' or 'int8', but got '{word}'$"
-        yield Bad("backward", repr(word), constant(word), ValueError, words)
-    for word in (*WORDS, "random", "Nearest", "up"):
-        words = rf"'nearest' or 'stochastic', but got '{word}'$"
-        yield Bad("rounding", repr(word), constant(word), ValueError, words)
+def bad_options() -> Iterator[Bad]:
+    yield from wrong_words("Float", "INT8", "int8 ", " int8", "int8-input", "Nearest", "up")
     words = r"'nearest' with backward='float'.*but got 'stochastic'; choose backward='int8_input'"
-    yield Bad("rounding", "of float", constant("stochastic"), ValueError, words,
-              also={"backward": "float"})  # fmt: skip
+    change, also = wrong.constant("stochastic"), {"backward": "float"}
+    yield Bad("rounding", "of float", change, ValueError, words, also=also)
 
 
-BAD = [*wrong_dtypes(), *wrong_together(), *wrong_layouts_and_devices(), *wrong_shapes()]
-BAD += [*wrong_numbers(), *wrong_ranges(), *wrong_options()]
-PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]
+BAD = [*bad_dtypes(), *bad_shapes(), *bad_numbers(), *bad_options()]
+PAIRS = wrong.pairs(OPS, BAD)

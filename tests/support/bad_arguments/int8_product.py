@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.bad_arguments.affine import (
-    DEVICE,
-    Bad,
-    constant,
-    elsewhere,
-    got,
-    of_shape,
-    sparse_coo,
-    sparse_csr,
-    to_dtype,
-)
+from tests.support.bad_arguments import affine as wrong
+from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
 
 LEAD, N, K = (4, 6), 5, 8
 OF_ROWS = ("input_scale", "input_zero_point")
@@ -31,7 +20,7 @@ VECTORS = ("weight_scale", "bias", "weight_sum")
 
 
 @dataclass(frozen=True)
-class Op:
+class Op(PublicOp):
     """One right call.
 
     Attributes:
@@ -45,27 +34,19 @@ class Op:
     input: torch.dtype = torch.int8
     full: bool = True
 
-    number = False
-
     def __str__(self) -> str:
         words = [self.name, cases.name_of(self.output), cases.name_of(self.input)]
         return "-".join(words + (["full"] if self.full else []))
-
-    @property
-    def multiplies(self) -> bool:
-        return self.name == "int8_product"
 
     @property
     def compute(self) -> torch.dtype:
         return cases.compute_dtype(self.output)
 
     def arguments(self, device: str) -> dict[str, Any]:
-        """A call that is right."""
-
         def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             return torch.ones(shape, dtype=dtype, device=device)
 
-        if self.multiplies:
+        if multiplies(self):
             found = {"input": ones((*LEAD, K), self.input), "weight": ones((N, K), torch.int8)}
             if self.full:
                 found["input_zero_point"] = ones((*LEAD, 1), torch.int32)
@@ -80,8 +61,13 @@ class Op:
             found["bias"] = ones((N,), self.output)
         return found | {"dtype": self.output}
 
-    def __call__(self, arguments: dict[str, Any]) -> Any:
-        return getattr(torch.ops.baraquant, self.name)(**arguments)
+
+def multiplies(op: Op) -> bool:
+    return op.name == "int8_product"
+
+
+def rescales(op: Op) -> bool:
+    return not multiplies(op)
 
 
 OPS = [Op("int8_product"), Op("int8_product", input=torch.uint8), Op("int8_product", full=False)]
@@ -89,80 +75,43 @@ OPS += [Op("rescale_product", dtype, torch.int32) for dtype in cases.FLOAT_DTYPE
 OPS += [Op("rescale_product", torch.float32, torch.int32, full=False)]
 
 
-def multiplies(op: Op) -> bool:
-    return op.multiplies
-
-
-def rescales(op: Op) -> bool:
-    return not op.multiplies
-
-
-def any_op(op: Op) -> bool:
-    return True
-
-
-# --- the cases -----------------------------------------------------------------------------------
-
-
-def wrong_dtypes() -> Iterator[Bad]:
-    def bad(name: str, dtype: torch.dtype, words: str, when: Callable[[Op], bool] = any_op) -> Bad:
-        change = to_dtype(name, dtype)
-        return Bad(name, cases.name_of(dtype), change, TypeError, words + got(dtype), when)
-
-    other = (torch.int16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
-    other += cases.FLOAT_DTYPES
-    for dtype in (*other, torch.int32):
-        yield bad("input", dtype, "int8 or .*uint8.* ", multiplies)
-        yield bad("weight", dtype, "int8.* ")
-    yield bad("weight", torch.uint8, "int8.* ")
-    for dtype in (*other, torch.int8, torch.uint8):
-        yield bad("input", dtype, "int32.* ", rescales)
-        yield bad("weight_sum", dtype, "int32.* ")
-        for name in ("input_scale", "weight_scale"):
-            is_wrong = lambda op, dtype=dtype: dtype != op.compute  # noqa: E731
-            yield bad(name, dtype, "float(32|64).* ", is_wrong)
-        neither = lambda op, dtype=dtype: dtype not in (op.compute, op.output)  # noqa: E731
-        yield bad("bias", dtype, "float.* ", neither)
-    for dtype in (*cases.FLOAT_DTYPES, torch.complex64, torch.bool):
-        yield bad("input_zero_point", dtype, "integer.* ")
-    for dtype in (torch.int8, torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn):
-        yield Bad("dtype", cases.name_of(dtype), constant(dtype), TypeError, got(dtype))
-
-
-def wrong_layouts_and_devices() -> Iterator[Bad]:
-    for name in ("input", "weight", *VECTORS, *OF_ROWS):
-        yield Bad(name, "sparse_coo", sparse_coo(name), TypeError, "got .*[Ss]parse")
-        if name != "input":
-            yield Bad(name, DEVICE, elsewhere(name), ValueError, "device.* got (cpu|meta)")
-    for name in ("input", "weight"):
-        yield Bad(name, "sparse_csr", sparse_csr(name), TypeError, "got .*[Ss]parse")
-    for label, change in {
-        "transposed": lambda a: a["weight"].t().contiguous().t(),
-        "stepped": lambda a: a["weight"].new_ones(2 * N, K)[::2],
-        "expanded": lambda a: a["weight"].new_ones(1, K).expand(N, K),
-    }.items():
-        yield Bad("weight", label, change, ValueError, r"contiguous\(\)")
-
-
-def wrong_shapes() -> Iterator[Bad]:
-    def bad(name: str, shape: tuple[int, ...], when: Callable[[Op], bool] = any_op) -> Bad:
-        words = rf"expected.* got .*{re.escape(str(list(shape)))}"
-        return Bad(name, f"{shape}", of_shape(name, shape), ValueError, words, when)
-
-    for shape in ((*LEAD, K - 1), (*LEAD, K + 1), (K, 4, 6), (*LEAD, 1), (*LEAD, 0), (K, 1)):
-        yield bad("input", shape, multiplies)
+def bad_cases() -> Iterator[Bad]:
+    other = (*NEVER, *cases.FLOAT_DTYPES)
+    yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8", multiplies)
+    yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")
+    whole = (*other, torch.int8, torch.uint8)
+    yield from wrong.wrong_dtypes(["input"], whole, "int32", rescales)
+    yield from wrong.wrong_dtypes(["weight_sum"], whole, "int32")
+    for dtype in whole:
+        when = wrong.not_as(lambda op: (op.compute,), dtype)
+        scales = ("input_scale", "weight_scale")
+        yield from wrong.wrong_dtypes(scales, [dtype], "float(32|64)", when)
+        when = wrong.not_as(lambda op: (op.compute, op.output), dtype)
+        yield from wrong.wrong_dtypes(["bias"], [dtype], "float", when)
+    floating = (*cases.FLOAT_DTYPES, torch.complex64, torch.bool)
+    yield from wrong.wrong_dtypes(["input_zero_point"], floating, "integer")
+    yield from wrong.wrong_outputs((torch.int8, torch.int32, *NEVER[2:]))
+    tensors = ("input", "weight", *VECTORS, *OF_ROWS)
+    yield from wrong.wrong_layouts(tensors, csr=tensors[:2])
+    yield from wrong.wrong_devices(tensors[1:])
+    yield from wrong.wrong_strides("weight", r"contiguous\(\)")
+    yield from wrong_sizes(LEAD, N, K, multiplies)
     words = "to have at least 1 dimension, but got 0"
-    yield Bad("input", "()", of_shape("input", ()), ValueError, words)
-    for shape in ((N,), (K,), (N, K, 1), (1, N, K), ()):
-        yield bad("weight", shape)
-    for name in VECTORS:
-        for shape in ((N - 1,), (N + 1,), (), (1,), (N, 1), (1, N), (0,)):
-            yield bad(name, shape)
-    for name in OF_ROWS:
-        for shape in ((5,), (24,), (1, 1), (4, 1), (4, 6, 8), (4, 6, 1, 1), (0,), (6, 4)):
-            yield bad(name, shape)
-    assert math.prod(LEAD) == 24
+    yield Bad("input", "()", wrong.of_shape("input", ()), ValueError, words)
 
 
-BAD = [*wrong_dtypes(), *wrong_layouts_and_devices(), *wrong_shapes()]
-PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]
+def wrong_sizes(
+    lead: tuple[int, ...], n: int, k: int, when: wrong.When = wrong.always
+) -> Iterator[Bad]:
+    """Of a product of rows [*lead, k] and a weight [n, k]."""
+    shapes: wrong.Shapes = ((*lead, k - 1), (*lead, k + 1), (k, *lead), (*lead, 1), (*lead, 0))
+    yield from wrong.wrong_shapes(["input"], (*shapes, (k, 1)), when=when)
+    shapes = ((n,), (k,), (n, k, 1), (1, n, k), (n * k,), ())
+    yield from wrong.wrong_shapes(["weight"], shapes)
+    shapes = ((n - 1,), (n + 1,), (), (1,), (n, 1), (1, n), (k,), (0,))
+    yield from wrong.wrong_shapes(VECTORS, shapes)
+    shapes = ((5,), (4,), (24,), (1, 1), (4, 1), (4, 6, 8), (4, 6, 1, 1), (0,), (6, 4))
+    yield from wrong.wrong_shapes(OF_ROWS, shapes)
+
+
+PAIRS = wrong.pairs(OPS, bad_cases())

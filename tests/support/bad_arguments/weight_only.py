@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.bad_arguments.affine import (
-    DEVICE,
-    Bad,
-    constant,
-    elsewhere,
-    got,
-    of_shape,
-    sparse_coo,
-    sparse_csr,
-    to_dtype,
-)
+from tests.support.bad_arguments import affine as wrong
+from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
 from tests.support.cases import INT64_MIN
 
 T, N, K, GROUP_SIZE = 6, 5, 10, 4
@@ -31,7 +21,7 @@ NAME = "weight_only_linear"
 
 
 @dataclass(frozen=True)
-class Op:
+class Op(PublicOp):
     """One right call.
 
     Attributes:
@@ -45,40 +35,30 @@ class Op:
     packed: bool = False
 
     name = NAME
-    number = False
 
     def __str__(self) -> str:
         suffix = "" if self.output == torch.float32 else f"-{cases.name_of(self.output)}"
         return self.name + "-packed" * self.packed + "-grouped" * self.grouped + suffix
 
     def arguments(self, device: str) -> dict[str, Any]:
-        """A call that is right."""
-
         def ones(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.ones(shape, dtype=dtype, device=device)
 
         params = (N, GROUPS) if self.grouped else (N,)
+        stored = (N, BYTES) if self.packed else (N, K)
         found: dict[str, Any] = {
             "input": ones(T, K, dtype=self.output),
-            "weight": ones(N, BYTES, dtype=torch.uint8)
-            if self.packed
-            else ones(N, K, dtype=torch.int8),
+            "weight": ones(*stored, dtype=torch.uint8 if self.packed else torch.int8),
             "weight_scale": ones(*params, dtype=cases.compute_dtype(self.output)),
             "bias": ones(N, dtype=self.output),
             "weight_zero_point": ones(*params, dtype=torch.int32),
         }
         return found | ({"group_size": GROUP_SIZE} if self.grouped else {})
 
-    def __call__(self, arguments: dict[str, Any]) -> Any:
-        return getattr(torch.ops.baraquant, self.name)(**arguments)
-
 
 OPS = [Op(), Op(grouped=False), Op(torch.float64, grouped=False), Op(torch.bfloat16)]
 OPS += [Op(torch.float16, grouped=False), Op(packed=True), Op(torch.bfloat16, False, packed=True)]
 TENSORS = ("input", "weight", "weight_scale", "weight_zero_point", "bias")
-
-
-# --- the cases -----------------------------------------------------------------------------------
 
 
 def grouped(op: Op) -> bool:
@@ -97,94 +77,55 @@ def of_int8(op: Op) -> bool:
     return not op.packed
 
 
-def of_output(dtype: torch.dtype) -> Callable[[Op], bool]:
-    return lambda op: op.output == dtype
-
-
-def wrong_dtypes() -> Iterator[Bad]:
-    whole = (torch.int16, torch.int64, torch.bool, torch.complex64)
-    for dtype in (torch.int8, torch.uint8, *whole, torch.float8_e4m3fn):
-        for name in ("input", "weight_scale", "bias"):
-            change = to_dtype(name, dtype)
-            yield Bad(name, cases.name_of(dtype), change, TypeError, got(dtype))
-    for dtype in (torch.int32, torch.float32, *whole):
-        words = "int8 .* or uint8 .* " + got(dtype)
-        yield Bad("weight", cases.name_of(dtype), to_dtype("weight", dtype), TypeError, words)
+def bad_dtypes() -> Iterator[Bad]:
+    never = (torch.int8, torch.uint8, *NEVER)
+    yield from wrong.wrong_dtypes(("input", "weight_scale", "bias"), never)
+    other = (torch.int32, torch.float32, *NEVER[:4])
+    yield from wrong.wrong_dtypes(["weight"], other, "int8 .* or uint8 ")
     # The other of the two: another number of columns.
-    to_bytes, to_int8 = (to_dtype("weight", dtype) for dtype in (torch.uint8, torch.int8))
+    to_bytes, to_int8 = (wrong.to_dtype("weight", d) for d in (torch.uint8, torch.int8))
     words = rf"weight to have shape \[N, {BYTES}\] for K = {K}.* got \[{N}, {K}\]"
     yield Bad("weight", "uint8", to_bytes, ValueError, words, of_int8)
     words = rf"input to have shape \[\.\.\., {BYTES}\].* got \[{T}, {K}\]"
     yield Bad("weight", "int8", to_int8, ValueError, words, of_bytes)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64):
-        change = to_dtype("weight_zero_point", dtype)
-        words = "integer.* " + got(dtype)
-        yield Bad("weight_zero_point", cases.name_of(dtype), change, TypeError, words)
+    other = (torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.complex64)
+    yield from wrong.wrong_dtypes(["weight_zero_point"], other, "integer")
     # Floating, but not of the dtype that belongs to the input's.
-    for dtype in cases.FLOAT_DTYPES:
-        for output in cases.FLOAT_DTYPES:
-            compute = cases.compute_dtype(output)
-            for name, right in (("bias", output), ("weight_scale", compute)):
-                label = f"{cases.name_of(dtype)}_of_{cases.name_of(output)}"
-                words, when = f"{cases.name_of(right)}.* {got(dtype)}", of_output(output)
-                if dtype != right:
-                    yield Bad(name, label, to_dtype(name, dtype), TypeError, words, when)
+    for output in cases.FLOAT_DTYPES:
+        of_output = lambda op, output=output: op.output == output  # noqa: E731
+        for name, right in (("bias", output), ("weight_scale", cases.compute_dtype(output))):
+            other = tuple(dtype for dtype in cases.FLOAT_DTYPES if dtype != right)
+            yield from wrong.wrong_dtypes([name], other, cases.name_of(right), of_output)
 
 
-def wrong_layouts_and_devices() -> Iterator[Bad]:
-    for name in TENSORS:
-        yield Bad(name, "sparse_coo", sparse_coo(name), TypeError, "got .*[Ss]parse")
-        yield Bad(name, "sparse_csr", sparse_csr(name), TypeError, "got .*[Ss]parse")
-        if name != "input":
-            words = "to be on (cpu|meta|cuda).* got (cpu|meta)"
-            yield Bad(name, DEVICE, elsewhere(name), ValueError, words)
-    for label, change in {
-        "transposed": lambda a: a["weight"].t().contiguous().t(),
-        "stepped": lambda a: a["weight"].repeat_interleave(2, 1)[:, ::2],
-        "expanded": lambda a: a["weight"][:1].expand(N, -1),
-    }.items():
-        yield Bad("weight", label, change, ValueError, "to be contiguous")
-
-
-def wrong_shapes() -> Iterator[Bad]:
-    for shape in ((), (N,), (1, N, K), (N, K, 1)):
-        words = r"to have 2 dimensions \[N, (K|ceil\(K / 2\))\].* got .*" + re.escape(
-            str(list(shape))
-        )
-        yield Bad("weight", f"{shape}", of_shape("weight", shape), ValueError, words)
-    for shape in ((N, BYTES - 1), (N, BYTES + 1), (BYTES, N + 1), (N, 0)):
-        words = rf"to have shape \[N, {BYTES}\] for K = {K} \(input.size\(-1\)\).* got "
-        words += re.escape(str(list(shape)))
-        yield Bad("weight", f"{shape}", of_shape("weight", shape), ValueError, words, of_bytes)
-    yield Bad(
-        "input", "()", of_shape("input", ()), ValueError, "to have at least 1 dimension.* got"
-    )
-    for shape in ((T, K + 1), (K, T), (T, 1), (1,), (T, 0), (T, K, 1)):
-        words = rf"to have shape \[\.\.\., {K}\] \(weight\.size\(1\) last\).* got "
-        words += re.escape(str(list(shape)))
-        yield Bad("input", f"{shape}", of_shape("input", shape), ValueError, words, of_int8)
+def bad_shapes() -> Iterator[Bad]:
+    shapes: wrong.Shapes = ((), (N,), (1, N, K), (N, K, 1))
+    words = r"to have 2 dimensions \[N, (K|ceil\(K / 2\))\]"
+    yield from wrong.wrong_shapes(["weight"], shapes, words)
+    shapes = ((N, BYTES - 1), (N, BYTES + 1), (BYTES, N + 1), (N, 0))
+    words = rf"to have shape \[N, {BYTES}\] for K = {K} \(input.size\(-1\)\)"
+    yield from wrong.wrong_shapes(["weight"], shapes, words, of_bytes)
+    words = "to have at least 1 dimension.* got"
+    yield Bad("input", "()", wrong.of_shape("input", ()), ValueError, words)
+    shapes = ((T, K + 1), (K, T), (T, 1), (1,), (T, 0), (T, K, 1))
+    words = rf"to have shape \[\.\.\., {K}\] \(weight\.size\(1\) last\)"
+    yield from wrong.wrong_shapes(["input"], shapes, words, of_int8)
+    for shape in shapes:
         words = rf"weight to have shape \[N, {(shape[-1] + 1) // 2}\] for K = {shape[-1]} .* got "
-        yield Bad("input", f"{shape}", of_shape("input", shape), ValueError, words, of_bytes)
+        change = wrong.of_shape("input", shape)
+        yield Bad("input", f"{shape}", change, ValueError, words, of_bytes)
     of_groups = ((N,), (N, GROUPS - 1), (N, GROUPS + 1), (N + 1, GROUPS), (GROUPS, N), ())
     of_groups += ((N, GROUPS, 1), (1, GROUPS), (N, 1))
-    for name in ("weight_scale", "weight_zero_point"):
-        for shapes, right, when in (
-            (of_groups, rf"\[{N}, {GROUPS}\]", grouped),
-            (((), (1,), (N - 1,), (K,), (N, 1), (1, N), (N, GROUPS)), rf"\[{N}\]", of_channels),
-        ):
-            for shape in shapes:
-                words = rf"to have shape {right}.* got " + re.escape(str(list(shape)))
-                yield Bad(name, f"{shape}", of_shape(name, shape), ValueError, words, when)
-    for shape in ((), (1,), (N - 1,), (K,), (1, N), (N, 1)):
-        words = rf"to have shape \[{N}\].* got " + re.escape(str(list(shape)))
-        yield Bad("bias", f"{shape}", of_shape("bias", shape), ValueError, words)
+    of_rows = ((), (1,), (N - 1,), (K,), (N, 1), (1, N))
+    for names, found, right, when in (
+        (TENSORS[2:4], of_groups, rf"\[{N}, {GROUPS}\]", grouped),
+        (TENSORS[2:4], (*of_rows, (N, GROUPS)), rf"\[{N}\]", of_channels),
+        (["bias"], of_rows, rf"\[{N}\]", wrong.always),
+    ):
+        yield from wrong.wrong_shapes(names, found, f"to have shape {right}", when)
 
 
-def wrong_numbers() -> Iterator[Bad]:
-    for size in (0, -1, -(2**31), INT64_MIN):
-        words = rf"to be greater than 0, but got {size}$"
-        yield Bad("group_size", f"{size}", constant(size), ValueError, words)
-
-
-BAD = [*wrong_dtypes(), *wrong_layouts_and_devices(), *wrong_shapes(), *wrong_numbers()]
-PAIRS = [(op, bad) for op in OPS for bad in BAD if bad.applies(op)]
+BAD = [*bad_dtypes(), *bad_shapes(), *wrong.wrong_layouts(TENSORS, csr=TENSORS)]
+BAD += [*wrong.wrong_devices(TENSORS[1:]), *wrong.wrong_strides("weight", "to be contiguous")]
+BAD += wrong.wrong_values("group_size", (0, -1, -(2**31), INT64_MIN), "to be greater than 0, but ")
+PAIRS = wrong.pairs(OPS, BAD)

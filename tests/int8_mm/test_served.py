@@ -6,19 +6,20 @@ dx = inside ? dy @ w^ : 0        w^ = C(w) * sw, rounded to the input's dtype
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 import baraquant
 from baraquant import ops, reference
 from baraquant.nn import FakeQuantizedLinear
 from tests.support import cases
-from tests.support.family_cases.int8_mm import clipped
+from tests.support.family_cases.int8_mm import clipped, integers
+from tests.support.saved_tensors import saved_tensors
 from tests.support.served_products import K, N, Served, by_kind, example
 
 LEADS = ((), (5,), (2, 3), (1, 2, 2), (0,), (2, 0))
@@ -37,23 +38,10 @@ def test_the_rule_bit_for_bit(kind: str, dtype: torch.dtype, device: str) -> Non
         (dx,) = torch.autograd.grad(y, x, dy)
         assert dx.dtype == dtype and dx.shape == x.shape
         assert torch.equal(dx, served.rule(x, dy)), f"{lead}"
+        (same,) = torch.autograd.grad(served.call(reference, x), x, dy)
+        assert torch.equal(dx, same), f"the reference, {lead}"
         ratio = served.inside(x).float().mean().item() if x.numel() else 0.5
         assert ratio == 1 if kind == "symmetric" and x.numel() else 0 < ratio < 1
-
-
-@by_dtype
-@by_kind
-def test_reference_has_the_same(kind: str, dtype: torch.dtype, device: str) -> None:
-    served = Served(kind, dtype, device)
-    for lead in LEADS:
-        x, dy = example(served, lead)
-        bias = torch.randn(N, device=device, dtype=dtype, requires_grad=True)
-        actual, expected = (
-            torch.autograd.grad(served.call(module, x, bias), (x, bias), dy)
-            for module in (ops, reference)
-        )
-        assert torch.equal(actual[0], expected[0])
-        torch.testing.assert_close(actual[1], expected[1])
 
 
 # --- the trained layer ---------------------------------------------------------------------------
@@ -98,28 +86,6 @@ def test_like_the_prepared_layer(
         assert torch.equal(actual, expected), f"{lead}"
         assert static or not symmetric or (actual != 0).all()
         assert not static or (actual == 0).any()
-
-
-@pytest.mark.parametrize("static", (False, True), ids=("dynamic", "static"))
-@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-def test_a_layer_before_gets_its_gradient(symmetric: bool, static: bool, device: str) -> None:
-    """h + b(h): the part through b was dropped silently once, which left 43 percent out."""
-    torch.manual_seed(1)
-    a = nn.Linear(K, K, device=device)
-    b = trained_layers(symmetric, static, torch.float32, device)
-    square = FakeQuantizedLinear(K, K, config=b.config, device=device)
-    x = clipped().to(device, torch.float32)
-    square(a(x))
-    square.eval()
-    gradients = []
-    for layer in (square, partial(serve, square)):
-        h = a(x)
-        loss = (h + layer(h)).square().sum()
-        gradients.append(torch.autograd.grad(loss, (a.weight, a.bias)))
-    assert all(map(torch.equal, *gradients))
-    h = a(x)
-    without = torch.autograd.grad((h + serve(square, h).detach()).square().sum(), a.weight)
-    assert not torch.allclose(without[0], gradients[1][0])
 
 
 # --- the mask ------------------------------------------------------------------------------------
@@ -213,29 +179,138 @@ def test_double_backward(kind: str, device: str) -> None:
     assert of_x is None or not of_x.any()
 
 
-def test_gradient_penalty_trains_a_layer_before(device: str) -> None:
-    """A loss that has the gradient in it, through the served layer and what came before."""
-    results = []
-    for module in (ops, reference):
-        torch.manual_seed(0)
-        layer = nn.Linear(K, K, device=device, dtype=torch.float64)
-        served = Served("smooth_shifted", torch.float64, device)
-        x, _ = example(served)
-        y = served.call(module, torch.tanh(layer(x)) * 5).square().sum()
-        (dx,) = torch.autograd.grad(y, x, create_graph=True)
-        (y + dx.square().sum()).backward()
-        results.append([layer.weight.grad, layer.bias.grad])
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected)
-        assert got.abs().sum() > 0
+# --- what is kept, and when ----------------------------------------------------------------------
 
 
-def test_a_float_layer_agrees(device: str) -> None:
-    """In size: a served layer's gradient is that of the floating layer but for the rounding."""
-    layer = nn.Linear(64, 48, device=device)
-    weight, scale, _ = ops.dynamic_range_quantize_per_channel(layer.weight.detach(), 0)
-    x = torch.randn(10, 64, device=device, requires_grad=True)
-    dy = torch.randn(10, 48, device=device)
-    (expected,) = torch.autograd.grad(F.linear(x, layer.weight), x, dy)
-    (actual,) = torch.autograd.grad(ops.quantized_linear(x, weight, scale), x, dy)
-    assert (actual - expected).norm() < 0.01 * expected.norm()
+@by_dtype
+@by_kind
+def test_memory_held(kind: str, dtype: torch.dtype, device: str) -> None:
+    """The layer's own tensors, at no cost, and a bit per element where the range clips."""
+    served = Served(kind, dtype, device)
+    x, _ = example(served, (4,))
+    own = (served.weight, served.weight_scale, served.act_scale, served.smooth_scale)
+    addresses = {t.data_ptr() for t in own}
+    with saved_tensors() as kept:
+        served(x)
+    others = [t for t in kept if t.data_ptr() not in addresses]
+    bits = [] if kind == "symmetric" else [(torch.uint8, 4 * K // 8)]
+    assert [(t.dtype, t.numel()) for t in others] == bits
+
+
+@by_kind
+def test_nothing_is_recorded_without_need(kind: str, device: str) -> None:
+    served = Served(kind, torch.float32, device)
+    x, dy = example(served)
+    bias = torch.randn(N, device=device, requires_grad=True)
+    with saved_tensors() as kept:
+        assert not served(x.detach()).requires_grad
+        with torch.no_grad():
+            assert not served(x, bias).requires_grad
+        with torch.inference_mode():
+            assert not served(x, bias).requires_grad
+        y = served(x.detach(), bias)
+    assert not kept, "the bias needs nothing"
+    (db,) = torch.autograd.grad(y, bias, dy)
+    torch.testing.assert_close(db, dy.sum(0))
+
+
+@by_kind
+def test_the_bias_gets_its_gradient(kind: str, device: str) -> None:
+    """In its own dtype; of ops whose input is integers too."""
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32)):
+        served = Served(kind, dtype, device)
+        x, dy = example(served, (2, 3))
+        for bias_dtype in {dtype, wide}:
+            bias = torch.randn(N, device=device, dtype=bias_dtype, requires_grad=True)
+            y = served(x, bias)
+            dx, db = torch.autograd.grad(y, (x, bias), dy)
+            assert torch.equal(dx, served.rule(x, dy)) and db.dtype == bias_dtype
+            assert torch.equal(db, dy.reshape(-1, N).sum(0, dtype=bias_dtype))
+
+
+def integer_calls(device: str) -> dict[str, Callable[..., Tensor]]:
+    """The ops whose input is integers, as functions of scales and bias."""
+    q = integers((3, K), torch.int8, "random").to(device)
+    w = integers((N, K), torch.int8, "random", 1).to(device)
+    return {
+        "int8_linear": lambda s, sw, b=None: ops.int8_linear(q, w, s, sw, b),
+        "smoothquant_linear": lambda s, sw, b=None: ops.smoothquant_linear(q, w, sw, s, b),
+        "number": lambda s, sw, b=None: ops.smoothquant_linear(q, w, sw, 0.25, b),
+    }
+
+
+@pytest.mark.parametrize("name", ("int8_linear", "smoothquant_linear", "number"))
+def test_integers_carry_none_but_the_bias_does(name: str, device: str) -> None:
+    call = integer_calls(device)[name]
+    s, sw = torch.tensor(0.5, device=device), torch.ones(N, device=device)
+    assert not call(s, sw).requires_grad
+    bias = torch.randn(N, device=device, requires_grad=True)
+    y = call(s, sw, bias)
+    assert torch.equal(y, call(s, sw, bias.detach()))
+    dy = torch.randn_like(y)
+    (db,) = torch.autograd.grad(y, bias, dy)
+    assert torch.equal(db, dy.sum(0))
+    y = call(s, sw, bias)
+    y += 1  # the output is a tensor of its own, not a view
+    (db,) = torch.autograd.grad(y.square().sum(), bias)
+    torch.testing.assert_close(db, 2 * y.detach().sum(0))
+
+
+# --- what has no gradient says so ----------------------------------------------------------------
+
+
+def refusals(device: str) -> list[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    x = torch.randn(3, K, device=device)
+    w = integers((N, K), torch.int8, "random", 1).to(device)
+    q = w[:3].contiguous()
+    s, sw, smooth = (torch.rand(shape, device=device) for shape in ((), (N,), (K,)))
+    static = partial(ops.static_quantized_linear, x, w)
+    return [
+        ("quantized_linear", "weight_scale", lambda t: ops.quantized_linear(x, w, t + sw)),
+        ("static_quantized_linear", "weight_scale", lambda t: static(t + sw, s)),
+        ("static_quantized_linear", "act_scale", lambda t: static(sw, t + s)),
+        (
+            "static_quantized_linear",
+            "smooth_scale",
+            lambda t: static(sw, s, smooth_scale=t + smooth),
+        ),
+        ("int8_linear", "input_scale", lambda t: ops.int8_linear(q, w, t + s, sw)),
+        ("int8_linear", "weight_scale", lambda t: ops.int8_linear(q, w, s, t + sw)),
+        ("smoothquant_linear", "act_scale", lambda t: ops.smoothquant_linear(q, w, sw, t + s)),
+        ("smoothquant_linear", "weight_scale", lambda t: ops.smoothquant_linear(q, w, t + sw, 0.5)),
+    ]
+
+
+def test_scales_that_require_grad_are_refused(device: str) -> None:
+    for op, name, call in refusals(device):
+        zero = torch.zeros((), device=device, requires_grad=True)
+        message = rf"^baraquant::{op}: expected {name} to be a constant, but got one that requires"
+        with pytest.raises(NotImplementedError, match=rf"{message}.*{name}\.detach\(\)"):
+            call(zero)
+        assert call(zero.detach()).isfinite().all()
+        with torch.no_grad():
+            assert call(zero).isfinite().all()
+
+
+def test_tangents_are_refused_not_dropped(device: str) -> None:
+    served = Served("static_shifted", torch.float32, device)
+    x, _ = example(served)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        with pytest.raises((NotImplementedError, RuntimeError), match="jvp is not implemented"):
+            served(dual)
+        zero = torch.zeros((), device=device)
+        zero = torch.autograd.forward_ad.make_dual(zero, torch.ones_like(zero))
+        for op, name, call in refusals(device):
+            with pytest.raises(NotImplementedError, match=rf"{op}: expected {name}.* tangent"):
+                call(zero)
+
+
+def test_the_form_that_returns_the_mask_is_refused(device: str) -> None:
+    served = Served("asymmetric", torch.float32, device)
+    x, _ = example(served)
+    own = x, served.weight, served.weight_scale
+    with pytest.raises(
+        NotImplementedError, match=r"_quantized_linear_with_mask.*call the op itself"
+    ):
+        torch.ops.baraquant._quantized_linear_with_mask(*own, None, False, None, -128, 127, None)
