@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-import baraquant
 from baraquant import QuantConfig, TensorConfig, W8A8Static
 from baraquant.nn import LearnedFakeQuantize
 from baraquant.qat import prepare_
@@ -122,71 +120,6 @@ def test_gradients_of_a_layer_that_learns(bits: int) -> None:
         layer.input_fake_quant.scale.grad,
         torch.tensor([(dv * v_by_scale).sum() / math.sqrt(10 * high)], dtype=torch.float64),
     )
-
-
-def static_scale(observer: str, batches: list[Tensor], symmetric: bool) -> tuple[float, int]:
-    model = nn.Sequential(nn.Linear(batches[0].shape[1], 2))
-    baraquant.quantize_(model, W8A8Static(observer, symmetric), calibration=batches, progress=False)
-    layer = model[0]
-    zero = 0 if layer.act_zero_point is None else int(layer.act_zero_point)
-    return float(layer.act_scale), zero
-
-
-DISTRIBUTIONS: dict[str, Any] = {
-    "normal": lambda g: g.standard_normal((400, 25)),
-    "heavy_tails": lambda g: g.standard_t(2, (400, 25)),
-    "relu": lambda g: np.maximum(g.standard_normal((400, 25)), 0.0),
-    "shifted": lambda g: g.standard_normal((400, 25)) + 2.0,
-}
-
-
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_observers_beside_numpy(name: str, symmetric: bool) -> None:
-    data = DISTRIBUTIONS[name](np.random.default_rng(0)).astype(np.float32)
-    batches = list(torch.from_numpy(data).chunk(4))
-
-    def range_to_qparams(low: float, high: float) -> tuple[float, float]:
-        if symmetric:
-            return max(abs(low), abs(high)) / 127, 0
-        scale = (high - low) / 255
-        return scale, float(np.clip(-128 - np.rint(low / scale), -128, 127))
-
-    def error(scale: float, zero: float) -> float:
-        q = np.clip(np.rint(data / scale) + zero, -128, 127)
-        return float(((q - zero) * scale - data).astype(np.float64).__pow__(2).mean())
-
-    low, high = min(data.min(), 0.0), max(data.max(), 0.0)
-    scale, zero = static_scale("min_max", batches, symmetric)
-    expected = range_to_qparams(low, high)
-    assert scale == pytest.approx(expected[0], rel=1e-6) and zero == expected[1]
-
-    # 99.99 % of |x| where symmetric; else each end leaves out half of the rest. Between two values
-    # any is one; a bin is less than 1/64 wide.
-    scale, _ = static_scale("percentile", batches, symmetric)
-    tails, share = (np.abs(data), [0.0, 99.99]) if symmetric else (data, [0.005, 99.995])
-    outer, inner = (
-        [np.percentile(tails, q, method=m) for q, m in zip(share, methods, strict=True)]
-        for methods in (("lower", "higher"), ("higher", "lower"))
-    )
-    least, most = (
-        range_to_qparams(min(float(ends[0]), 0.0), max(float(ends[1]), 0.0))[0]
-        for ends in (inner, outer)
-    )
-    assert least * (1 - 1 / 64) <= scale <= most * (1 + 1 / 64)
-
-    scale, zero = static_scale("mse", batches, symmetric)
-    candidates = [range_to_qparams(low * f, high * f) for f in np.linspace(0.05, 1.0, 200)]
-    best = min(error(*one) for one in candidates)
-    assert error(scale, zero) <= 1.05 * best
-
-    scale, zero = static_scale("moving_average", batches, symmetric)
-    ends = None
-    for batch in batches:
-        new = np.array([float(batch.min()), float(batch.max())])
-        ends = new if ends is None else ends + 0.01 * (new - ends)
-    expected = range_to_qparams(min(ends[0], 0.0), max(ends[1], 0.0))
-    assert scale == pytest.approx(expected[0], rel=1e-5) and abs(zero - expected[1]) <= 1
 
 
 @pytest.mark.parametrize("observer", ["moving_average", "min_max"])
