@@ -331,12 +331,6 @@ def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
     assert relative_error(model(data[0]), expected) < 0.1
 
 
-def test_smoothing_is_nothing_that_trains() -> None:
-    rules = {"up": SmoothQuant(0.5), "*": W8A8()}
-    with pytest.raises(ValueError, match=r"prepare_: 'up': SmoothQuant: .*needs calibration: use"):
-        prepare_(seeded(Block), rules, calibration=batches())
-
-
 def test_several_observers_in_one_run() -> None:
     runs = []
 

@@ -208,25 +208,6 @@ def test_float32_is_what_it_was() -> None:
 
 
 @by_dtype
-@pytest.mark.exhaustive
-def test_training_computes_with_the_rounded_scale(dtype: str) -> None:
-    """The training forward and its gradient, for W8A8, whose float32 form is one op."""
-    torch.manual_seed(3)
-    config = baraquant.W8A8(scale_dtype=dtype)
-    model = Holder(nn.Linear(8, 6))
-    prepare_(model, config)
-    weight, x = model.child.float_weight(), torch.randn(5, 8)
-    scale = rounded(weight.detach().abs().amax(1) / 127, dtype)
-    near = (weight.detach() / scale[:, None]).round().clamp(-128, 127) * scale[:, None]
-    tokens = baraquant.ops.dynamic_fake_quantize_per_token(x)
-    wanted = nn.functional.linear(tokens, near, model.child.bias)
-    got = model(x)
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
-    got.sum().backward()
-    torch.testing.assert_close(weight.grad, tokens.sum(0).expand(6, 8))
-
-
-@by_dtype
 def test_ties_tied_weights_and_words(dtype: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight

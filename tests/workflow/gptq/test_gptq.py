@@ -19,7 +19,6 @@ from baraquant import (
     ops,
 )
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.support.models.outlier_models import Block, batches, seeded
 from tests.workflow.gptq.slow_gptq import (
     SCHEMES,
     K,
@@ -108,17 +107,6 @@ def test_is_deterministic_and_splits_do_not_matter() -> None:
     assert torch.equal(first["0.packed"], other["0.packed"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_models_of_half_precision(dtype: torch.dtype) -> None:
-    exact, nearest, model = (linear(dtype=dtype) for _ in range(3))
-    data = correlated(dtype=dtype)
-    baraquant.quantize_(nearest, W4A8(16, group_factors=False))
-    baraquant.quantize_(model, GPTQ(W4A8(16, group_factors=False)), calibration=data)
-    assert model(data[0]).dtype == dtype and model[0].weight_scale.dtype == torch.float32
-    error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
-    assert error < 0.8 * before
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("rule", ["search", "max"])
@@ -146,19 +134,6 @@ def test_autocast_does_not_round_the_hessian() -> None:
     baraquant.quantize_(plain, GPTQ(W4A16(16)), calibration=data)
     baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=run)
     assert torch.equal(model[0].qweight, plain[0].qweight)
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("observer", ["min_max", "mse"])
-def test_static_inputs(observer: str, symmetric: bool) -> None:
-    config = W8A8Static(observer, symmetric)
-    nearest, model, exact = seeded(Block), seeded(Block), seeded(Block)
-    baraquant.quantize_(nearest, config, calibration=batches())
-    report = baraquant.quantize_(model, GPTQ(config), calibration=batches())
-    assert set(report.changed.values()) == {"StaticQuantizedLinear, GPTQ"}
-    assert torch.equal(model.up.act_scale, nearest.up.act_scale)
-    rows = batches()[0]
-    assert error_of(model, exact, rows) < 0.2
 
 
 @pytest.mark.parametrize("act_order", [False, True])

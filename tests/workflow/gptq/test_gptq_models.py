@@ -22,7 +22,6 @@ from baraquant import (
     SmoothQuant,
     W8A8Static,
 )
-from baraquant.configs import Config
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, unchanged
 from tests.workflow.gptq.slow_gptq import (
     error_of,
@@ -124,22 +123,6 @@ def test_every_kind_of_layer(config: QuantConfig, tmp_path: Path) -> None:
     baraquant.save(model, tmp_path / "model.safetensors")
     loaded = baraquant.load_(Every(), tmp_path / "model.safetensors").eval()
     assert torch.equal(loaded(ids[0]), wanted)
-
-
-def test_rules_mix_it_with_other_schemes() -> None:
-    rules: dict[Any, Config | None] = {
-        "up": GPTQ(W4A16(8)),
-        "query": GPTQ(W8A8(), act_order=True),
-        "out": None,
-        "*": W8A8Static(),
-    }
-    report = baraquant.quantize_(seeded(Block), rules, calibration=batches())
-    assert report.changed == {
-        "query": "QuantizedLinear, GPTQ",
-        "key": "StaticQuantizedLinear",
-        "up": "WeightOnlyInt4Linear, GPTQ",
-        "down": "StaticQuantizedLinear",
-    }
 
 
 def test_a_layer_that_takes_up_the_smoothing_of_the_next() -> None:
