@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -219,3 +221,47 @@ def test_ranges_that_training_follows(observer: str) -> None:
     scale = (max(high, 0.0) - min(low, 0.0)) / 255
     assert float(quantizer.scale) == pytest.approx(scale, rel=1e-5)
     assert abs(int(quantizer.zero_point) - (-128 - round(min(low, 0.0) / scale))) <= 1
+
+
+ENCODERS: dict[str, Any] = {
+    "batch_first": {"batch_first": True},
+    "time_first": {"batch_first": False},
+    "norm_first": {"batch_first": True, "norm_first": True, "activation": "gelu"},
+    "no_bias": {"batch_first": True, "bias": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_transformer_encoder(kind: str) -> None:
+    """Its fused evaluation does not go past the layers."""
+    torch.manual_seed(0)
+    options = {"dropout": 0.0, "dim_feedforward": 32} | ENCODERS[kind]
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, **options), 2)
+    x = data(4, 4, 16)
+    padding = torch.zeros(4, 4, dtype=torch.bool)
+    padding[1, 2:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    inputs: list[dict[str, Any]] = [
+        {},
+        {"src_key_padding_mask": padding},
+        {"mask": causal, "is_causal": True},
+        {"mask": causal, "src_key_padding_mask": padding.float().masked_fill(padding, -1e9)},
+    ]
+    reference = copy.deepcopy(model)
+    prepare_(model, W8A8())
+    assert all(type(m) is not nn.Linear for m in model.modules())
+    for more, mode in itertools.product(inputs, (True, False)):
+        keep = slice(None) if "src_key_padding_mask" not in more else slice(0, 1)
+        with torch.no_grad():
+            y, z = model.train(mode)(x, **more), reference.train()(x, **more)
+        assert not torch.equal(y, z), "quantized"
+        if kind != "time_first":
+            y, z = y[keep], z[keep]
+        torch.testing.assert_close(y, z, rtol=0.1, atol=0.1)
+    model.eval()
+    with torch.no_grad():
+        before = [model(x, **more) for more in inputs]
+        convert_(model)
+        for more, y in zip(inputs, before, strict=True):
+            assert torch.equal(model(x, **more), y)

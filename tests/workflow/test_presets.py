@@ -17,6 +17,7 @@ from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, Tensor
 from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
 from baraquant.qat import convert_, prepare_
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
+from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
 
 PRESETS: dict[str, QuantConfig] = {
     "W8A8": W8A8(),
@@ -52,32 +53,6 @@ SOME_SHORT = [
     pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive])
     for name in PRESETS | TRAINED
 ]
-TOKENS = torch.randint(0, 11, (6, 7), generator=torch.Generator().manual_seed(0))
-
-
-class Model(nn.Module):
-    """A layer of each family; dimensions that groups of 4 and 8 divide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 16, padding_idx=0)
-        self.conv = nn.Conv1d(16, 16, 3, padding=1)
-        self.up = nn.ConvTranspose1d(16, 16, 3, padding=1, bias=False)
-        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.recurrent = nn.GRU(16, 8, batch_first=True)
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 4)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.table(tokens).transpose(1, 2)
-        x = self.up(torch.relu(self.conv(x))).transpose(1, 2)
-        x = x + self.attention(x, x, x, need_weights=False)[0]
-        return self.head(self.norm(self.recurrent(x)[0]))
-
-
-PARTS = {
-    "table", "conv", "up", "head", "recurrent.cells.l0.ih", "recurrent.cells.l0.hh",
-    *(f"attention.{part}_proj" for part in ("q", "k", "v", "out")),
-}  # fmt: skip
 
 
 def needed(config: Config) -> dict[str, Any]:
@@ -100,19 +75,19 @@ def assert_stored(model: nn.Module, build: Any, x: Tensor, path: Path) -> None:
 @pytest.mark.parametrize("name", [*PRESETS, *SMOOTHED])
 def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
     config = (PRESETS | SMOOTHED)[name]
-    model = seeded(Model)
+    model = seeded(EveryFamily)
     wanted = model(TOKENS)
     report = baraquant.quantize_(model, config, **needed(config))
     assert set(report.changed) == PARTS and not report.left_out
     assert relative_error(model(TOKENS), wanted) < (0.06 if "8A" in name or "S" in name else 0.4)
-    assert_stored(model, Model, TOKENS, tmp_path / "model.safetensors")
+    assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("name", SOME_SHORT)
 def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
     config = (PRESETS | TRAINED)[name]
     torch.manual_seed(0)
-    model = Model()
+    model = EveryFamily()
     report = prepare_(model, config, **needed(config))
     assert set(report.changed) == PARTS and not report.left_out
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -129,7 +104,7 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
         evaluated = model.eval()(TOKENS)
         assert set(convert_(model).changed) == PARTS
         assert torch.equal(model(TOKENS), evaluated)
-    assert_stored(model, Model, TOKENS, tmp_path / "model.safetensors")
+    assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 
 @by_preset
@@ -137,8 +112,8 @@ def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None
     """Both ways give the same integers where the numbers alone decide."""
     config = PRESETS[name]
     plain = QuantConfig(config.weight, config.activation, config.observer, scale_rule="max")
-    for build, data in ((Block, batches()), (Model, [TOKENS])):
-        if build is Model and config.is_static:
+    for build, data in ((Block, batches()), (EveryFamily, [TOKENS])):
+        if build is EveryFamily and config.is_static:
             continue  # convolutions round their inputs in training
         quantized, trained = seeded(build), seeded(build)
         needs = {"calibration": data} if config.is_static else {}
@@ -207,7 +182,7 @@ def test_calibration_is_not_looked_at_where_nothing_is_static() -> None:
 
 @pytest.mark.parametrize("observer", ["percentile", "mse"])
 def test_a_failed_calibration_leaves_the_model_alone(observer: str) -> None:
-    model = seeded(Model)
+    model = seeded(EveryFamily)
     kinds = [type(module) for module in model.modules()]
     for data, message in (
         ([], "expected calibration data, but got no batch"),

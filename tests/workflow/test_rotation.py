@@ -17,6 +17,7 @@ from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from tests.export.tiny_decoders import tiny
 from tests.support.optional_packages import package
+from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
 W8 = baraquant.W8A8(rotate=16)
 SCHEMES: dict[str, QuantConfig] = {
@@ -151,44 +152,20 @@ def test_shared_weights_are_not_rotated(trains: bool) -> None:
     assert (model(tokens) - wanted).norm() < 0.05 * wanted.norm()
 
 
-class Kinds(nn.Module):
-    """A layer of every kind with weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.conv = nn.Embedding(20, 32), nn.Conv1d(32, 32, 3, padding=1)
-        self.back = nn.ConvTranspose1d(32, 32, 3, padding=1)
-        self.lstm, self.cell = nn.LSTM(32, 32, batch_first=True), nn.GRUCell(32, 32)
-        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
-        self.linear = nn.Linear(32, 16)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.back(self.conv(self.table(tokens).mT)).mT
-        x, _ = self.lstm(x)
-        x, _ = self.attention(x, x, x)
-        y: Tensor = self.linear(x + self.cell(x[:, 0])[:, None])
-        return y
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("how", ["prepare", "quantize"])
-def test_only_linear_layers_are_rotated(how: str) -> None:
+@pytest.mark.parametrize("run", [prepare_, baraquant.quantize_])
+def test_only_linear_layers_are_rotated(run: Any) -> None:
     torch.manual_seed(0)
-    model, tokens = Kinds().eval(), torch.arange(20).reshape(4, 5)
-    wanted = model(tokens).detach()
-    run = prepare_ if how == "prepare" else baraquant.quantize_
+    model = EveryFamily().eval()
+    wanted = model(TOKENS).detach()
     report = run(model, W8)
-    rotated = {name for name, text in report.changed.items() if "rotate=16" in text}
-    parts = {f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
-    assert rotated == parts | {"linear"}
-    assert not any("rotate" in text for text in report.left_out.values())
-    others = {"table", "conv", "back", "cell.ih", "cell.hh", "lstm.cells.l0.ih", "lstm.cells.l0.hh"}
-    assert others <= report.changed.keys()
-    assert (model(tokens) - wanted).norm() < 0.1 * wanted.norm()
-    if how == "prepare":
-        evaluated = model(tokens).detach()
+    assert report.changed.keys() == PARTS and not report.left_out
+    assert {name for name, text in report.changed.items() if "rotate=" in text} == LINEAR
+    evaluated = model(TOKENS).detach()
+    assert (evaluated - wanted).norm() < 0.1 * wanted.norm()
+    if run is prepare_:
         convert_(model)
-        torch.testing.assert_close(model(tokens), evaluated, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(model(TOKENS), evaluated, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.exhaustive
