@@ -26,7 +26,6 @@ from baraquant import (
 from baraquant.nn import FakeQuantize
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FLOATS, INTEGERS, ROWS
-from baraquant.workflow.stream import Stream
 from tests.support.models.outlier_models import unchanged
 from tests.workflow.registered_layer import Gained, QuantizedGained, forgotten, register
 
@@ -67,16 +66,6 @@ def test_linear_layers(scheme: Any, how: str, trained: bool) -> None:
     assert report.integer_products == (1.0 if how == INTEGERS else 0.0)
     assert any(row[1].endswith(f": {how}") for row in report.rows())
     assert "of multiply-adds of weights by integers" in report.summary()
-
-
-@pytest.mark.parametrize(
-    "scheme", [W8A8(), W8A8(False), W8A8Static(), SmoothQuant(0.5), SmoothQuant("search")], ids=str
-)
-def test_presets_that_speed_up_no_convolution_are_said(scheme: Any) -> None:
-    model = convolutions()
-    with pytest.warns(UserWarning, match="smaller and no faster; convolutions round their inputs"):
-        report = baraquant.quantize_(model, scheme, calibration=DATA)
-    assert set(report.computes.values()) == {FLOATS} and report.integer_products == 0
 
 
 NO_FASTER = {
@@ -194,30 +183,6 @@ def test_registered_layers(inference: Any, scheme: Any, how: str) -> None:
     assert prepare_(model, scheme).computes == {"0": how}
     assert convert_(model).computes == {"0": how}
     assert baraquant.quantize_(nn.Sequential(Gained(8, 8)), scheme).computes == {"0": how}
-
-
-@pytest.mark.parametrize("scheme", [W8A8(), W4A8(16, group_factors=False)], ids=str)
-@pytest.mark.filterwarnings("ignore:.*no faster")
-def test_streamed_layers(scheme: Any) -> None:
-    model = nn.Sequential(nn.Linear(16, 16), nn.Embedding(4, 16), nn.Linear(16, 16))
-    wanted = baraquant.quantize_(copy.deepcopy(model), scheme)
-    weight = model[0].weight.detach().clone()
-    with torch.device("meta"):
-        empty = nn.Sequential(nn.Linear(16, 16), nn.Embedding(4, 16), nn.Linear(16, 16))
-    stream = Stream(empty, scheme, "load", lambda module, name: True)
-    stream.add("0.weight", weight)
-    for index in (1, 2):
-        empty[index].load_state_dict(model[index].state_dict(), assign=True)
-    empty[0].bias = model[0].bias
-    report = stream.finish()
-    assert list(report.changed) == list(wanted.changed) == list(report.computes)
-    assert report.computes == wanted.computes
-    assert report.integer_products == wanted.integer_products
-
-
-def test_smoothing_that_smooths_nothing_is_said() -> None:
-    with pytest.warns(UserWarning, match="expected SmoothQuant to smooth a layer"):
-        baraquant.quantize_(convolutions(), SmoothQuant(0.5), calibration=DATA)
 
 
 @pytest.mark.parametrize("scheme", [W8A16(), W8A8Static(conv_inputs=True)], ids=str)

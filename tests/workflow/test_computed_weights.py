@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import baraquant
-from baraquant import GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W4A16, W8A8, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.computed import plain
 
@@ -146,20 +146,6 @@ def test_conversion_follows_the_last_step(maker: str) -> None:
         assert torch.equal(model.eval()(x), wanted.eval()(x))
 
 
-@pytest.mark.parametrize(
-    "scheme",
-    [W4A16(16), SmoothQuant(0.5), W8A8Static(), GPTQ(W4A16(16)), W4A16(16, rotate=16)],
-    ids=str,
-)
-@pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm"])
-def test_other_schemes(maker: str, scheme: Any) -> None:
-    model, x = build("linear", maker)
-    wanted = without(model)
-    for one in (model, wanted):
-        baraquant.quantize_(one, scheme, calibration=[x] * 3, progress=False)
-    assert torch.equal(model(x), wanted(x))
-
-
 @pytest.mark.parametrize("maker", MAKERS)
 def test_files(maker: str, tmp_path: Any) -> None:
     """A file loads into the float model as it is built: with its parametrization or hook."""
@@ -169,17 +155,6 @@ def test_files(maker: str, tmp_path: Any) -> None:
     baraquant.save(model, tmp_path / "it.safetensors")
     loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
     assert torch.equal(loaded(x), model(x)) and "Quantized" in type(loaded[0]).__name__
-
-
-def test_a_file_of_a_layer_that_stayed_floating(tmp_path: Any) -> None:
-    model, x = build("linear", "weight_norm")
-    model.append(nn.Linear(16, 4))
-    baraquant.quantize_(model, W8A8(), filter_fn=lambda module, name: name == "2")
-    assert parametrize.is_parametrized(model[0])
-    baraquant.save(model, tmp_path / "it.safetensors")
-    fresh = build("linear", "weight_norm")[0].append(nn.Linear(16, 4))
-    loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
-    assert torch.equal(loaded(x), model(x)) and parametrize.is_parametrized(loaded[0])
 
 
 class Scaled(nn.Linear):
@@ -239,10 +214,3 @@ def test_an_error_leaves_the_model_as_it_was(maker: str, call: Any) -> None:
     )
     report = call(model, W8A8(), filter_fn=lambda module, name: name == "2")
     assert model[0] is odd and report.left_out == {"0": "filter_fn"}
-
-
-def test_sensitivity_measures_them() -> None:
-    model, x = build("linear", "weight_norm")
-    kind = type(model[0])
-    found = baraquant.sensitivity(model, [W8A8()], [x], progress=False)
-    assert [layer.path for layer in found.layers] == ["0"] and type(model[0]) is kind

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import baraquant
 import baraquant.nn as bnn
-from baraquant import W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.models.one_layer import Holder
 
@@ -271,21 +271,6 @@ def test_a_convolution_that_the_data_does_not_reach() -> None:
     note = "; its input stays floating, as training never called it"
     assert changed["unused"] == f"QuantizedConv2d{note}"
     assert changed["used"] == "QuantizedConv2d, input=int8 per_tensor symmetric static"
-
-
-@pytest.mark.exhaustive
-def test_smoothquant_and_configurations_by_type() -> None:
-    torch.manual_seed(2)
-    data = batches((2, 3, 12, 12))
-    scheme = SmoothQuant(0.5, W8A8Static(symmetric=False, conv_inputs=True))
-    model = MODELS["mobilenet"]().eval()
-    report = baraquant.quantize_(model, scheme, calibration=data, progress=False)
-    assert rounds(model[0])
-    assert "alpha 0.5" in report.changed["6"] and "input=" in report.changed["0"]
-    model = MODELS["mobilenet"]().eval()
-    schemes = {nn.Linear: W8A8(), nn.Conv2d: W8A8Static(conv_inputs=True)}
-    baraquant.quantize_(model, schemes, calibration=data, progress=False)
-    assert isinstance(model[6], bnn.QuantizedLinear) and rounds(model[0])
 
 
 def test_what_is_refused() -> None:

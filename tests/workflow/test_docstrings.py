@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_functions() -> None:
     run_examples(baraquant.quantize_, "quantize_")
     run_examples(baraquant.AWQ, "AWQ")
     run_examples(baraquant.GPTQ, "GPTQ")
+
+
+def test_sensitivity() -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_examples(baraquant.sensitivity, "sensitivity")
 
 
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,29 +5,26 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
+import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W8A8, QuantConfig, TensorConfig
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.nn import (
-    FakeQuantizedConv1d,
-    FakeQuantizedConv2d,
-    FakeQuantizedEmbedding,
-    FakeQuantizedLinear,
-    QuantizedConv1d,
-    QuantizedConv2d,
-    QuantizedEmbedding,
     QuantizedLinear,
     StaticQuantizedLinear,
     WeightOnlyLinear,
 )
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.models import training_models
 from tests.support.models.training_models import SCHEMES, data, linear_model
 
@@ -53,7 +50,8 @@ def assert_converts_to_the_same_bits(model: nn.Module, *inputs: Tensor) -> None:
     with_grad = [model(x) for x in inputs]
     convert_(model)
     for x, y, z in zip(inputs, wanted, with_grad, strict=True):
-        assert torch.equal(model(x), y) and torch.equal(y, z.detach())
+        assert_same_bits(model(x), y)
+        assert_same_bits(y, z.detach())
 
 
 @pytest.mark.parametrize("activation", training_models.activation_configs(), ids=str)
@@ -76,18 +74,19 @@ def test_converted_bits(bits: int, activation: TensorConfig | None, device: str)
 @by_scheme
 @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 def test_converted_bits_of_dtypes(scheme: str, dtype: torch.dtype, device: str) -> None:
+    """Also of large, small and special inputs, and of a row of zeros in the weight."""
     x = data(4, 3, 16).to(device, dtype)
-    model = trained(linear_model().to(device, dtype), SCHEMES[scheme], x, 2 * x)
+    model = linear_model().to(device, dtype)
+    with torch.no_grad():
+        model[0].weight[1] = 0
+    trained(model, SCHEMES[scheme], x, 2 * x)
     assert model[0].weight.dtype == dtype
-    assert_converts_to_the_same_bits(model, x, x[0], x[0, 0])
+    special = [x.clone() for _ in range(4)]
+    for one, value in zip(special, (0.0, math.inf, -math.inf, math.nan), strict=True):
+        one[1, 2, 3] = value
+    sizes = [x * 2.0**exponent for exponent in (-12, 12)]
+    assert_converts_to_the_same_bits(model, x, x[0], x[0, 0], *sizes, *special)
     assert model(x).dtype == dtype
-
-
-@by_scheme
-def test_converted_bits_of_a_transformer(scheme: str) -> None:
-    x = data(4, 3, 16)
-    model = trained(training_models.block(), SCHEMES[scheme], x, 2 * x)
-    assert_converts_to_the_same_bits(model, x, x[:1])
 
 
 @by_scheme
@@ -104,16 +103,6 @@ def test_evaluation_has_the_gradient_of_training(scheme: str) -> None:
         gradients.append([x.grad, *(p.grad for p in model.parameters())])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_w8a8_trains_with_the_integer_product() -> None:
-    x = data(4, 3, 16)
-    model = linear_model()
-    prepare_(model, W8A8())
-    y = model[0](x)
-    assert torch.equal(y, baraquant.ops.qat_linear(x, model[0].weight, model[0].bias))
-    convert_(model)
-    assert torch.equal(model[0](x), y), "training computes what is deployed"
 
 
 def test_what_linear_layers_become() -> None:
@@ -134,68 +123,6 @@ def test_what_linear_layers_become() -> None:
         assert all(not layer.training or model.training for layer in model)
         limit = 2 ** (model[0].weight_bits - 1)
         assert model[0].qweight.int().abs().max() <= limit
-
-
-class Everything(nn.Module):
-    """A layer of each kind."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8, padding_idx=2)
-        self.conv1d = nn.Conv1d(8, 8, 3, padding="same", padding_mode="circular")
-        self.conv2d = nn.Conv2d(1, 4, 3, stride=2, padding=1, groups=1, bias=False)
-        self.recurrent = nn.GRU(8, 4, batch_first=True)
-        self.linear = nn.Linear(4, 3)
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)  # [batch, time, 8]
-        x = self.conv1d(x.transpose(1, 2)).transpose(1, 2)
-        image = self.conv2d(x.unsqueeze(1)).flatten(1)
-        x = self.recurrent(x)[0][:, -1] + image.mean(1, keepdim=True)
-        return self.norm(self.linear(x))
-
-
-TOKENS = torch.randint(0, 11, (5, 6), generator=cases.generator(0))
-GROUPED = ("groups", "learned_factors")  # of four, which divide no input of conv2d
-
-
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in GROUPED])
-def test_a_layer_of_each_kind(scheme: str) -> None:
-    torch.manual_seed(0)
-    model = Everything()
-    prepared = prepare_(model, SCHEMES[scheme])
-    kinds = [FakeQuantizedEmbedding, FakeQuantizedConv1d, FakeQuantizedConv2d, FakeQuantizedLinear]
-    kinds += [FakeQuantizedLinear] * 2
-    parts = ["recurrent.cells.l0.ih", "recurrent.cells.l0.hh"]
-    names = ["embedding", "conv1d", "conv2d", *parts, "linear"]
-    assert [type(model.get_submodule(name)) for name in names] == kinds
-    assert list(prepared.changed) == names and not prepared.left_out
-    for _ in range(2):
-        model(TOKENS).square().mean().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    model.eval()
-    y = model(TOKENS)
-    converted = convert_(model)
-    kinds = [QuantizedEmbedding, QuantizedConv1d, QuantizedConv2d]
-    assert [type(model.get_submodule(name)) for name in names[:3]] == kinds
-    assert list(converted.changed) == names
-    assert not converted.left_out and type(model.recurrent) is baraquant.nn.GRU
-    assert torch.equal(model(TOKENS), y)
-    assert model.embedding.padding_idx == 2 and model.conv2d.stride == (2, 2)
-
-
-def test_groups_of_a_convolution_are_of_its_inputs() -> None:
-    model = Everything()
-    config = QuantConfig(TensorConfig(4, "per_group", group_size=4))
-    report = prepare_(model, config)
-    reason = "the configuration does not fit: expected group_size to divide"
-    assert list(report.left_out) == ["conv2d"], "it has one input"
-    assert report.left_out["conv2d"].startswith(reason)
-    y = model.eval()(TOKENS)
-    convert_(model)
-    assert torch.equal(model(TOKENS), y) and model.embedding.group_size == 4
-    assert model.conv1d.group_size == 4 and model.conv1d.weight_scale.shape == (8, 2)
 
 
 def test_parameters_stay_the_same_objects() -> None:
@@ -271,3 +198,70 @@ def test_models_of_several_dtypes() -> None:
         model = trained(Mixed(), scheme, data(4, 8))
         assert model.body.weight.dtype == torch.bfloat16 and model.body.weight.grad is not None
         assert_converts_to_the_same_bits(model, data(4, 8))
+
+
+@pytest.mark.parametrize("observer", ["moving_average", "min_max"])
+def test_ranges_that_training_follows(observer: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 4))
+    prepare_(model, W8A8Static(observer, symmetric=False))
+    low = high = None
+    for step in range(4):
+        x = data(5, 6, seed=step) * (1 + step)
+        model(x)
+        ends = float(x.min()), float(x.max())
+        if low is None:
+            low, high = ends
+        elif observer == "min_max":
+            low, high = min(low, ends[0]), max(high, ends[1])
+        else:
+            low, high = low + 0.01 * (ends[0] - low), high + 0.01 * (ends[1] - high)
+    model.eval()
+    model(100 * data(5, 6, seed=9))  # evaluation observes nothing
+    quantizer = model[0].input_fake_quant
+    scale = (max(high, 0.0) - min(low, 0.0)) / 255
+    assert float(quantizer.scale) == pytest.approx(scale, rel=1e-5)
+    assert abs(int(quantizer.zero_point) - (-128 - round(min(low, 0.0) / scale))) <= 1
+
+
+ENCODERS: dict[str, Any] = {
+    "batch_first": {"batch_first": True},
+    "time_first": {"batch_first": False},
+    "norm_first": {"batch_first": True, "norm_first": True, "activation": "gelu"},
+    "no_bias": {"batch_first": True, "bias": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_transformer_encoder(kind: str) -> None:
+    """Its fused evaluation does not go past the layers."""
+    torch.manual_seed(0)
+    options = {"dropout": 0.0, "dim_feedforward": 32} | ENCODERS[kind]
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, **options), 2)
+    x = data(4, 4, 16)
+    padding = torch.zeros(4, 4, dtype=torch.bool)
+    padding[1, 2:] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    inputs: list[dict[str, Any]] = [
+        {},
+        {"src_key_padding_mask": padding},
+        {"mask": causal, "is_causal": True},
+        {"mask": causal, "src_key_padding_mask": padding.float().masked_fill(padding, -1e9)},
+    ]
+    reference = copy.deepcopy(model)
+    prepare_(model, W8A8())
+    assert all(type(m) is not nn.Linear for m in model.modules())
+    for more, mode in itertools.product(inputs, (True, False)):
+        keep = slice(None) if "src_key_padding_mask" not in more else slice(0, 1)
+        with torch.no_grad():
+            y, z = model.train(mode)(x, **more), reference.train()(x, **more)
+        assert not torch.equal(y, z), "quantized"
+        if kind != "time_first":
+            y, z = y[keep], z[keep]
+        torch.testing.assert_close(y, z, rtol=0.1, atol=0.1)
+    model.eval()
+    with torch.no_grad():
+        before = [model(x, **more) for more in inputs]
+        convert_(model)
+        for more, y in zip(inputs, before, strict=True):
+            assert torch.equal(model(x, **more), y)

@@ -97,29 +97,6 @@ def test_models_of_other_dtypes(dtype, config):
     assert got.dtype == dtype and relative_error(got, expected) < 0.1
 
 
-@pytest.mark.parametrize("config", [W8A8(), SmoothQuant(0.5, W8A8Static())], ids=str)
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_a_transformer_of_pytorch(norm_first, config):
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
-    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).eval()
-    data = batches()
-    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with torch.no_grad():
-        expected = model(data[0]), model(data[0], src_key_padding_mask=mask)
-        report = baraquant.quantize_(model, config, calibration=data)
-        parts = ["linear1", "linear2", *(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))]
-        assert set(report.changed) == {f"layers.{i}.{part}" for i in (0, 1) for part in parts}
-        assert not report.left_out
-        folded = "folded into layers.0.norm1" in report.changed["layers.0.self_attn.k_proj"]
-        assert folded == (norm_first and isinstance(config, SmoothQuant))
-        for x, y in zip(
-            (model(data[0]), model(data[0], src_key_padding_mask=mask)), expected, strict=True
-        ):
-            real = ~mask if y is expected[1] else torch.ones_like(mask)
-            assert relative_error(x[real], y[real]) < 0.05
-
-
 def test_an_attention_comes_back_where_quantization_fails():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -151,11 +128,8 @@ def test_the_conv1d_of_transformers_is_a_linear_layer(config):
     assert torch.equal(models[0](batches()[0]), models[1](batches()[0]))
 
 
-def test_copies_and_hooks():
-    model = nn.Sequential(nn.Linear(16, 4))
-    calls = []
-    model[0].register_forward_hook(lambda *_: calls.append(1))
-    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=batches())
-    x = batches()[0]
-    assert torch.equal(copy.deepcopy(model)(x), model(x)) and len(calls) > 1
-    assert str(model).count("StaticQuantizedLinear(in_features=16, out_features=4") == 1
+def test_the_first_parameter_of_a_layer_is_floating():
+    """Much code asks it for the dtype of a model."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Conv2d(8, 8, 1)).bfloat16()
+    baraquant.quantize_(model, W8A8())
+    assert [next(layer.parameters()).dtype for layer in model] == [torch.bfloat16] * 2

@@ -7,6 +7,8 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -89,7 +91,16 @@ def _convert(model: nn.Module) -> None:
     baraquant.qat.convert_(model)
 
 
-@pytest.mark.parametrize("tool", [_quantize, _prepare, _convert])
+def _load(model: nn.Module) -> None:
+    served = nn.Module()
+    served.fc = nn.Linear(16, 16)
+    _quantize(served)
+    with TemporaryDirectory() as folder:
+        baraquant.save(served, Path(folder) / "file")
+        baraquant.load_(model, Path(folder) / "file")
+
+
+@pytest.mark.parametrize("tool", [_quantize, _prepare, _convert, _load])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_model_keeps_of_a_layer_is_replaced(
     name: str, tool: Callable[[nn.Module], None]
@@ -114,6 +125,14 @@ def test_a_hook_that_captures_a_layer_calls_the_new_one() -> None:
 def _generator(layer: nn.Module) -> Iterator[Tensor]:
     while True:
         yield layer(torch.ones(1, 16))
+
+
+def test_an_error_leaves_containers_alone() -> None:
+    model = Keeps("nested")
+    before = model.kept
+    with pytest.raises(ValueError, match="calibration data"):
+        baraquant.quantize_(model, baraquant.W8A8Static())
+    assert model.kept is before and model.kept[0][0]["f"][0].__self__ is model.fc
 
 
 def test_what_cannot_be_replaced_is_named_in_the_report() -> None:

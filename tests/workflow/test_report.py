@@ -132,14 +132,6 @@ def test_the_model_itself_and_nothing() -> None:
     assert Report({}, found | {"h": "it is odd"}).reasons() == " (h: it is odd)"
 
 
-def test_all_of_it() -> None:
-    model = nn.Sequential(nn.Linear(64, 64, bias=False))
-    report = baraquant.quantize_(model, W8A8())
-    assert report.share == 1.0 and report.floating == {}
-    assert "100 % of 4,096 parameters in integers" in str(report)
-    assert "16.0 KiB before, 4.2 KiB now" in str(report)
-
-
 def test_bytes() -> None:
     """Parameters and buffers; memory that is shared counts once."""
     model = Model()

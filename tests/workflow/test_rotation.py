@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``rotate=`` for whole models: which layers are rotated, and when."""
+"""``rotate=`` for whole models: which layers are rotated; in files, graphs and exports."""
 
 from __future__ import annotations
 
-import copy
+import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,58 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
+from baraquant import PerTensor, QuantConfig, TensorConfig, ops
 from baraquant import nn as bnn
-from baraquant import ops
 from baraquant.qat import convert_, prepare_
-from tests.workflow.rotated_models import SCHEMES, W8, block, inputs, quantized
+from tests.export.tiny_decoders import tiny
+from tests.support.optional_packages import package
+from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
+
+W8 = baraquant.W8A8(rotate=16)
+SCHEMES: dict[str, QuantConfig] = {
+    "w8a8": W8,
+    "w8a8_asymmetric": baraquant.W8A8(False, rotate=64),
+    "static": baraquant.W8A8Static(rotate=32),
+    "static_mse": baraquant.W8A8Static("mse", False, rotate=8),
+    "per_tensor": QuantConfig(TensorConfig(8), TensorConfig(8, PerTensor()), rotate=16),
+    "w8a16": baraquant.W8A16(rotate=16),
+    "w4a16": baraquant.W4A16(16, rotate=32),
+    "w4a8": baraquant.W4A8(None, rotate=16),
+    "w4a8_groups": baraquant.W4A8(16, False, rotate=16, group_factors=False),
+    "learned": QuantConfig(
+        TensorConfig(8, learned=True), TensorConfig(8, PerTensor(), learned=True), rotate=16
+    ),
+}
+
+
+class Block(nn.Module):
+    """Layers that are rotated in blocks of 32, 64 and 8, and one that cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm = nn.Linear(32, 64), nn.LayerNorm(64)
+        self.down, self.head, self.odd = nn.Linear(64, 40), nn.Linear(40, 9), nn.Linear(9, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.odd(self.head(self.down(self.norm(torch.relu(self.up(x))))))
+        return y
+
+
+def block(seed: int = 0, **options: Any) -> Block:
+    torch.manual_seed(seed)
+    return Block().to(**options) if options else Block()
+
+
+def inputs(seed: int = 1) -> Tensor:
+    x = torch.randn(4, 3, 32, generator=torch.Generator().manual_seed(seed))
+    x[..., 5] *= 20
+    return x
+
+
+def quantized(scheme: str) -> Any:
+    model = block()
+    baraquant.quantize_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
+    return model.eval()
 
 
 def test_which_blocks_and_what_the_reports_say() -> None:
@@ -29,13 +78,6 @@ def test_which_blocks_and_what_the_reports_say() -> None:
     assert convert_(model).changed == converted
     assert baraquant.quantize_(block(), config).changed == converted
     assert str(model.head).endswith(", rotate=8)") and "rotate" not in str(model.odd)
-
-
-@pytest.mark.exhaustive
-def test_layers_without_a_bias() -> None:
-    model = nn.Sequential(nn.Linear(32, 16, bias=False), nn.Linear(16, 8, bias=False))
-    report = baraquant.quantize_(model, W8)
-    assert set(report.changed.values()) == {"QuantizedLinear, rotate=16"}
 
 
 @pytest.mark.exhaustive
@@ -75,43 +117,6 @@ def test_quantized_at_once_is_prepared_and_converted(scheme: str) -> None:
     assert torch.equal(quantized(scheme)(inputs()), model(inputs()))
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_float_weights_are_not_touched_by_quantize(scheme: str) -> None:
-    model = block()
-    parameters = list(model.parameters())
-    baraquant.quantize_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    assert all(map(torch.equal, parameters, block().parameters()))
-
-
-FAILURES: dict[str, Any] = {
-    "no match": lambda model: prepare_(model, {"up": W8, "nowhere": W8}),
-    "misfit of a named layer": lambda model: prepare_(
-        model, {"up": W8, "odd": baraquant.W4A16(4, rotate=16)}
-    ),
-    "bad data": lambda model: prepare_(
-        model, SCHEMES["static"], calibration=[inputs() * float("nan")]
-    ),
-    "no data": lambda model: prepare_(model, SCHEMES["static_mse"]),
-    "infinite weight": lambda model: baraquant.quantize_(
-        model, {"up": W8, "down": baraquant.W8A8(scale_dtype="float16", rotate=16)}
-    ),
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", FAILURES)
-def test_an_error_leaves_the_model_as_it_was(name: str) -> None:
-    model = block()
-    if name == "infinite weight":
-        model.down.weight.data[0] = 1e8
-    before = copy.deepcopy(model)
-    with pytest.raises(ValueError, match=r"^baraquant\.q"):
-        FAILURES[name](model)
-    assert str(model) == str(before)
-    assert all(map(torch.equal, model.parameters(), before.parameters()))
-
-
 class Tied(nn.Module):
     """An embedding with its output layer, two layers of one weight, and a layer in two places."""
 
@@ -147,52 +152,20 @@ def test_shared_weights_are_not_rotated(trains: bool) -> None:
     assert (model(tokens) - wanted).norm() < 0.05 * wanted.norm()
 
 
-class Kinds(nn.Module):
-    """A layer of every kind with weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.conv = nn.Embedding(20, 32), nn.Conv1d(32, 32, 3, padding=1)
-        self.back = nn.ConvTranspose1d(32, 32, 3, padding=1)
-        self.lstm, self.cell = nn.LSTM(32, 32, batch_first=True), nn.GRUCell(32, 32)
-        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
-        self.linear = nn.Linear(32, 16)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.back(self.conv(self.table(tokens).mT)).mT
-        x, _ = self.lstm(x)
-        x, _ = self.attention(x, x, x)
-        y: Tensor = self.linear(x + self.cell(x[:, 0])[:, None])
-        return y
-
-
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("how", ["prepare", "quantize"])
-def test_only_linear_layers_are_rotated(how: str) -> None:
+@pytest.mark.parametrize("run", [prepare_, baraquant.quantize_])
+def test_only_linear_layers_are_rotated(run: Any) -> None:
     torch.manual_seed(0)
-    model, tokens = Kinds().eval(), torch.arange(20).reshape(4, 5)
-    wanted = model(tokens).detach()
-    run = prepare_ if how == "prepare" else baraquant.quantize_
+    model = EveryFamily().eval()
+    wanted = model(TOKENS).detach()
     report = run(model, W8)
-    rotated = {name for name, text in report.changed.items() if "rotate=16" in text}
-    parts = {f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
-    assert rotated == parts | {"linear"}
-    assert not any("rotate" in text for text in report.left_out.values())
-    others = {"table", "conv", "back", "cell.ih", "cell.hh", "lstm.cells.l0.ih", "lstm.cells.l0.hh"}
-    assert others <= report.changed.keys()
-    assert (model(tokens) - wanted).norm() < 0.1 * wanted.norm()
-    if how == "prepare":
-        evaluated = model(tokens).detach()
+    assert report.changed.keys() == PARTS and not report.left_out
+    assert {name for name, text in report.changed.items() if "rotate=" in text} == LINEAR
+    evaluated = model(TOKENS).detach()
+    assert (evaluated - wanted).norm() < 0.1 * wanted.norm()
+    if run is prepare_:
         convert_(model)
-        torch.testing.assert_close(model(tokens), evaluated, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.exhaustive
-def test_other_layers_take_the_configuration_by_themselves() -> None:
-    conv = bnn.FakeQuantizedConv1d(8, 8, 3, config=W8)
-    table = bnn.FakeQuantizedEmbedding(8, 8, config=W8)
-    assert conv.config.rotate is None and table.config.rotate is None
-    assert "rotate" not in str(conv) + str(table)
+        torch.testing.assert_close(model(TOKENS), evaluated, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.exhaustive
@@ -210,17 +183,6 @@ def test_calibration_sees_the_rotated_input(observer: str) -> None:
     if observer == "min_max":
         widest = max(one.abs().max() for one in turned)
         assert rotated[0].act_scale == widest / 127
-
-
-@pytest.mark.exhaustive
-def test_a_layer_that_the_data_does_not_reach() -> None:
-    """Its input stays floating, and is rotated all the same."""
-    model = block()
-    model.extra = nn.Linear(32, 4)
-    wanted = model.extra(inputs()).detach()
-    report = baraquant.quantize_(model, SCHEMES["static"], calibration=[inputs()], progress=False)
-    assert report.changed["extra"].startswith("WeightOnlyLinear, rotate=32; its input stays")
-    assert (model.extra(inputs()) - wanted).norm() < 0.02 * wanted.norm()
 
 
 @pytest.mark.exhaustive
@@ -260,32 +222,103 @@ def test_a_subclass_and_hooks() -> None:
     assert all(torch.equal(one, inputs()) for one in seen), "a hook sees the input of the layer"
 
 
-class Reads(nn.Module):
-    """A parent that computes with the weight of its child."""
+# --- files, graphs, exports ----------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(32, 16)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x.to(self.a.weight.dtype), self.a.weight, self.a.bias)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_saved_and_loaded(scheme: str, tmp_path: Path) -> None:
+    model = quantized(scheme)
+    baraquant.save(model, tmp_path / "file")
+    with torch.device("meta"):
+        meta = Block()
+    for like in (block(3), Block, meta):
+        loaded = baraquant.load_(like, tmp_path / "file").eval()
+        assert str(loaded) == str(model)
+        assert torch.equal(loaded(inputs()), model(inputs()))
+    baraquant.save(loaded, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a16", "w8a16"])
-def test_a_parent_that_reads_the_weight(scheme: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(Reads())
-    wanted = model(inputs()).detach()
-    prepare_(model, SCHEMES[scheme])
-    y = model(inputs())
-    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-5)  # in training: the float weight
-    y.sum().backward()
-    x_sums = inputs().reshape(-1, 32).sum(0).expand(16, 32)
-    parameter = model[0].a._parameters["weight"]
-    torch.testing.assert_close(parameter.grad, ops.hadamard(x_sums.contiguous(), model[0].a.rotate))
-    evaluated = model.eval()(inputs())
-    convert_(model)
-    assert torch.equal(model(inputs()), evaluated)
-    limit = 0.15 if "w4" in scheme else 0.02
-    assert (evaluated - wanted).norm() < limit * wanted.norm()
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scripted(scheme: str) -> None:
+    model = block()
+    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
+    for _ in ("prepared", "converted"):
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.script(model), file)
+        file.seek(0)
+        found = []
+        for one in (torch.jit.load(file), model):
+            x = inputs().requires_grad_()
+            y = one(x)
+            y.sum().backward()
+            found.append((y, x.grad))
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+        if not isinstance(model.up, bnn.HoldsIntegers):
+            convert_(model.eval())
+    graph = str(torch.jit.script(model.up).inlined_graph)
+    fused = scheme in ("w8a8", "w8a8_asymmetric", "w4a8")
+    assert ("hadamard_quantize_per_token" in graph) is fused
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_exported(scheme: str) -> None:
+    model = quantized(scheme)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(model, (inputs(),), dynamic_shapes=({0: batch},))
+    for x in (inputs(), inputs()[:3]):
+        assert torch.equal(program.module()(x), model(x))
+    nodes = {str(node.target) for node in program.graph.nodes}
+    assert "baraquant.hadamard.default" in nodes
+    # AOTInductor hands the dtype argument of an op on as a number: the program has no such op.
+    assert "baraquant.int8_linear.default" not in nodes
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "static", "w8a16", "per_tensor"])
+def test_onnx(scheme: str, tmp_path: Path) -> None:
+    """The rotation is written out in sums and differences, with the bits of the op."""
+    package("onnxscript")
+    runtime = package("onnxruntime")
+    model = quantized(scheme)
+    baraquant.export.to_onnx(model, (inputs(),), tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    (got,) = session.run(None, {session.get_inputs()[0].name: inputs().numpy()})
+    wanted = model(inputs())
+    near = 1e-2 if scheme == "w8a16" else 1e-5  # onnxruntime has a fast product of its own
+    assert (torch.from_numpy(got) - wanted).norm() < near * wanted.norm()
+
+
+@pytest.mark.exhaustive
+def test_pt2e_ops() -> None:
+    model = nn.Sequential(nn.Linear(32, 8))
+    baraquant.quantize_(model, baraquant.W8A8(symmetric=False, rotate=16))
+    model[0].qweight.clamp_(min=-127)
+    copied = baraquant.export.to_pt2e_ops(model)
+    program = torch.export.export(copied, (inputs(),))
+    assert not any("baraquant" in str(node.target) for node in program.graph.nodes)
+    wanted = model(inputs())
+    assert (program.module()(inputs()) - wanted).norm() < 1e-2 * wanted.norm()
+
+
+@pytest.mark.exhaustive
+def test_formats_without_a_rotation_refuse(tmp_path: Path) -> None:
+    package("gguf"), package("transformers"), package("compressed_tensors")
+    writers = {
+        "to_compressed_tensors": (
+            baraquant.W8A8(rotate=16),
+            r"its input is rotated \(rotate=16\).*without rotate",
+        ),
+        "to_gguf": (
+            baraquant.W8A16(rotate=16),
+            "expected no rotation of the input, which GGUF cannot hold.*without rotate",
+        ),
+    }
+    for name, (scheme, text) in writers.items():
+        model, file = tiny("llama"), tmp_path / f"{name}.gguf"
+        baraquant.quantize_(model, {nn.Linear: scheme})
+        with pytest.raises(ValueError, match=rf"{name}: model\.layers\.0\..*{text}"):
+            getattr(baraquant.export, name)(model, file)
+        assert not file.exists()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Dictionaries of configurations: which layer gets which, and what is refused."""
+"""Dictionaries of configurations: which layer gets which, what is refused, and what is said."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -331,12 +332,6 @@ def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
     assert relative_error(model(data[0]), expected) < 0.1
 
 
-def test_smoothing_is_nothing_that_trains() -> None:
-    rules = {"up": SmoothQuant(0.5), "*": W8A8()}
-    with pytest.raises(ValueError, match=r"prepare_: 'up': SmoothQuant: .*needs calibration: use"):
-        prepare_(seeded(Block), rules, calibration=batches())
-
-
 def test_several_observers_in_one_run() -> None:
     runs = []
 
@@ -379,3 +374,73 @@ def test_the_rest_can_be_prepared_by_other_rules() -> None:
     report = prepare_(model, {nn.Linear: W8A8(), "*": None})
     assert {report.left_out[name] for name in LINEARS} == {"it is prepared already"}
     assert widths(model)["blocks.0"] == 6 and widths(model)["head"] == 8
+
+
+# --- keys that decide nothing ---------------------------------------------------------------------
+
+
+BEFORE = "a key before it matches each of its layers; the first match counts: move it to the front"
+TAKES_NONE = "to quantize a layer, but all of its layers stay floating"
+USELESS: dict[str, tuple[Any, str]] = {
+    "None after all": (
+        {"*": SIX, "head": None}, f"the pattern 'head' to leave out a layer, but {BEFORE}"
+    ),
+    "after all": (
+        {"*": SIX, "head": W8A8()}, f"the pattern 'head' to decide on a layer, but {BEFORE}"
+    ),
+    "the same": (
+        {"blocks.*": SIX, "*": W8A8(), nn.Linear: SIX}, f"Linear to decide on a layer, but {BEFORE}"
+    ),
+    "a rest of nothing": (
+        {nn.Linear: SIX, nn.Embedding: SIX, "*": W8A8()},
+        rf"the pattern '\*' to decide on a layer, but {BEFORE}",
+    ),
+    "parts and a whole": (
+        {"recurrent.*": SIX, nn.LSTM: W8A8(), "*": SIX}, f"LSTM to decide on a layer, but {BEFORE}"
+    ),
+    "takes none": (
+        {"blocks.*": UNFIT, "*": W8A8()},
+        rf"the pattern 'blocks\.\*' {TAKES_NONE} \(blocks\.0: the configuration does not fit: ",
+    ),
+    "a type that takes none": (
+        {nn.Embedding: UNFIT, "*": W8A8()}, rf"Embedding {TAKES_NONE} \(table: the configuration"
+    ),
+    "takes no part": (
+        {nn.LSTM: UNFIT, "*": W8A8()}, rf"LSTM {TAKES_NONE} \(recurrent\.cells\.l0\.ih: the config"
+    ),
+}  # fmt: skip
+
+
+@by_call
+@pytest.mark.parametrize("name", USELESS)
+def test_a_key_that_decides_nothing_is_said_before_anything_changes(
+    name: str, call: Callable[..., Any]
+) -> None:
+    rules, message = USELESS[name]
+    with pytest.warns(UserWarning, match=f"_: expected {message}") as found:
+        call(seeded(Model), rules)
+    assert len(found) == 1 and found[0].filename == __file__
+    model = seeded(Model)
+    original = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning):
+            call(model, rules)
+    assert unchanged(model, original)
+
+
+@by_call
+def test_a_key_all_of_whose_layers_the_filter_refuses(call: Callable[..., Any]) -> None:
+    with pytest.warns(UserWarning, match=rf"'head' {TAKES_NONE} \(head: filter_fn\)"):
+        call(seeded(Model), {"head": SIX, "*": W8A8()}, filter_fn=lambda _, name: name != "head")
+
+
+@by_call
+def test_keys_that_decide_are_not_said(call: Callable[..., Any]) -> None:
+    rules = {
+        "blocks.0": None, nn.Embedding: W4A16(4), nn.MultiheadAttention: SIX, "*.ih": SIX,
+        nn.LSTM: W8A8(), "blocks.*": SIX, "head": W8A8(),
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(seeded(Model), rules)

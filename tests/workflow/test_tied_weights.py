@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,12 +73,21 @@ SCHEMES = {
         TensorConfig(8, "per_tensor", dynamic=False),
     ),
 }
+FEW = ("w8a8", "w4_group", "learned", "learned_weight_only", "static")
 MODELS: dict[str, Any] = {"two": Model, "three": Three}
+PAIRS = [(nn.Embedding, scheme) for scheme in SCHEMES]
+PAIRS += [(embedding, scheme) for embedding in (Scaled, Averaged) for scheme in FEW]
+by_kind = pytest.mark.parametrize("kind", MODELS)
 
 
 def built(kind: str, *arguments: Any, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return MODELS[kind](*arguments)
+
+
+def on_meta(kind: str, *arguments: Any) -> nn.Module:
+    with torch.device("meta"):
+        return built(kind, *arguments)
 
 
 def train(model: nn.Module, steps: int = 4) -> None:
@@ -97,53 +107,83 @@ def layers(model: nn.Module) -> list[nn.Module]:
     return [m for n, m in model.named_children() if n in ("embedding", "second", "head")]
 
 
-def one_weight(model: nn.Module) -> None:
-    """All of the tied layers hold the same integers and scales: the same memory."""
+def check_one_table(model: nn.Module) -> None:
+    """The tied layers hold one table in memory, with one scale, and say the same of it."""
     first, *others = layers(model)
+    held = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.shape == (VOCABULARY, WIDTH)
+    }
+    assert len(held) == 1, {n: t.dtype for n, t in model.state_dict().items()}
     for other in others:
-        assert other.qweight is first.qweight or (
-            other.qweight.data_ptr() == first.qweight.data_ptr()
-        )
-        assert torch.equal(other.weight_scale.flatten(), first.weight_scale.flatten())
-        assert other.weight_scale.data_ptr() == first.weight_scale.data_ptr()
-        assert torch.equal(other.weight, first.weight)
+        assert torch.equal(other.weight.detach(), first.weight.detach())
+        if hasattr(first, "weight_scale"):
+            assert other.weight_scale.data_ptr() == first.weight_scale.data_ptr()
+            assert torch.equal(other.weight_scale.flatten(), first.weight_scale.flatten())
 
 
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_trained_converted_saved(kind: str, scheme: str, tmp_path) -> None:
-    model = built(kind)
-    report = prepare_(model, SCHEMES[scheme])
-    assert {"embedding", "head"} <= set(report.changed), report
-    first, *others = layers(model)
+def check_report(report: Any, model: nn.Module, embedding: type[nn.Embedding]) -> None:
+    """An embedding that stays floating keeps its head from becoming something else."""
+    assert "body" in report.changed
+    if embedding is Averaged:
+        reason = report.left_out["head"]
+        assert "embedding" in report.left_out
+        assert "embedding" in reason or "second" in reason
+    else:
+        assert not report.left_out and {"embedding", "head"} <= set(report.changed)
+        suffix = "OfScaled" if embedding is Scaled else "Embedding"
+        assert type(model.embedding).__name__.endswith(suffix)
+
+
+@by_kind
+@pytest.mark.parametrize(("embedding", "scheme"), PAIRS)
+def test_trained_converted_saved(
+    kind: str, embedding: type[nn.Embedding], scheme: str, tmp_path: Path
+) -> None:
+    model = built(kind, embedding)
+    check_report(prepare_(model, SCHEMES[scheme]), model, embedding)
     for mode in (True, False):
         model.train(mode)
         names = dict(model.named_parameters(remove_duplicate=False))
-        assert all(
-            names[f"{n}.weight"] is names["embedding.weight"]
-            for n in ("head", "second")[: len(others)]
-        )
+        tied = [name for name in names if name in ("head.weight", "second.weight")]
+        assert len(tied) == len(layers(model)) - 1
+        assert all(names[name] is names["embedding.weight"] for name in tied)
     train(model)
-    for other in others:
-        assert torch.equal(other.weight.detach(), first.weight.detach())
+    check_one_table(model)
     evaluated = model(TOKENS)
     convert_(model)
     assert torch.equal(model(TOKENS), evaluated)
-    one_weight(model)
-    path = tmp_path / "model.safetensors"
-    baraquant.save(model, path)
-    for fresh in (built(kind, seed=5), on_meta(kind)):
+    check_one_table(model)
+    baraquant.save(model, path := tmp_path / "model.safetensors")
+    for fresh in (built(kind, embedding, seed=5), on_meta(kind, embedding)):
         loaded = baraquant.load_(fresh, path).eval()
         assert torch.equal(loaded(TOKENS), evaluated)
-        one_weight(loaded)
+        check_one_table(loaded)
     copied = copy.deepcopy(model)
-    one_weight(copied)
-    assert copied.head.qweight.data_ptr() != model.head.qweight.data_ptr()
+    check_one_table(copied)
+    assert copied.body.qweight.data_ptr() != model.body.qweight.data_ptr()
 
 
-def on_meta(kind: str, *arguments: Any) -> nn.Module:
-    with torch.device("meta"):
-        return built(kind, *arguments)
+@by_kind
+@pytest.mark.parametrize("embedding", [nn.Embedding, Averaged])
+@pytest.mark.parametrize(
+    "config", [W8A8(), W8A8Static(), SmoothQuant(0.5), SmoothQuant(0.5, W8A8Static())], ids=str
+)
+def test_quantized(
+    kind: str, embedding: type[nn.Embedding], config: object, tmp_path: Path
+) -> None:
+    model = built(kind, embedding).eval()
+    wanted = model(TOKENS).detach()
+    report = baraquant.quantize_(model, config, calibration=[TOKENS], progress=False)
+    check_report(report, model, embedding)
+    check_one_table(model)
+    served = model(TOKENS)
+    assert (served - wanted).norm() < 0.05 * wanted.norm()
+    baraquant.save(model, path := tmp_path / "model.safetensors")
+    loaded = baraquant.load_(built(kind, embedding, seed=5), path).eval()
+    assert torch.equal(loaded(TOKENS), served)
+    check_one_table(loaded)
 
 
 @pytest.mark.parametrize("scheme", ["learned", "learned_asymmetric", "learned_tensor"])
@@ -167,128 +207,6 @@ def test_a_learned_scale_is_one_parameter(scheme: str) -> None:
         grads.append(scale.grad.clone())
     assert all(g.any() for g in grads)
     assert not torch.equal(grads[0], grads[2]) and not torch.equal(grads[1], grads[2])
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize(
-    "config", [W8A8(), W8A8Static(), SmoothQuant(0.5), SmoothQuant(0.5, W8A8Static())], ids=str
-)
-def test_quantized(kind: str, config: object, tmp_path) -> None:
-    model = built(kind).eval()
-    wanted = model(TOKENS).detach()
-    calibration = None if config in (W8A8(), W8A8(False)) else [TOKENS]
-    baraquant.quantize_(model, config, calibration=calibration, progress=False)
-    served = model(TOKENS)
-    assert (served - wanted).norm() < 0.05 * wanted.norm()
-    sizes = {t.data_ptr(): t.nbytes for t in model.parameters() if t.dtype == torch.int8}
-    if isinstance(config, QuantConfig):
-        one_weight(model)
-        assert sum(sizes.values()) == VOCABULARY * WIDTH + WIDTH * WIDTH
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load_(built(kind, seed=5), path).eval()
-    assert torch.equal(loaded(TOKENS), served)
-    if isinstance(config, QuantConfig):
-        one_weight(loaded)
-
-
-def names_a_table(reason: str) -> bool:
-    """The reason says with which layer the head shares its weight."""
-    return "embedding" in reason or "second" in reason
-
-
-def check_agree(model: nn.Module, kind: str) -> None:
-    """The head and the embedding are one tensor in memory."""
-    held: dict[int, Tensor] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        if tensor.shape == (VOCABULARY, WIDTH):
-            held[tensor.untyped_storage().data_ptr()] = tensor
-    assert len(held) == 1, {n: t.dtype for n, t in model.state_dict().items()}
-    tables = [m.weight.detach() for m in layers(model)]
-    assert all(torch.equal(t, tables[0]) for t in tables)
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("scheme", ["w8a8", "w4_group", "learned", "learned_weight_only", "static"])
-def test_an_embedding_that_is_left_out(kind: str, scheme: str, tmp_path) -> None:
-    """Its head must not become a second copy that says something else."""
-    model = built(kind, Averaged)
-    report = prepare_(model, SCHEMES[scheme])
-    assert "embedding" in report.left_out and "body" in report.changed
-    assert names_a_table(report.left_out.get("head", "")), report
-    train(model)
-    check_agree(model, kind)
-    evaluated = model(TOKENS)
-    convert_(model)
-    assert torch.equal(model(TOKENS), evaluated)
-    check_agree(model, kind)
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    for fresh in (built(kind, Averaged, seed=5), on_meta(kind, Averaged)):
-        loaded = baraquant.load_(fresh, path).eval()
-        assert torch.equal(loaded(TOKENS), evaluated)
-        check_agree(loaded, kind)
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("scheme", ["w8a8", "w4_group", "learned", "learned_weight_only", "static"])
-def test_an_embedding_that_calls_its_parents_forward(kind: str, scheme: str, tmp_path) -> None:
-    """Gemma: swapped with its forward, and one table with the head."""
-    model = built(kind, Scaled)
-    report = prepare_(model, SCHEMES[scheme])
-    assert not report.left_out and {"embedding", "body", "head"} <= set(report.changed)
-    train(model)
-    check_agree(model, kind)
-    evaluated = model(TOKENS)
-    convert_(model)
-    assert torch.equal(model(TOKENS), evaluated)
-    assert type(model.embedding).__name__ == "QuantizedEmbeddingOfScaled"
-    assert model.head.qweight is model.embedding.qweight
-    check_agree(model, kind)
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    for fresh in (built(kind, Scaled, seed=5), on_meta(kind, Scaled)):
-        loaded = baraquant.load_(fresh, path).eval()
-        assert torch.equal(loaded(TOKENS), evaluated)
-        assert loaded.head.qweight is loaded.embedding.qweight
-        check_agree(loaded, kind)
-
-
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize(
-    "config", [W8A8(), W8A8Static(), SmoothQuant(0.5), SmoothQuant(0.5, W8A8Static())], ids=str
-)
-def test_quantize_leaves_both_out(kind: str, config: object, tmp_path) -> None:
-    model = built(kind, Averaged).eval()
-    wanted = model(TOKENS).detach()
-    calibration = None if config in (W8A8(), W8A8(False)) else [TOKENS]
-    report = baraquant.quantize_(model, config, calibration=calibration, progress=False)
-    assert set(report.changed) == {"body"} and names_a_table(report.left_out["head"])
-    check_agree(model, kind)
-    served = model(TOKENS)
-    assert (served - wanted).norm() < 0.05 * wanted.norm()
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load_(built(kind, Averaged, seed=5), path).eval()
-    assert torch.equal(loaded(TOKENS), served)
-    check_agree(loaded, kind)
-
-
-@pytest.mark.parametrize("left", ["embedding", "head"])
-def test_a_filter_that_leaves_out_one_of_two(left: str) -> None:
-    """The caller's choice: the other is swapped alone, or left out too, with the reason."""
-    for call in (
-        lambda m, f: baraquant.quantize_(m, W8A8(), filter_fn=f),
-        lambda m, f: prepare_(m, W8A8(), filter_fn=f),
-    ):
-        model = built("two")
-        report = call(model, lambda module, name: name != left)
-        assert report.left_out[left] == "filter_fn"
-        other = "head" if left == "embedding" else "embedding"
-        assert isinstance(model.get_submodule(left), (nn.Embedding, nn.Linear)[left == "head"])
-        if other in report.left_out:
-            assert left in report.left_out[other], report
-            check_agree(model, "two")
-        evaluated = model.eval()(TOKENS)
-        if any(".weight" in n and n.startswith(other) for n, _ in model.named_parameters()):
-            convert_(model)
-        assert torch.equal(model(TOKENS), evaluated)
 
 
 def test_a_frozen_tie_stays_frozen() -> None:

@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
-from tests.support.cuda import capture
 from tests.support.models.training_models import SCHEMES, block, data
 from tests.support.saved_tensors import saved_tensors, storages
 
@@ -370,30 +369,6 @@ def test_compiled_into_cuda_graphs(scheme: str, cuda: str) -> None:
     assert train(twin, forward).losses == pytest.approx(train(model).losses, rel=2e-3)
 
 
-def test_an_observed_range_moves_in_each_replay(cuda: str) -> None:
-    """By the switch of the moment; nothing is observed twice where it is checkpointed."""
-    quantizer = observed().to(cuda)
-    x = torch.tensor([0.1, 1.0], device=cuda, requires_grad=True)
-
-    def run() -> Tensor:
-        x.grad = None
-        y = checkpoint(
-            lambda x: quantizer(x).sin(), x, use_reentrant=False, preserve_rng_state=False
-        )
-        y.sum().backward()
-        return y
-
-    graph, _ = capture(run)
-    quantizer.reset_min_max_vals()
-    largest = []
-    for size, enabled in ((1.0, True), (3.0, True), (99.0, False), (5.0, True)):
-        quantizer.enable_observer(enabled)
-        x.data[1] = size
-        graph.replay()
-        largest.append(quantizer.max_val.item())
-    assert largest == [1.0, 2.0, 2.0, 3.5]
-
-
 # --- what a step keeps, and what training is for -------------------------------------------------
 
 
@@ -406,29 +381,3 @@ def test_w8a8_keeps_int8_for_backward() -> None:
     own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
     kept = [size for address, size in storages(saved).items() if address not in own]
     assert sum(kept) < 0.3 * x.numel() * x.element_size()
-
-
-@pytest.mark.cover(scheme=None)
-@pytest.mark.parametrize("scheme", ["w4a8", "learned", "groups", "learned_factors", "weight_only"])
-def test_training_gains_what_rounding_lost(scheme: str) -> None:
-    """A teacher's outputs: trained for its life as integers, a student is closer than rounded."""
-    torch.manual_seed(0)
-    teacher = nn.Sequential(nn.Linear(16, 96), nn.ReLU(), nn.Linear(96, 4))
-    x = data(256, 16)
-    wanted = teacher(x).detach()
-    student = copy.deepcopy(teacher)
-    prepare_(student, SCHEMES[scheme])
-    # Adam moves the steps of small groups by its rate, and they are small themselves.
-    rate = 1e-3 if scheme == "learned_factors" else 5e-3
-    optimizer = torch.optim.Adam(student.parameters(), lr=rate)
-    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
-    first = None
-    for _ in range(200):
-        loss = (student(x) - wanted).square().mean()
-        first = loss.item() if first is None else first
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        decay.step()
-    convert_(student.eval())
-    assert (student(x) - wanted).square().mean() < 0.7 * first

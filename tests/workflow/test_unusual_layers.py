@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrizations, prune, weight_norm
 
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
@@ -95,14 +94,6 @@ class OwnLSTM(nn.LSTM):
 
 
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "two_hooks": (
-        lambda: prune.identity(weight_norm(nn.Linear(8, 8)), "weight_v"),
-        "its weight is computed by a hook",
-    ),
-    "parametrized": (
-        lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
-        "its weight is computed by a parametrization",
-    ),
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
     "scaled": (lambda: Scaled(8, 8), "Scaled has a forward of its own"),

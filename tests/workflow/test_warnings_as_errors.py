@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import GPTQ, W4A8, W4A16, W8A8, SmoothQuant, W8A8Static
+from baraquant import GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.qat import prepare_
 from tests.support.models.outlier_models import unchanged
 
@@ -36,16 +36,7 @@ class Run(nn.Module):
 
 DATA = [torch.randn(3, 8, 4, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
 SPOILT = [*DATA, torch.full((3, 8, 4), float("nan"))]
-FEW = [torch.zeros(3, 8, 4)]
 WARNING: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
-    "no faster": (
-        "no faster",
-        lambda model: baraquant.quantize_(model, W4A8(8, group_factors=False)),
-    ),
-    "no faster in training": (
-        "no faster",
-        lambda model: prepare_(model, W4A8(8, group_factors=False)),
-    ),
     "not smoothed": (
         "SmoothQuant to smooth a layer",
         lambda model: baraquant.quantize_(

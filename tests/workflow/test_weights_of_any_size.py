@@ -26,6 +26,8 @@ CONFIGS: dict[str, Any] = {
     ),
     "AWQ": baraquant.AWQ(baraquant.W4A16(16)),
     "GPTQ": baraquant.GPTQ(baraquant.W4A16(16)),
+    "GPTQ factors": baraquant.GPTQ(baraquant.W4A8(16)),
+    "GPTQ factors act_order": baraquant.GPTQ(baraquant.W4A8(16), act_order=True),
 }
 
 
@@ -39,7 +41,7 @@ def quantized(config: Any, weight: torch.Tensor, data: torch.Tensor) -> nn.Modul
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("exponent", [-100, -70, 70, 100])
+@pytest.mark.parametrize("exponent", [-100, -70, -30, 30, 70, 100])
 def test_weights_of_any_size(name: str, exponent: int) -> None:
     """Weights times a power of two have the same integers, and their scales times that power."""
     rng = cases.generator(0)
@@ -52,7 +54,7 @@ def test_weights_of_any_size(name: str, exponent: int) -> None:
         assert torch.equal(scaled[key], wanted), key
 
 
-@pytest.mark.parametrize("name", [n for n in CONFIGS if n not in ("AWQ", "GPTQ")])
+@pytest.mark.parametrize("name", [n for n in CONFIGS if n[:4] not in ("AWQ", "GPTQ")])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=cases.name_of)
 def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
     """The smallest and the largest that they hold."""

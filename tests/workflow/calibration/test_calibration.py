@@ -18,7 +18,6 @@ from baraquant.calibration import (
     PercentileObserver,
     calibrate,
 )
-from baraquant.workflow.calibration.histogram import Histogram, quantile
 
 RANGES = [(-128, 127), (0, 255), (-8, 7)]
 
@@ -66,7 +65,7 @@ def test_moving_average_refuses_a_constant(constant):
         MovingAverageObserver(constant)
 
 
-@pytest.mark.parametrize("percentile", [99.0, 99.9, 75.0])
+@pytest.mark.parametrize("percentile", [99.0, 99.9, 75.0, 100.0])
 def test_percentile_is_that_of_the_data(percentile):
     data = gaussian(outlier=1e6)
     scale, _ = observe(PercentileObserver(percentile), data.split(999)).calculate_qparams()
@@ -82,15 +81,6 @@ def test_percentile_of_an_asymmetric_range_leaves_out_both_tails():
     low, high = np.percentile(data.numpy(), [1.0, 99.0])
     assert float(scale) == pytest.approx((high - low) / 255, rel=1 / 64)
     assert int(zero_point) == pytest.approx(-low / float(scale), abs=2)
-
-
-def test_percentile_100_is_min_max():
-    data = gaussian(outlier=-40.0)
-    for symmetric in (True, False):
-        observers = PercentileObserver(100.0), MinMaxObserver()
-        results = [observe(o, [data]).calculate_qparams(symmetric=symmetric) for o in observers]
-        assert torch.equal(results[0][0], results[1][0])
-        assert torch.equal(results[0][1], results[1][1])
 
 
 @pytest.mark.parametrize("percentile", [50.0, 100.1, math.nan])
@@ -134,18 +124,16 @@ def test_one_number_only(kind, value):
     torch.testing.assert_close(rounded, data, rtol=0.02, atol=0)
 
 
-def test_histograms_do_not_depend_on_the_order_or_the_batches():
+@pytest.mark.parametrize("kind", ["min_max", "percentile", "mse"])
+def test_the_order_and_the_size_of_batches_do_not_matter(kind):
     data = gaussian(size=4096) * torch.logspace(-30, 30, 4096)
-    whole, parts = Histogram(), Histogram()
-    whole.add(data)
-    for part in data.flip(0).split(100):
-        parts.add(part)
-    assert torch.equal(whole.counts, parts.counts)
-    low, high, count = whole.bins()
-    assert count.sum() == 4096
-    expected, _ = np.histogram(data.double(), np.append(low.numpy(), high[-1].item()))
-    assert np.abs(np.cumsum(expected) - np.cumsum(count.numpy())).max() <= 1  # a number on an edge
-    assert quantile(whole.bins(), 0.5) == pytest.approx(float(data.median()), rel=0.1, abs=1e-25)
+    whole, parts = observe(OBSERVERS[kind](), [data]), OBSERVERS[kind]()
+    observe(parts, data.flip(0).split(100))
+    for symmetric in (True, False):
+        for one, other in zip(
+            *(o.calculate_qparams(symmetric=symmetric) for o in (whole, parts)), strict=True
+        ):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.exhaustive
@@ -276,26 +264,6 @@ def test_calibrate_sees_the_layers_of_a_transformer(fused):
     assert all(watcher.unusable() is not None for watcher in watchers.values())
 
 
-def fails(given, paths=("first",), net=None):
-    watchers = {path: MinMaxObserver() for path in paths}
-    calibrate(net or Net(), given, watchers, progress=False)
-
-
-def test_calibrate_without_data():
-    for given in ([], iter(())):
-        with pytest.raises(ValueError, match="expected calibration data, but got no batch"):
-            fails(given)
-    with pytest.raises(ValueError, match=r": first: expected the calibration data to reach"):
-        fails(lambda model: None)
-    with pytest.raises(ValueError, match=r": first: .* it saw no input"):
-        fails([torch.empty(0, 4)])
-
-
-def test_calibrate_names_what_is_never_run():
-    with pytest.raises(ValueError, match=r": unused: .*leave it out with filter_fn"):
-        fails(batches(), ("first", "unused", "second"))
-
-
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_calibrate_names_what_it_left_out(poison):
     data = batches()
@@ -321,18 +289,31 @@ def test_calibrate_names_eight_of_what_it_left_out():
         calibrate(net, data, watchers, progress=False)
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_calibrate_refuses_what_is_never_finite(poison):
-    data = [x.fill_(poison) for x in batches()]
-    message = ": first: expected finite calibration data, but every batch gives its input a NaN"
+UNFIT = {
+    "no batch": ([], "expected calibration data, but got no batch"),
+    "no more batches": (iter(()), "expected calibration data, but got no batch"),
+    "no call": (lambda model: None, r": first: expected the calibration data to reach"),
+    "no rows": ([torch.empty(0, 4)], r": first: .* it saw no input"),
+    "another layer": (batches(), r": unused: .*leave it out with filter_fn"),
+    "nothing finite": (
+        [torch.full((2, 4), math.inf)],
+        ": first: expected finite calibration data, but every batch gives its input a NaN",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_calibrate_refuses_data_that_does_not_fit(name):
+    given, message = UNFIT[name]
+    paths = ("first", "unused", "second") if name == "another layer" else ("first",)
     with pytest.raises(ValueError, match=message):
-        fails(data, ("first", "second"))
+        calibrate(Net(), given, {path: MinMaxObserver() for path in paths}, progress=False)
 
 
 @pytest.mark.parametrize("given", [torch.randn(3, 4), {"x": torch.randn(3, 4)}, "text", 3, None])
 def test_calibrate_refuses_what_is_no_data(given):
     with pytest.raises(TypeError, match="expected calibration to be an iterable of batches"):
-        fails(given)
+        calibrate(Net(), given, {"first": MinMaxObserver()}, progress=False)
 
 
 def test_progress_shows_on_a_terminal_only(monkeypatch, capsys):

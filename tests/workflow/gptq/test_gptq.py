@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""GPTQ's numbers: against the paper's algorithm, and against rounding to nearest."""
+"""GPTQ: beside the paper's algorithm, beside rounding to nearest, and on whole models."""
 
 from __future__ import annotations
 
+import copy
+import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import baraquant
 from baraquant import (
@@ -15,11 +18,14 @@ from baraquant import (
     W4A8,
     W4A16,
     W8A8,
+    QuantConfig,
+    SmoothQuant,
     W8A8Static,
     ops,
 )
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.support.models.outlier_models import Block, batches, seeded
+from tests.support.models.outlier_models import Block, Tied, batches, seeded, unchanged
+from tests.workflow.every_family import OTHERS, PARTS, TOKENS, EveryFamily
 from tests.workflow.gptq.slow_gptq import (
     SCHEMES,
     K,
@@ -108,17 +114,6 @@ def test_is_deterministic_and_splits_do_not_matter() -> None:
     assert torch.equal(first["0.packed"], other["0.packed"])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_models_of_half_precision(dtype: torch.dtype) -> None:
-    exact, nearest, model = (linear(dtype=dtype) for _ in range(3))
-    data = correlated(dtype=dtype)
-    baraquant.quantize_(nearest, W4A8(16, group_factors=False))
-    baraquant.quantize_(model, GPTQ(W4A8(16, group_factors=False)), calibration=data)
-    assert model(data[0]).dtype == dtype and model[0].weight_scale.dtype == torch.float32
-    error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
-    assert error < 0.8 * before
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("rule", ["search", "max"])
@@ -146,19 +141,6 @@ def test_autocast_does_not_round_the_hessian() -> None:
     baraquant.quantize_(plain, GPTQ(W4A16(16)), calibration=data)
     baraquant.quantize_(model, GPTQ(W4A16(16)), calibration=run)
     assert torch.equal(model[0].qweight, plain[0].qweight)
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("observer", ["min_max", "mse"])
-def test_static_inputs(observer: str, symmetric: bool) -> None:
-    config = W8A8Static(observer, symmetric)
-    nearest, model, exact = seeded(Block), seeded(Block), seeded(Block)
-    baraquant.quantize_(nearest, config, calibration=batches())
-    report = baraquant.quantize_(model, GPTQ(config), calibration=batches())
-    assert set(report.changed.values()) == {"StaticQuantizedLinear, GPTQ"}
-    assert torch.equal(model.up.act_scale, nearest.up.act_scale)
-    rows = batches()[0]
-    assert error_of(model, exact, rows) < 0.2
 
 
 @pytest.mark.parametrize("act_order", [False, True])
@@ -229,3 +211,105 @@ def test_a_gpu_equals_the_algorithm_too(act_order: bool) -> None:
     assert model[0].qweight.is_cuda
     inputs = as_multiplied(torch.cat(data), config)
     assert_same(model.cpu()[0], slow_gptq(weight, inputs, config, 0.01, act_order))
+
+
+# --- whole models ---------------------------------------------------------------------------------
+
+
+class Runs:
+    """Batches that count how often they are gone through, and how many of them are alive."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.runs, self.most = count, 0, 0
+        self._alive: list[Any] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        self.runs += 1
+        for index in range(self.count):
+            batch = torch.randn(8, 16, generator=generator(index))
+            self._alive.append(weakref.ref(batch))
+            self.most = max(self.most, sum(one() is not None for one in self._alive))
+            yield batch
+            del batch
+
+
+def test_the_model_runs_once_for_each_tensor_that_layers_read() -> None:
+    data = Runs(4)
+    report = baraquant.quantize_(seeded(Block), GPTQ(W8A8()), calibration=data)
+    # The order; then query and key together, out, up, down.
+    assert data.runs == 1 + 4
+    assert data.most <= 2  # the batch, and the input of the last layer that was called
+    assert set(report.changed.values()) == {"QuantizedLinear, GPTQ"} and len(report.changed) == 5
+
+
+def test_a_tensor_that_changed_in_place_is_another() -> None:
+    class Wired(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            x += self.first(x)
+            return self.second(x)
+
+    data = Runs(2)
+    baraquant.quantize_(seeded(Wired), GPTQ(W8A8()), calibration=data)
+    assert data.runs == 3
+
+
+def test_tied_weights_and_shared_modules() -> None:
+    model, config = seeded(Tied), W4A16(8)
+    ids = torch.randint(0, 20, (4, 6), generator=generator())
+    report = baraquant.quantize_(model, GPTQ(config), calibration=[ids])
+    assert (
+        report.changed["first.up"] == "WeightOnlyInt4Linear, GPTQ" and model.first is model.second
+    )
+    assert report.changed["head"].endswith(
+        "; rounded to nearest, as other modules share its weight"
+    )
+    text = "; rounded to nearest, as GPTQ is for linear layers"
+    assert report.changed["embedding"] == f"QuantizedEmbedding{text}"
+    nearest = seeded(Tied)
+    baraquant.quantize_(nearest, config)
+    assert torch.equal(model.head.qweight, nearest.head.qweight)
+    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("config", [W8A8(), W4A16(8), W4A8(None), W8A8Static()], ids=str)
+def test_every_kind_of_layer(config: QuantConfig, tmp_path: Path) -> None:
+    model, exact = seeded(EveryFamily), seeded(EveryFamily)
+    report = baraquant.quantize_(model, GPTQ(config), calibration=[TOKENS])
+    assert set(report.changed) == PARTS
+    text = "; rounded to nearest, as GPTQ is for linear layers"
+    for path, what in report.changed.items():
+        assert what.endswith(text if path in OTHERS else ", GPTQ"), (path, what)
+    assert error_of(model, exact, TOKENS) < 0.3
+    wanted = model(TOKENS)
+    baraquant.save(model, tmp_path / "model.safetensors")
+    loaded = baraquant.load_(EveryFamily(), tmp_path / "model.safetensors").eval()
+    assert torch.equal(loaded(TOKENS), wanted)
+
+
+def test_a_layer_that_takes_up_the_smoothing_of_the_next() -> None:
+    rules = {"up": GPTQ(W8A8()), "down": SmoothQuant(0.5)}
+    model, exact = seeded(Block), seeded(Block)
+    report = baraquant.quantize_(model, rules, calibration=batches())
+    assert report.changed["down"] == "QuantizedLinear, alpha 0.5 folded into up"
+    assert report.changed["up"] == "QuantizedLinear, GPTQ"
+    assert error_of(model, exact, batches()[0]) < 0.05
+
+
+def test_an_error_in_a_later_layer_leaves_the_model_as_it_was() -> None:
+    model = seeded(Block).train()
+    with torch.no_grad():
+        model.up.weight[0, 0] = 1e12
+    original = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r"quantize_: up: .*the weight.*float16"):
+        config = GPTQ(W4A16(16, scale_dtype="float16"))
+        baraquant.quantize_(model, config, calibration=batches())
+    assert unchanged(model, original)

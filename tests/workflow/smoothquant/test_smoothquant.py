@@ -189,20 +189,3 @@ def test_static_smoothing_is_part_of_the_scale():
         integers, model.out.qweight, model.out.weight_scale, model.out.act_scale, model.out.bias
     )
     assert torch.equal(model.out(x), expected)
-
-
-def test_data_that_is_gone_after_one_run():
-    def once():
-        return iter(batches())
-
-    baraquant.quantize_(seeded(Block), SmoothQuant(0.5), calibration=once())
-    baraquant.quantize_(seeded(Block), SmoothQuant(0.5, W8A8Static()), calibration=once())
-    for config, runs in [
-        (SmoothQuant("search"), 2),
-        (SmoothQuant(0.5, W8A8Static("mse")), 2),
-        (SmoothQuant("search", W8A8Static("percentile")), 3),
-    ]:
-        model = seeded(Block)
-        with pytest.raises(ValueError, match=f"that can be gone through {runs} times"):
-            baraquant.quantize_(model, config, calibration=once())
-        assert type(model.query) is nn.Linear
