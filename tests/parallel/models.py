@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baraquant import W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import prepare_
 from tests.support import cases
@@ -58,6 +58,18 @@ SCHEMES: dict[str, Scheme] = {
             TensorConfig(8, "per_group", group_size=2),
         ),
         serves_exactly=False,
+    ),
+}
+# Of linear layers alone: the groups of a table would lie on two processes.
+FACTORS: dict[str, Scheme] = {
+    "factors": Scheme(W4A8(8), trains_exactly=True),
+    "asymmetric_factors": Scheme(W4A8(4, symmetric=False), trains_exactly=True),
+    "rotated_factors": Scheme(W4A8(8, rotate=4), trains_exactly=True),
+    "static_factors": Scheme(
+        QuantConfig(
+            TensorConfig(4, "per_group", group_size=8, group_factors=True),
+            TensorConfig(8, "per_tensor", False, dynamic=False),
+        )
     ),
 }
 
