@@ -94,10 +94,7 @@ def test_groups_of_layers_with_several_schemes(tmp_path: Path) -> None:
     config = settings(folder)["quantization_config"]
     assert config["format"] == "mixed-precision"
     groups = {group["format"]: group["targets"] for group in config["config_groups"].values()}
-    assert groups == {
-        "int-quantized": ["q_proj", "k_proj", "v_proj"],
-        "pack-quantized": ["o_proj"],
-    }
+    assert groups == {"int-quantized": ["q_proj", "k_proj", "v_proj"], "pack-quantized": ["o_proj"]}
 
 
 @pytest.mark.exhaustive
@@ -159,11 +156,7 @@ def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
     model, x = network(), torch.randn(2, 32)
     baraquant.quantize_(model, baraquant.W8A8())
     folder = export.to_compressed_tensors(model, tmp_path / "out")
-    assert set(load_file(folder / "model.safetensors")) == {
-        "0.weight",
-        "0.weight_scale",
-        "0.bias",
-    }
+    assert set(load_file(folder / "model.safetensors")) == {"0.weight", "0.weight_scale", "0.bias"}
     loaded = export.from_compressed_tensors(network(), folder)
     assert loaded[0] is loaded[2]
     assert torch.equal(loaded(x), model(x))

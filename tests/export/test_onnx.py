@@ -26,17 +26,15 @@ INTEGER: dict[str, Any] = {
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
     "W4A8": baraquant.W4A8(None),
     "W8A6 per tensor": QuantConfig(TensorConfig(8), TensorConfig(6, "per_tensor")),
-    "W8A8 per tensor asymmetric": QuantConfig(
-        TensorConfig(8), TensorConfig(8, "per_tensor", symmetric=False)
-    ),
-}
+    "W8A8 per tensor asymmetric": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
+        symmetric=False)),
+}  # fmt: skip
 STATIC: dict[str, Any] = {
     "W8A8": baraquant.W8A8Static(),
     "W8A8 asymmetric": baraquant.W8A8Static(symmetric=False),
-    "W8A5 asymmetric": QuantConfig(
-        TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False, dynamic=False)
-    ),
-}
+    "W8A5 asymmetric": QuantConfig(TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False,
+        dynamic=False)),
+}  # fmt: skip
 WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
     "W8A16 groups asymmetric": QuantConfig(TensorConfig(8, PerGroup(16), symmetric=False)),
@@ -46,7 +44,7 @@ WEIGHTS: dict[str, Any] = {
     "W4A16 channels": baraquant.W4A16(None),
     "W3A16": QuantConfig(TensorConfig(3, PerGroup(32))),
     "W2A16": QuantConfig(TensorConfig(2, PerGroup(16), symmetric=False)),
-}
+}  # fmt: skip
 
 
 def network(config: Any, calibration: torch.Tensor | None = None) -> nn.Module:
