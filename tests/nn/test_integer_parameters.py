@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor, nn
 
 import baraquant
@@ -160,7 +160,12 @@ def test_tied_integers_are_one_parameter(tmp_path: Path) -> None:
     assert report.bytes_after == 12 * 8 + 12 * 4
     baraquant.save(model, tmp_path / "a")
     loaded = baraquant.load_(Tied(), tmp_path / "a")
-    for one in (model, loaded, copy.deepcopy(model), copy.deepcopy(model).to("meta")):
+    save_model(model, str(tmp_path / "b"))
+    fresh = copy.deepcopy(model)
+    fresh.head.qweight.zero_()
+    load_model(fresh, str(tmp_path / "b"))
+    assert torch.equal(fresh.table.qweight, model.table.qweight)
+    for one in (model, loaded, fresh, copy.deepcopy(model), copy.deepcopy(model).to("meta")):
         assert one.head.qweight is one.table.qweight
 
 
