@@ -237,25 +237,6 @@ def test_one_sample_without_a_batch(kind: str) -> None:
 
 
 @by_kind
-def test_parameters_are_shared_and_buffers_travel(kind: str) -> None:
-    module = floating(kind)
-    layer = getattr(bnn, f"FakeQuantized{kind}").from_float(module, CONFIGS["group_learned"])
-    assert layer.weight is module.weight and layer.bias is module.bias
-    for one in (layer.eval(), converted(layer)):
-        other = copy.deepcopy(one)
-        with torch.no_grad():
-            for tensor in other.state_dict().values():
-                tensor.zero_()
-        other.load_state_dict(one.state_dict())
-        assert torch.equal(other(example(kind)), one(example(kind)))
-        half = copy.deepcopy(one).half()
-        assert half(example(kind).half()).dtype == torch.float16
-        assert half.weight.dtype == torch.float16
-    assert converted(layer).half().weight_scale.dtype == torch.float32
-    assert converted(layer.half()).weight_scale.dtype == torch.float32
-
-
-@by_kind
 @pytest.mark.parametrize("config", ["channel_static", "group"])
 def test_scripted_and_exported(kind: str, config: str) -> None:
     module, x = prepared(kind, config), example(kind)
@@ -269,12 +250,6 @@ def test_scripted_and_exported(kind: str, config: str) -> None:
             assert torch.equal(exported(x), wanted)
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         assert torch.equal(compiled(x), wanted)
-
-
-@by_kind
-def test_on_the_meta_device(kind: str) -> None:
-    module, x = prepared(kind, "group").to("meta"), example(kind)
-    assert module(x.to("meta")).shape == floating(kind)(x).shape
 
 
 def test_weights_in_another_memory_format() -> None:

@@ -139,10 +139,7 @@ def test_assigning_a_parameter() -> None:
         new = nn.Parameter(torch.randn(8, 16))
         model.child.weight = new
         assert parameter_of(model) is new
-        assert torch.equal(
-            model.eval().child.weight.detach(),
-            converted(model).child.weight,
-        )
+        assert torch.equal(model.eval().child.weight.detach(), converted(model).child.weight)
 
 
 def test_tying_in_evaluation() -> None:
@@ -227,11 +224,3 @@ def test_optimizers_step_in_evaluation() -> None:
     evaluated = model(x)
     convert_(model)
     assert torch.equal(model(x), evaluated)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("layer", ["linear", "conv1d", "embedding"])
-def test_other_dtypes(layer: str, dtype: torch.dtype) -> None:
-    model = trained(layer, "w8a8", dtype=dtype)
-    assert model.child.weight.dtype == dtype
-    assert torch.equal(model.child.weight.detach(), converted(model).child.weight)
