@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import baraquant.nn as bnn
 from baraquant import QuantConfig, TensorConfig
-from baraquant.nn import FakeQuantize, LearnedFakeQuantize
+from baraquant.qat import convert_
 from tests.support import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -71,30 +71,10 @@ def prepared(kind: str, config: str, dtype: torch.dtype = torch.float32) -> nn.M
     return base.from_float(floating(kind, dtype), CONFIGS[config])
 
 
-def frozen(quantizer: nn.Module) -> FakeQuantize | None:
-    """What rounds the input once the layer is converted."""
-    if isinstance(quantizer, LearnedFakeQuantize):
-        return FakeQuantize(*quantizer.calculate_qparams())
-    if isinstance(quantizer, FakeQuantize):
-        return copy.deepcopy(quantizer) if quantizer.is_dynamic else quantizer.freeze()
-    return None
-
-
 def converted(module: nn.Module) -> nn.Module:
-    integers, scale, zero_point = module.quantized_weight()
-    config = module.config.weight
-    kind = getattr(bnn, type(module).__name__.removeprefix("Fake"))
-    return kind(
-        integers,
-        scale,
-        None if module.bias is None else module.bias.detach().clone(),
-        weight_zero_point=None if config.symmetric else zero_point,
-        group_size=config.group_size,
-        input_fake_quant=frozen(module.input_fake_quant),
-        weight_bits=config.bits,
-        dtype=module.float_weight().dtype,
-        **kind.options_of(module),
-    )
+    model = nn.Sequential(copy.deepcopy(module))
+    convert_(model)
+    return model[0]
 
 
 def parts(module: nn.Module, group_size: int | None) -> list[list[Tensor]]:
