@@ -87,20 +87,6 @@ def test_the_card_keeps_vllm_from_another_dtype(tmp_path: Path, dtype: torch.dty
 
 
 @pytest.mark.exhaustive
-def test_groups_of_layers_with_several_schemes(tmp_path: Path) -> None:
-    package("huggingface_hub")
-    model = quantized({"o_proj": baraquant.W4A16(32), nn.Linear: baraquant.W8A8()})
-    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
-    config = settings(folder)["quantization_config"]
-    assert config["format"] == "mixed-precision"
-    groups = {group["format"]: group["targets"] for group in config["config_groups"].values()}
-    assert groups == {
-        "int-quantized": ["q_proj", "k_proj", "v_proj"],
-        "pack-quantized": ["o_proj"],
-    }
-
-
-@pytest.mark.exhaustive
 def test_embeddings_keep_their_values_as_floats(tmp_path: Path) -> None:
     package("huggingface_hub")
     model = quantized({nn.Linear: baraquant.W8A8(), nn.Embedding: baraquant.W8A16()})
@@ -159,11 +145,7 @@ def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
     model, x = network(), torch.randn(2, 32)
     baraquant.quantize_(model, baraquant.W8A8())
     folder = export.to_compressed_tensors(model, tmp_path / "out")
-    assert set(load_file(folder / "model.safetensors")) == {
-        "0.weight",
-        "0.weight_scale",
-        "0.bias",
-    }
+    assert set(load_file(folder / "model.safetensors")) == {"0.weight", "0.weight_scale", "0.bias"}
     loaded = export.from_compressed_tensors(network(), folder)
     assert loaded[0] is loaded[2]
     assert torch.equal(loaded(x), model(x))
@@ -330,20 +312,3 @@ def test_what_a_constructor_computes(plain: bool, tmp_path: Path) -> None:
     assert weights == [True]  # none was made only to be discarded
     x = torch.linspace(-1, 1, 96).reshape(3, 32)
     assert torch.equal(loaded(x), model(x))
-
-
-@pytest.mark.exhaustive
-def test_training_goes_on_to_a_folder(tmp_path: Path) -> None:
-    """Prepared, trained, converted, written, read: the bits of the last evaluation."""
-    package("huggingface_hub")
-    model = block()
-    baraquant.qat.prepare_(model, {nn.Linear: baraquant.W4A16(32), nn.Embedding: None})
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(IDS).square().mean().backward()
-        optimizer.step()
-    wanted = model.eval()(IDS)
-    baraquant.qat.convert_(model)
-    folder = export.to_compressed_tensors(model, tmp_path / "out", serve=None)
-    assert torch.equal(export.from_compressed_tensors(block(), folder)(IDS), wanted)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,10 @@ def test_several_schemes_in_one_model(tmp_path: Path) -> None:
     }
     baraquant.quantize_(model, config)
     folder = export.to_compressed_tensors(model, tmp_path / "ours", serve=None)
+    settings = json.loads((folder / "config.json").read_text())["quantization_config"]
+    formats = {one["format"] for one in settings["config_groups"].values()}
+    assert settings["format"] == "mixed-precision"
+    assert formats == {"int-quantized", "pack-quantized"}
     theirs = decompressed_by_package(folder, block(seed=1))
     for path, weight in int_weights(model).items():
         assert torch.equal(weight, theirs.get_submodule(path).weight), path

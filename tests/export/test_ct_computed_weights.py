@@ -33,20 +33,14 @@ class Sound(nn.Module):
 
 
 NORMS: dict[str, tuple[Callable[..., nn.Module], list[str]]] = {
-    "parametrized": (
-        parametrizations.weight_norm,
-        ["parametrizations.weight.original0", "parametrizations.weight.original1"],
-    ),
-    "dim": (
-        lambda layer: parametrizations.weight_norm(layer, dim=2),
-        ["parametrizations.weight.original0", "parametrizations.weight.original1"],
-    ),
-    "all": (
-        lambda layer: parametrizations.weight_norm(layer, dim=None),
-        ["parametrizations.weight.original0", "parametrizations.weight.original1"],
-    ),
+    "parametrized": (parametrizations.weight_norm, ["parametrizations.weight.original0",
+        "parametrizations.weight.original1"]),
+    "dim": (lambda layer: parametrizations.weight_norm(layer, dim=2),
+        ["parametrizations.weight.original0", "parametrizations.weight.original1"]),
+    "all": (lambda layer: parametrizations.weight_norm(layer, dim=None),
+        ["parametrizations.weight.original0", "parametrizations.weight.original1"]),
     "hooked": (torch.nn.utils.weight_norm, ["weight_g", "weight_v"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["quantize_", "convert_", "load_"])

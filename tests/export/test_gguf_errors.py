@@ -33,22 +33,16 @@ def refused(
 
 
 LAYERS: dict[str, tuple[Any, str]] = {
-    "asymmetric": (
-        baraquant.W4A16(32, symmetric=False),
-        "embed_tokens: expected symmetric weights",
-    ),
+    "asymmetric": (baraquant.W4A16(32, symmetric=False),
+        "embed_tokens: expected symmetric weights"),
     "3 bits": (QuantConfig(TensorConfig(3, PerGroup(32))), "embed_tokens: expected 4 or 8 bits"),
     "6 bits": (QuantConfig(TensorConfig(6)), "embed_tokens: expected 4 or 8 bits .* but got 6"),
-    "groups of 16": (
-        baraquant.W4A16(16),
-        "embed_tokens: expected a scale for a multiple of 32 inputs",
-    ),
+    "groups of 16": (baraquant.W4A16(16),
+        "embed_tokens: expected a scale for a multiple of 32 inputs"),
     "dynamic": (baraquant.W8A8(), r"q_proj: expected a floating input, but got int8 \(dynamic\)"),
-    "groups, dynamic": (
-        baraquant.W4A8(32, group_factors=False),
-        "q_proj: expected a floating input, but got int8",
-    ),
-}
+    "groups, dynamic": (baraquant.W4A8(32, group_factors=False),
+        "q_proj: expected a floating input, but got int8"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(LAYERS))
@@ -85,20 +79,14 @@ def test_sizes(tmp_path: Path) -> None:
 
 CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation": ("llama", {"hidden_act": "gelu"}, "'llama' covers, but got the activation 'gelu"),
-    "rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        "got the rope type 'dynamic'",
-    ),
+    "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
+        "factor": 2.0}}, "got the rope type 'dynamic'"),
     "window": ("mistral", {"sliding_window": 8}, "got sliding_window=8"),
     "gemma2 scalar": ("gemma2", {"query_pre_attn_scalar": 64}, "got query_pre_attn_scalar=64"),
-    "gemma3 layers": (
-        "gemma3",
-        {"layer_types": ["full_attention", "full_attention"]},
-        "got layer_types other than five times",
-    ),
+    "gemma3 layers": ("gemma3", {"layer_types": ["full_attention", "full_attention"]},
+        "got layer_types other than five times"),
     "gemma3 cap": ("gemma3", {"final_logit_softcapping": 30.0}, "got a soft cap of logits"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(CONFIGS))
@@ -136,20 +124,14 @@ MODELS: dict[str, tuple[Callable[[], Any], str, type[Exception]]] = {
     "floating": (lambda: tiny("llama"), "without a quantized layer", ValueError),
     "prepared": (prepared, "it is prepared for training; call baraquant.qat.convert_", ValueError),
     "no module": (lambda: {"a": 1}, "expected model to be a Module, but got dict", TypeError),
-    "not transformers": (
-        lambda: quantized(nn.Sequential(nn.Linear(32, 4)), Q4),
-        "expected a model of transformers",
-        TypeError,
-    ),
+    "not transformers": (lambda: quantized(nn.Sequential(nn.Linear(32, 4)), Q4),
+        "expected a model of transformers", TypeError),
     "unknown": (other_model, "expected an architecture among llama, .* but got 'gpt2'", ValueError),
-    "no head": (
-        lambda: quantized(tiny("llama"), Q4).model,
-        "expected a language model with a head .* but got a LlamaModel",
-        ValueError,
-    ),
+    "no head": (lambda: quantized(tiny("llama"), Q4).model,
+        "expected a language model with a head .* but got a LlamaModel", ValueError),
     "extra tensor": (extra_tensor, "layers.0.gain: expected a tensor that GGUF", ValueError),
     "float64": (double, "model.norm.weight: expected float32, float16 or bfloat16", ValueError),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(MODELS))

@@ -26,17 +26,15 @@ INTEGER: dict[str, Any] = {
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
     "W4A8": baraquant.W4A8(None),
     "W8A6 per tensor": QuantConfig(TensorConfig(8), TensorConfig(6, "per_tensor")),
-    "W8A8 per tensor asymmetric": QuantConfig(
-        TensorConfig(8), TensorConfig(8, "per_tensor", symmetric=False)
-    ),
-}
+    "W8A8 per tensor asymmetric": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
+        symmetric=False)),
+}  # fmt: skip
 STATIC: dict[str, Any] = {
     "W8A8": baraquant.W8A8Static(),
     "W8A8 asymmetric": baraquant.W8A8Static(symmetric=False),
-    "W8A5 asymmetric": QuantConfig(
-        TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False, dynamic=False)
-    ),
-}
+    "W8A5 asymmetric": QuantConfig(TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False,
+        dynamic=False)),
+}  # fmt: skip
 WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
     "W8A16 groups asymmetric": QuantConfig(TensorConfig(8, PerGroup(16), symmetric=False)),
@@ -46,7 +44,7 @@ WEIGHTS: dict[str, Any] = {
     "W4A16 channels": baraquant.W4A16(None),
     "W3A16": QuantConfig(TensorConfig(3, PerGroup(32))),
     "W2A16": QuantConfig(TensorConfig(2, PerGroup(16), symmetric=False)),
-}
+}  # fmt: skip
 
 
 def network(config: Any, calibration: torch.Tensor | None = None) -> nn.Module:
@@ -68,13 +66,6 @@ def rows(*shape: int) -> torch.Tensor:
 
 
 DYNAMIC: Any = ({0: "batch", 1: "tokens"},)
-
-
-@pytest.mark.exhaustive
-def test_one_integer_layer(tmp_path: Path) -> None:
-    x = rows(2, 3)
-    model = network(baraquant.W8A8Static(), x)
-    assert error_of(run(exported(model, (x,), tmp_path), x), model(x)) < 1e-6
 
 
 @pytest.mark.exhaustive
@@ -158,38 +149,21 @@ def test_the_fast_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("style", ["integer", "qdq"])
+@pytest.mark.parametrize("style", ["integer", "qdq", None], ids=["integer", "qdq", "dynamic"])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_smoothed_static_layers(symmetric: bool, style: str, tmp_path: Path) -> None:
+def test_smoothed_layers(symmetric: bool, style: str | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    smooth = torch.rand(64) + 0.5
-    zero_point = None if symmetric else torch.tensor(-7)
-    layer = bnn.StaticQuantizedLinear(
-        torch.randint(-128, 128, (24, 64), dtype=torch.int8),
-        torch.rand(24) + 0.1,
-        torch.tensor(0.03),
-        torch.randn(24),
-        act_zero_point=zero_point,
-        smooth_scale=0.03 * smooth,
-    )
+    smooth, bias = torch.rand(64) + 0.5, torch.randn(24)
+    weight = torch.randint(-128, 128, (24, 64), dtype=torch.int8), torch.rand(24) + 0.1
+    layer: nn.Module = bnn.QuantizedLinear(*weight, bias, symmetric=symmetric, smooth=smooth)
+    if style is not None:
+        point = None if symmetric else torch.tensor(-7)
+        layer = bnn.StaticQuantizedLinear(
+            *weight, torch.tensor(0.03), bias, act_zero_point=point, smooth_scale=0.03 * smooth
+        )
     x = rows(3, 4)
-    path = exported(layer, (x,), tmp_path, style=style)
+    path = exported(layer, (x,), tmp_path, style=style or "integer")
     assert error_of(run(path, x), layer(x)) < 1e-6
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_smoothed_dynamic_layers(symmetric: bool, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    layer = bnn.QuantizedLinear(
-        torch.randint(-128, 128, (24, 64), dtype=torch.int8),
-        torch.rand(24) + 0.1,
-        torch.randn(24),
-        symmetric=symmetric,
-        smooth=torch.rand(64) + 0.5,
-    )
-    x = rows(3, 4)
-    assert error_of(run(exported(layer, (x,), tmp_path), x), layer(x)) < 1e-6
 
 
 @pytest.mark.exhaustive

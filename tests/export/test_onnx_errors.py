@@ -59,37 +59,20 @@ MODELS: dict[str, tuple[Any, str, type[Exception], dict[str, Any]]] = {
     "prepared": (prepared, "0: expected converted layers, but it is prepared", ValueError, {}),
     "no module": (lambda: [1], "expected model to be a Module, but got list", TypeError, {}),
     "float64": (double, "0: expected a float32 scale, but got float64", ValueError, {}),
-    "observer": (
-        lambda: with_rounder(bnn.FakeQuantize(mode="observed")),
-        "3: expected a FakeQuantize whose range is fixed, but its observer is on",
-        ValueError,
-        {},
-    ),
-    "learned": (
-        lambda: with_rounder(bnn.LearnedFakeQuantize()),
-        "3: expected no LearnedFakeQuantize",
-        ValueError,
-        {},
-    ),
-    "dynamic in qdq": (
-        network,
+    "observer": (lambda: with_rounder(bnn.FakeQuantize(mode="observed")),
+        "3: expected a FakeQuantize whose range is fixed, but its observer is on", ValueError, {}),
+    "learned": (lambda: with_rounder(bnn.LearnedFakeQuantize()),
+        "3: expected no LearnedFakeQuantize", ValueError, {}),
+    "dynamic in qdq": (network,
         "0: expected a static scale of the input for style='qdq', but got a dynamic one",
-        ValueError,
-        {"style": "qdq"},
-    ),
-    "dynamic groups in qdq": (
-        lambda: network(baraquant.W4A8(8, group_factors=False)),
-        "0.input_fake_quant: expected a static scale of the input for style='qdq'",
-        ValueError,
-        {"style": "qdq"},
-    ),
-    "dynamic rounder in qdq": (
-        lambda: nn.Sequential(network(baraquant.W8A16()), bnn.FakeQuantize(mode="dynamic")),
-        "1: expected a static scale of the input for style='qdq'",
-        ValueError,
-        {"style": "qdq"},
-    ),
-}
+        ValueError, {"style": "qdq"}),
+    "dynamic groups in qdq": (lambda: network(baraquant.W4A8(8, group_factors=False)),
+        "0.input_fake_quant: expected a static scale of the input for style='qdq'", ValueError,
+        {"style": "qdq"}),
+    "dynamic rounder in qdq": (lambda: nn.Sequential(network(baraquant.W8A16()),
+        bnn.FakeQuantize(mode="dynamic")),
+        "1: expected a static scale of the input for style='qdq'", ValueError, {"style": "qdq"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(MODELS))

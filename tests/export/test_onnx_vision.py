@@ -14,7 +14,7 @@ import baraquant
 from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant import nn as bnn
 from tests.export.onnx_runs import constants, error_of, exported, nodes, run
-from tests.export.vision_models import mobilenet, quantize_with_inputs, resnet
+from tests.export.vision_models import mobilenet, resnet
 from tests.support.optional_packages import package
 
 package("onnx")
@@ -116,6 +116,11 @@ def test_an_observed_scale_is_frozen(tmp_path: Path) -> None:
     path = exported(model, (x,), tmp_path, style="qdq")
     assert torch.equal(run(path, x * 2), model(x * 2))
     assert nodes(path)["QuantizeLinear"] == 1
+
+
+def quantize_with_inputs(model: nn.Module, images: torch.Tensor, symmetric: bool) -> None:
+    scheme = baraquant.W8A8Static(symmetric=symmetric, conv_inputs=True)
+    baraquant.quantize_(model, scheme, calibration=[images], progress=False)
 
 
 CONVOLUTIONS: dict[str, Any] = {

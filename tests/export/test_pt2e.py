@@ -162,28 +162,18 @@ BAD: dict[str, tuple[Any, str]] = {
     "symmetric": (lambda: network(baraquant.W8A8()), "0: expected zero points of the input"),
     "static": (static, "0: expected a QuantizedLinear, .* but got a StaticQuantizedLinear"),
     "weights": (lambda: network(baraquant.W8A16()), "but got a WeightOnlyLinear; keep it floating"),
-    "groups": (
-        lambda: network(baraquant.W4A8(32, group_factors=False)),
-        "0: expected a QuantizedLinear",
-    ),
+    "groups": (lambda: network(baraquant.W4A8(32, group_factors=False)),
+        "0: expected a QuantizedLinear"),
     "embedding": (embedding, "0: expected a QuantizedLinear, .* got a QuantizedEmbedding"),
     "convolution": (convolution, "0: expected a QuantizedLinear, .* got a QuantizedConv2d"),
-    "per tensor": (
-        lambda: network(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))),
-        "0: expected a scale of the input for each token, but got per_tensor",
-    ),
-    "6 bits": (
-        lambda: network(QuantConfig(TensorConfig(8), TensorConfig(6, "per_token", False))),
-        "0: expected 8-bit inputs, but got 6 bits",
-    ),
-    "group inputs": (
-        lambda: network(
-            QuantConfig(TensorConfig(4, PerGroup(32)), TensorConfig(8, "per_token", False))
-        ),
-        "0: expected a QuantizedLinear",
-    ),
+    "per tensor": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
+        False))), "0: expected a scale of the input for each token, but got per_tensor"),
+    "6 bits": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(6, "per_token", False))),
+        "0: expected 8-bit inputs, but got 6 bits"),
+    "group inputs": (lambda: network(QuantConfig(TensorConfig(4, PerGroup(32)), TensorConfig(8,
+        "per_token", False))), "0: expected a QuantizedLinear"),
     "-128": (lowest, r"2: expected weights in \[-127, 127\]"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(BAD))

@@ -41,21 +41,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "static with zero point": (baraquant.W8A8Static(symmetric=False), "static_inputs: q_proj"),
     "zero point": (baraquant.W8A8(symmetric=False), "input_zero_points: q_proj: SGLang rounds"),
     "groups of integers": (baraquant.W4A8(32, group_factors=False), "sglang_kernels: q_proj"),
-    "packed zero points": (
-        baraquant.W4A16(32, symmetric=False, **PACKED),
-        "sglang_kernels: q_proj: SGLang has no kernel",
-    ),
+    "packed zero points": (baraquant.W4A16(32, symmetric=False, **PACKED),
+        "sglang_kernels: q_proj: SGLang has no kernel"),
     "five bits": (QuantConfig(TensorConfig(5), **PACKED), "sglang_kernels: q_proj"),
     "rounded scales": (baraquant.W4A16(32), "rounded_scales: q_proj"),
-    "formats": (
-        {"o_proj": baraquant.W4A16(32, **PACKED), nn.Linear: baraquant.W8A8(), nn.Embedding: None},
-        "one_format: expected layers of one format",
-    ),
-    "fused schemes": (
-        {"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A8()},
-        "fused_schemes: SGLang computes",
-    ),
-}
+    "formats": ({"o_proj": baraquant.W4A16(32, **PACKED), nn.Linear: baraquant.W8A8(),
+        nn.Embedding: None}, "one_format: expected layers of one format"),
+    "fused schemes": ({"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A8()},
+        "fused_schemes: SGLang computes"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(REFUSED))

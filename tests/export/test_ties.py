@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -83,38 +82,6 @@ def test_our_files(weights: str, quantized: str, into: str, way: str, tmp_path: 
             WAYS[way](model, tmp_path / "it", Decoder(into).eval())
         return
     read = WAYS[way](model, tmp_path / "it", Decoder(into).eval())
-    assert torch.equal(read(IDS), model(IDS))
-
-
-def by_state_dict(model: nn.Module, path: Path, fresh: nn.Module) -> nn.Module:
-    torch.save(model.state_dict(), path)
-    fresh.load_state_dict(torch.load(path))
-    return fresh
-
-
-def by_safetensors(model: nn.Module, path: Path, fresh: nn.Module) -> nn.Module:
-    safetensors.torch.save_model(model, str(path))
-    safetensors.torch.load_model(fresh, str(path))
-    return fresh
-
-
-def whole(model: nn.Module, path: Path, fresh: nn.Module) -> nn.Module:
-    torch.save(model, path)
-    return torch.load(path, weights_only=False)
-
-
-def exported(model: nn.Module, path: Path, fresh: nn.Module) -> nn.Module:
-    package = path.with_suffix(".pt2")
-    torch.export.save(torch.export.export(model, (IDS,)), package)
-    return torch.export.load(package).module()
-
-
-@pytest.mark.parametrize("way", [by_state_dict, by_safetensors, whole, exported])
-@pytest.mark.parametrize("quantized", list(QUANTIZED))
-@pytest.mark.parametrize("weights", ["tied", "separate", "shared"])
-def test_files_of_pytorch(weights: str, quantized: str, way: Any, tmp_path: Path) -> None:
-    model = decoder(weights, quantized)
-    read = way(model, tmp_path / "it", decoder(weights, quantized))
     assert torch.equal(read(IDS), model(IDS))
 
 

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-import baraquant
-from baraquant import nn as bnn
-
 
 class Conv(nn.Module):
     """A convolution, a batch norm and an activation."""
@@ -97,25 +94,3 @@ def _ready(model: nn.Module) -> nn.Module:
             module.conv = fuse_conv_bn_eval(module.conv, module.norm)
             module.norm = nn.Identity()
     return model
-
-
-def quantize_with_inputs(model: nn.Module, images: Tensor, *, symmetric: bool) -> None:
-    """Quantize a model so that convolutions round their inputs too, with the range of `images`."""
-    seen: dict[nn.Module, Tensor] = {}
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: seen.__setitem__(module, args[0]))
-        for module in model.modules()
-        if isinstance(module, nn.Conv2d)
-    ]
-    paths = {module: path for path, module in model.named_modules()}
-    model(images)
-    for hook in hooks:
-        hook.remove()
-    baraquant.quantize_(
-        model, baraquant.W8A8Static(symmetric=symmetric), calibration=[images], progress=False
-    )
-    for module, input in seen.items():
-        converted: Any = model.get_submodule(paths[module])
-        assert isinstance(converted, bnn.QuantizedConv2d)
-        scale, zero_point = baraquant.ops.choose_qparams_per_tensor(input, symmetric=symmetric)
-        converted.input_fake_quant = bnn.FakeQuantize(scale, zero_point)

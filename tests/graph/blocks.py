@@ -88,10 +88,7 @@ BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
 
 
 def quantized(
-    model: nn.Module,
-    scheme: str = "W8A8",
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> nn.Module:
     """The model with quantized layers."""
     baraquant.quantize_(model.eval(), SCHEMES[scheme](), progress=False)

@@ -59,20 +59,11 @@ def assert_same_bits(model: nn.Module, inputs: list[Tensor], **options: Any) -> 
 
 
 FUSED = {
-    "llama": {
-        "norm_quantize": 2,
-        "activation_quantize": 1,
-        "int8_linear": 6,
-        "quantized_linear": 1,
-    },
-    "bert": {
-        "norm": 2,
-        "activation_quantize": 1,
-        "dynamic_range_quantize_per_token": 1,
-        "int8_linear": 4,
-        "quantized_linear": 2,
-    },
-}
+    "llama": {"norm_quantize": 2, "activation_quantize": 1, "int8_linear": 6,
+        "quantized_linear": 1},
+    "bert": {"norm": 2, "activation_quantize": 1, "dynamic_range_quantize_per_token": 1,
+        "int8_linear": 4, "quantized_linear": 2},
+}  # fmt: skip
 
 
 @pytest.mark.inductor

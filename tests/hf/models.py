@@ -28,13 +28,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "tied_llama": ("LlamaForCausalLM", "LlamaConfig", {**_DECODER, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", _DECODER),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, "head_dim": 32}),
-    "opt": (
-        "OPTForCausalLM",
-        "OPTConfig",
-        {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0},
-    ),
+    "opt": ("OPTForCausalLM", "OPTConfig", {**SIZES, "ffn_dim": 128, "word_embed_proj_dim": 64,
+        "dropout": 0.0}),
     "bert": ("BertForMaskedLM", "BertConfig", {**SIZES, "intermediate_size": 128}),
-}
+}  # fmt: skip
 TOKENS = torch.arange(24).reshape(2, 12) * 7 % 90 + 3
 
 

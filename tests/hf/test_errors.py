@@ -158,47 +158,23 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "width": (change_group(num_bits=8), "weight_packed: expected the shape"),
     "asymmetric": (change_group(symmetric=False), "weight_zero_point.*it is missing"),
     "floats": (change_group(type="float"), "expected integers, but type is 'float'"),
-    "format": (
-        lambda f: change_config(
-            f,
-            lambda c: [
-                group.update(format="marlin-24")
-                for group in c["quantization_config"]["config_groups"].values()
-            ],
-        ),
-        "marlin-24",
-    ),
-    "ignored": (
-        lambda f: change_config(f, lambda c: c["quantization_config"]["ignore"].append(Q)),
-        f"{Q}: the folder holds a quantized layer",
-    ),
-    "nothing matches": (
-        lambda f: change_config(
-            f,
-            lambda c: c["quantization_config"]["config_groups"]["group_0"].update(
-                targets=["Conv2d"]
-            ),
-        ),
-        "no target",
-    ),
-    "scale missing": (
-        change_tensors(lambda t: t.pop(f"{Q}.weight_scale")),
-        f"{Q}.weight_scale: expected it in the folder",
-    ),
-    "scale of another shape": (
-        change_tensors(lambda t: t.update({f"{Q}.weight_scale": torch.ones(3)})),
-        f"{Q}.weight_scale: expected the shape",
-    ),
-    "floating integers": (
-        change_tensors(lambda t: t.update({f"{Q}.weight_packed": t[f"{Q}.weight_packed"].float()})),
-        f"{Q}.weight_packed: expected torch.int32",
-    ),
-    "another shape inside": (
-        change_tensors(lambda t: t.update({f"{Q}.weight_shape": torch.tensor([64, 65])})),
-        f"{Q}.weight_shape: expected",
-    ),
+    "format": (lambda f: change_config(f, lambda c: [group.update(format="marlin-24")
+        for group in c["quantization_config"]["config_groups"].values()]), "marlin-24"),
+    "ignored": (lambda f: change_config(f, lambda c: c["quantization_config"]["ignore"].append(Q)),
+        f"{Q}: the folder holds a quantized layer"),
+    "nothing matches": (lambda f: change_config(f,
+        lambda c: c["quantization_config"]["config_groups"]["group_0"].update(targets=["Conv2d"])),
+        "no target"),
+    "scale missing": (change_tensors(lambda t: t.pop(f"{Q}.weight_scale")),
+        f"{Q}.weight_scale: expected it in the folder"),
+    "scale of another shape": (change_tensors(lambda t: t.update({f"{Q}.weight_scale":
+        torch.ones(3)})), f"{Q}.weight_scale: expected the shape"),
+    "floating integers": (change_tensors(lambda t: t.update({f"{Q}.weight_packed":
+        t[f"{Q}.weight_packed"].float()})), f"{Q}.weight_packed: expected torch.int32"),
+    "another shape inside": (change_tensors(lambda t: t.update({f"{Q}.weight_shape":
+        torch.tensor([64, 65])})), f"{Q}.weight_shape: expected"),
     "truncated": (truncate, "cut off|incomplete metadata"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.exhaustive

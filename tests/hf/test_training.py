@@ -141,9 +141,7 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
 @pytest.mark.inductor
 def test_generate_compiled_by_inductor(tmp_path: Path) -> None:
     model = load(
-        "llama",
-        saved(tmp_path, "llama"),
-        quantization_config=BaraquantConfig(baraquant.W8A8()),
+        "llama", saved(tmp_path, "llama"), quantization_config=BaraquantConfig(baraquant.W8A8())
     )
     compiled = torch.compile(model)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import baraquant.nn as bnn
 from baraquant import QuantConfig, TensorConfig
-from baraquant.nn import FakeQuantize, LearnedFakeQuantize
+from baraquant.qat import convert_
 from tests.support import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -71,30 +71,10 @@ def prepared(kind: str, config: str, dtype: torch.dtype = torch.float32) -> nn.M
     return base.from_float(floating(kind, dtype), CONFIGS[config])
 
 
-def frozen(quantizer: nn.Module) -> FakeQuantize | None:
-    """What rounds the input once the layer is converted."""
-    if isinstance(quantizer, LearnedFakeQuantize):
-        return FakeQuantize(*quantizer.calculate_qparams())
-    if isinstance(quantizer, FakeQuantize):
-        return copy.deepcopy(quantizer) if quantizer.is_dynamic else quantizer.freeze()
-    return None
-
-
 def converted(module: nn.Module) -> nn.Module:
-    integers, scale, zero_point = module.quantized_weight()
-    config = module.config.weight
-    kind = getattr(bnn, type(module).__name__.removeprefix("Fake"))
-    return kind(
-        integers,
-        scale,
-        None if module.bias is None else module.bias.detach().clone(),
-        weight_zero_point=None if config.symmetric else zero_point,
-        group_size=config.group_size,
-        input_fake_quant=frozen(module.input_fake_quant),
-        weight_bits=config.bits,
-        dtype=module.float_weight().dtype,
-        **kind.options_of(module),
-    )
+    model = nn.Sequential(copy.deepcopy(module))
+    convert_(model)
+    return model[0]
 
 
 def parts(module: nn.Module, group_size: int | None) -> list[list[Tensor]]:
@@ -237,25 +217,6 @@ def test_one_sample_without_a_batch(kind: str) -> None:
 
 
 @by_kind
-def test_parameters_are_shared_and_buffers_travel(kind: str) -> None:
-    module = floating(kind)
-    layer = getattr(bnn, f"FakeQuantized{kind}").from_float(module, CONFIGS["group_learned"])
-    assert layer.weight is module.weight and layer.bias is module.bias
-    for one in (layer.eval(), converted(layer)):
-        other = copy.deepcopy(one)
-        with torch.no_grad():
-            for tensor in other.state_dict().values():
-                tensor.zero_()
-        other.load_state_dict(one.state_dict())
-        assert torch.equal(other(example(kind)), one(example(kind)))
-        half = copy.deepcopy(one).half()
-        assert half(example(kind).half()).dtype == torch.float16
-        assert half.weight.dtype == torch.float16
-    assert converted(layer).half().weight_scale.dtype == torch.float32
-    assert converted(layer.half()).weight_scale.dtype == torch.float32
-
-
-@by_kind
 @pytest.mark.parametrize("config", ["channel_static", "group"])
 def test_scripted_and_exported(kind: str, config: str) -> None:
     module, x = prepared(kind, config), example(kind)
@@ -269,12 +230,6 @@ def test_scripted_and_exported(kind: str, config: str) -> None:
             assert torch.equal(exported(x), wanted)
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         assert torch.equal(compiled(x), wanted)
-
-
-@by_kind
-def test_on_the_meta_device(kind: str) -> None:
-    module, x = prepared(kind, "group").to("meta"), example(kind)
-    assert module(x.to("meta")).shape == floating(kind)(x).shape
 
 
 def test_weights_in_another_memory_format() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -60,28 +59,6 @@ def test_rows(zero: bool, groups: bool, dtype: torch.dtype, device: str) -> None
     if device == "cpu":
         with pytest.raises(IndexError):
             module(torch.tensor([V]))
-
-
-@by_table
-@by_groups
-def test_table_as_a_module(zero: bool, groups: bool) -> None:
-    module = table(zero, groups)
-    rows = module(INDICES)
-    other = table(zero, groups)
-    for buffer in other.buffers():
-        buffer.zero_()
-    other.load_state_dict(module.state_dict())
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(module), file)
-    file.seek(0)
-    exported = torch.export.export(module, (INDICES,)).module()
-    for one in (other, copy.deepcopy(module), torch.jit.load(file), exported):
-        assert torch.equal(one(INDICES), rows)
-    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.float32):
-        module.to(dtype)
-        assert module(INDICES).dtype == module.dtype == dtype
-    assert module.weight_scale.dtype == torch.float32 and module.qweight.dtype == torch.int8
-    assert torch.equal(module(INDICES), rows)
 
 
 @pytest.mark.parametrize("weight", training_models.weight_configs((4,)), ids=str)

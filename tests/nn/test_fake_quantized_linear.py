@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import itertools
 from collections.abc import Iterator
 
@@ -150,39 +148,6 @@ def test_switches_act_in_training(device: str) -> None:
     assert torch.equal(layer.eval()(x), evaluated)
     layer.train().apply(baraquant.nn.enable_fake_quant)
     assert torch.equal(layer(x), evaluated)
-
-
-@jit
-@by_mode
-@pytest.mark.parametrize("training", (True, False), ids=("training", "evaluation"))
-def test_scripted(symmetric: bool, training: bool, device: str) -> None:
-    layer = layer_of(4, 5, symmetric, device=device).train(training)
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(layer), file)
-    file.seek(0)
-    x = example(device=device)
-    assert torch.equal(torch.jit.load(file, map_location=device)(x), layer(x))
-
-
-@by_mode
-def test_compiled_and_exported(symmetric: bool, device: str) -> None:
-    torch._dynamo.reset()
-    layer = layer_of(3, 6, symmetric, device=device)
-    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
-    for rows in (6, 2, 9):
-        x = example(device=device, rows=rows)
-        for module in (layer, compiled):
-            module.zero_grad()
-            module(x).square().sum().backward()
-        assert torch.equal(compiled(x), layer(x))
-        for got, right in zip(compiled.parameters(), layer.parameters(), strict=True):
-            torch.testing.assert_close(got.grad, right.grad)
-    rows = torch.export.Dim("rows", min=2, max=64)
-    program = torch.export.export(
-        layer.eval(), (example(device=device),), dynamic_shapes=({1: rows},)
-    )
-    x = example(device=device, rows=9)
-    assert torch.equal(program.module()(x), layer(x))
 
 
 @pytest.mark.parametrize("grad", (True, False), ids=("grad", "no_grad"))

@@ -162,15 +162,6 @@ def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.testing.assert_close(served.weight + 0, layer.weight + 0)
 
 
-@pytest.mark.exhaustive
-def test_compiled_and_scripted() -> None:
-    layer, x = layer_of(scheme(symmetric=False)), inputs(torch.float32)
-    y = layer(x)
-    for one in (layer, converted(layer.eval())):
-        assert torch.equal(torch.jit.script(one)(x), y)
-        assert torch.equal(torch.compile(one, fullgraph=True)(x), y)
-
-
 # --- models --------------------------------------------------------------------------------------
 
 

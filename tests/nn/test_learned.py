@@ -235,19 +235,6 @@ def test_state_from_before_the_first_batch() -> None:
     module.train()(example())
 
 
-@pytest.mark.parametrize("kind", ["per_tensor", "per_group"])
-def test_compiled_from_its_first_batch_on(kind: str) -> None:
-    torch._dynamo.reset()
-    plain, xs = build(kind, symmetric=False, per_sample=True), [example(i) for i in range(3)]
-    compiled = torch.compile(copy.deepcopy(plain), fullgraph=True, backend="aot_eager")
-    for x in xs:
-        for module in (plain, compiled):
-            module.zero_grad()
-            module(x).square().sum().backward()
-        assert torch.equal(plain(x), compiled(x))
-        torch.testing.assert_close(plain.scale.grad, compiled.scale.grad)
-
-
 def test_a_quantizer_that_is_off_sees_its_first_batch() -> None:
     module, x = build("per_tensor").apply(baraquant.nn.disable_observer), example()
     module.apply(baraquant.nn.disable_fake_quant)

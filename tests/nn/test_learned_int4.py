@@ -390,25 +390,6 @@ def test_a_module_of_the_meta_device_starts_from_its_first_weight() -> None:
     assert torch.equal(made(values), quantizer_of(values)(values))
 
 
-@pytest.mark.exhaustive
-@by_scheme
-def test_compiled_and_scripted(symmetric: bool) -> None:
-    layer, x = layer_of(W4A8(SIZE, symmetric, learned=True)), inputs()
-    moved(layer.weight_fake_quant)
-    found = []
-    for one in (layer, torch.compile(layer, fullgraph=True), torch.jit.script(layer)):
-        layer.zero_grad()
-        y = one(x)
-        y.square().sum().backward()
-        found.append([y.detach(), *(p.grad.clone() for p in layer.parameters())])
-    for other in found[1:]:
-        assert torch.equal(other[0], found[0][0])
-        for got, wanted in zip(other[1:], found[0][1:], strict=True):
-            torch.testing.assert_close(got, wanted)
-    layer.eval()
-    assert torch.equal(torch.compile(layer, fullgraph=True)(x), layer(x))
-
-
 def test_configurations() -> None:
     config = W4A8(32, learned=True)
     assert config.weight == TensorConfig(4, PerGroup(32), learned=True, group_factors=True)

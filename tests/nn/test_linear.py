@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import copy
 import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -156,41 +154,6 @@ def saved(save: Callable[..., None], what: Any) -> io.BytesIO:
     save(what, file)
     file.seek(0)
     return file
-
-
-@by_layer
-def test_copies_and_states(name: str) -> None:
-    layer, x = LAYERS[name](), example()
-    y, state = layer(x), layer.state_dict()
-    assert not any(parameter.requires_grad for parameter in layer.parameters())
-    assert state["qweight"].dtype == torch.int8
-    assert all(type(tensor) is Tensor and tensor.is_contiguous() for tensor in state.values())
-    loaded = torch.load(saved(torch.save, state), weights_only=True)
-    zeroed, assigned = LAYERS[name](), LAYERS[name]().to("meta")
-    for tensor in zeroed.state_dict().values():
-        tensor.zero_()
-    assert assigned(x.to("meta")).shape == y.shape
-    filled = copy.deepcopy(assigned).to_empty(device="cpu")
-    zeroed.load_state_dict(loaded)
-    assigned.load_state_dict(loaded, assign=True)
-    filled.load_state_dict(loaded)
-    copies = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
-    for other in (zeroed, assigned, filled, *copies, layer.train()):  # which changes nothing
-        assert torch.equal(other(x), y)
-
-
-@by_layer
-def test_conversions_keep_scales_exact(name: str) -> None:
-    layer = LAYERS[name]()
-    before = copy.deepcopy(layer.state_dict())
-    for dtype in (torch.float16, torch.bfloat16):
-        other = copy.deepcopy(layer).to(dtype)
-        for key, tensor in other.state_dict().items():
-            if key == "bias":
-                assert tensor.dtype == dtype
-            else:
-                assert torch.equal(tensor, before[key]) and tensor.dtype == before[key].dtype, key
-    assert copy.deepcopy(layer).double().weight_scale.dtype == torch.float64
 
 
 @by_layer

@@ -224,18 +224,6 @@ def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
 
 
 @by_layer
-def test_autocast(name: str) -> None:
-    module = floating(name, torch.float32)
-    other, x = ours(module), example(module, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        got, last = other(x)
-    assert got.dtype == torch.bfloat16 and all(t.dtype == torch.bfloat16 for t in leaves(last))
-    torch.testing.assert_close(got.float(), module(x)[0], rtol=0.05, atol=0.05)
-    got.float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
-
-
-@by_layer
 def test_scripted_exported_and_compiled(name: str) -> None:
     module = ours(floating(name)).eval()
     x, hx = example(module), states(module)

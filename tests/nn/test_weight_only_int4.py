@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -174,14 +173,6 @@ def test_which_schemes_make_it(config: QuantConfig, kind: type[nn.Module]) -> No
 # --- state dicts and copies ----------------------------------------------------------------------
 
 
-def test_state_dicts() -> None:
-    one, other = layer(group_size=16, zero=True), layer(group_size=16, zero=True)
-    assert list(one.state_dict()) == ["bias", "packed", "weight_zero_point", "weight_scale"]
-    other.packed.zero_()
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(other.packed, one.packed)
-
-
 @by_case
 def test_a_state_dict_of_int8_is_packed(case: dict[str, Any]) -> None:
     one, other = layer(**case), nn.Sequential(layer(**case))
@@ -211,23 +202,6 @@ def test_state_dicts_that_are_refused(value: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=f"qweight: .*{words}"):
         one.load_state_dict(state)
     assert torch.equal(one.qweight, integers(K))
-
-
-@by_case
-def test_copies(case: dict[str, Any]) -> None:
-    one = layer(**case)
-    x = torch.randn(3, one.in_features)
-    wanted = one(x)
-    for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
-        assert type(same) is WeightOnlyInt4Linear and torch.equal(same(x), wanted)
-    half = copy.deepcopy(one).half()
-    assert half.packed.dtype == torch.uint8 and half.weight_scale.dtype == torch.float32
-    assert half.weight.dtype == torch.float16 and half(x.half()).dtype == torch.float16
-    assert torch.equal(half(x.half()), half.as_int8()(x.half()))
-    meta = copy.deepcopy(one).to("meta")
-    assert meta.qweight.shape == (N, one.in_features) and meta.qweight.dtype == torch.int8
-    assert meta(x.to("meta")).shape == wanted.shape
-    assert meta.weight.device.type == "meta" and meta.weight.shape == one.weight.shape
 
 
 # --- programs ------------------------------------------------------------------------------------

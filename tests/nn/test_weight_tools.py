@@ -186,15 +186,6 @@ def test_exported(name: str, scheme: str, strict: bool) -> None:
     torch.testing.assert_close(torch.export.load(file).module()(X), model(X), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", PARENTS)
-def test_exported_prepared(name: str) -> None:
-    """A prepared model in evaluation exports as what it evaluates."""
-    model = prepared(parent(name), "w8a8", X)
-    with torch.no_grad():
-        program = torch.export.export(model, (X,))
-        torch.testing.assert_close(program.module()(X), model(X), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("scheme", ["w8a8", "w4_channel"])
 @pytest.mark.parametrize("name", PARENTS)
@@ -235,20 +226,6 @@ def test_autocast(name: str) -> None:
     assert (evaluated.float() - wanted).norm() < 0.05 * wanted.norm()
 
 
-@pytest.mark.parametrize("name", PARENTS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_dtypes(name: str, dtype: torch.dtype) -> None:
-    x = X.to(dtype)
-    model = prepared(parent(name, dtype=dtype), "w8a8", x)
-    evaluated = model(x)
-    assert evaluated.dtype == dtype
-    assert torch.equal(converted(model)(x), evaluated)
-    moved = converted(prepared(parent(name), "w8a8", X)).to(dtype)
-    wanted = parent(name)(X)
-    for y in (evaluated, moved(x)):
-        assert y.dtype == dtype and (y.float() - wanted).norm() < 0.05 * wanted.norm()
-
-
 @pytest.mark.parametrize("layer", ["linear", "embedding", "conv1d"])
 def test_vmap(layer: str) -> None:
     """Over rows of the weight, and over inputs of a parent that computes with it."""
@@ -262,15 +239,6 @@ def test_vmap(layer: str) -> None:
         torch.testing.assert_close(got, F.linear(x, child.weight, child.bias))
         batched = torch.vmap(lambda w: w.sum())(child.weight)
         torch.testing.assert_close(batched, child.weight.sum(1))
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("name", PARENTS)
-def test_grad_modes(name: str, mode: Any) -> None:
-    ready = prepared(parent(name), "w8a8", X)
-    model, wanted = converted(ready), ready(X).detach()
-    with mode():
-        assert torch.equal(ready(X), wanted) and torch.equal(model(X), wanted)
 
 
 @pytest.mark.parametrize("name", PARENTS)

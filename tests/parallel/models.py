@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baraquant import W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import prepare_
 from tests.support import cases
@@ -32,34 +32,34 @@ SCHEMES: dict[str, Scheme] = {
     "w8a8": Scheme(W8A8(), trains_exactly=True),
     "w8a8_asymmetric": Scheme(W8A8(symmetric=False), trains_exactly=True),
     "w4a8_channels": Scheme(QuantConfig(TensorConfig(4), TOKEN), trains_exactly=True),
-    "w4a6": Scheme(
-        QuantConfig(TensorConfig(4), TensorConfig(6, "per_token", False)), trains_exactly=True
-    ),
+    "w4a6": Scheme(QuantConfig(TensorConfig(4), TensorConfig(6, "per_token", False)),
+        trains_exactly=True),
     "weight_per_tensor": Scheme(QuantConfig(TensorConfig(8, "per_tensor"), TOKEN)),
     "input_per_tensor": Scheme(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))),
     "static": Scheme(W8A8Static("moving_average", symmetric=False)),
     "static_symmetric": Scheme(W8A8Static("min_max")),
     "observed_weight": Scheme(QuantConfig(TensorConfig(8, dynamic=False), TOKEN)),
-    "observed_weight_per_tensor": Scheme(
-        QuantConfig(TensorConfig(4, "per_tensor", dynamic=False), TENSOR)
-    ),
+    "observed_weight_per_tensor": Scheme(QuantConfig(TensorConfig(4, "per_tensor", dynamic=False),
+        TENSOR)),
     "bfloat16_scales": Scheme(QuantConfig(TensorConfig(8), TOKEN, scale_dtype="bfloat16")),
     "rotated": Scheme(W8A8(rotate=4), trains_exactly=True),
     "rotated_static": Scheme(W8A8Static("moving_average", symmetric=False, rotate=8)),
     "rotated_groups": Scheme(W4A16(group_size=4, rotate=2), serves_exactly=False),
     "weight_only": Scheme(W8A16(), serves_exactly=False),
-    "weight_with_zero_points": Scheme(
-        QuantConfig(TensorConfig(3, symmetric=False), TOKEN), serves_exactly=False
-    ),
+    "weight_with_zero_points": Scheme(QuantConfig(TensorConfig(3, symmetric=False), TOKEN),
+        serves_exactly=False),
     "groups": Scheme(W4A16(group_size=4), serves_exactly=False),
-    "groups_everywhere": Scheme(
-        QuantConfig(
-            TensorConfig(4, "per_group", False, group_size=4),
-            TensorConfig(8, "per_group", group_size=2),
-        ),
-        serves_exactly=False,
-    ),
-}
+    "groups_everywhere": Scheme(QuantConfig(TensorConfig(4, "per_group", False, group_size=4),
+        TensorConfig(8, "per_group", group_size=2)), serves_exactly=False),
+}  # fmt: skip
+# Of linear layers alone: the groups of a table would lie on two processes.
+FACTORS: dict[str, Scheme] = {
+    "factors": Scheme(W4A8(8), trains_exactly=True),
+    "asymmetric_factors": Scheme(W4A8(4, symmetric=False), trains_exactly=True),
+    "rotated_factors": Scheme(W4A8(8, rotate=4), trains_exactly=True),
+    "static_factors": Scheme(QuantConfig(TensorConfig(4, "per_group", group_size=8,
+        group_factors=True), TensorConfig(8, "per_tensor", False, dynamic=False))),
+}  # fmt: skip
 
 
 class Model(nn.Module):

@@ -107,92 +107,54 @@ def quantized(config: Config) -> Any:
 
 W8: Callable[[], Any] = lambda: model(W8A8())  # noqa: E731 - a row of the table
 BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = {
-    "features": (
-        W8, {"odd": RowwiseParallel()}, ValueError,
-        "in_features to be a multiple of the 4 processes, but got 18; use ColwiseParallel",
-    ),
-    "groups": (
-        lambda: model(W4A16(group_size=8)), {"linear": RowwiseParallel()}, ValueError,
-        r"expected group_size to divide the features of a process \(16 / 4\), but got 8; a group",
-    ),
-    "converted groups": (
-        converted_groups, {"linear": RowwiseParallel()}, ValueError,
-        r"WeightOnlyInt4Linear.*expected group_size to divide the features of a process",
-    ),
-    "groups of a table": (
-        lambda: model(W4A16(group_size=8)), {"table": ColwiseParallel()}, ValueError,
-        r"FakeQuantizedEmbedding.*expected group_size to divide the features of a process",
-    ),
-    "groups of the input": (
-        lambda: model(
-            QuantConfig(TensorConfig(8), TensorConfig(8, "per_group", group_size=8))
-        ),
-        {"linear": RowwiseParallel()}, ValueError, "expected group_size of the input to divide",
-    ),
-    "observed groups": (
-        lambda: model(OBSERVED_GROUPS), {"linear": RowwiseParallel()}, NotImplementedError,
-        "expected groups with dynamic scales, but the weight's scales are observed",
-    ),
-    "convolution": (
-        W8, {"conv": ColwiseParallel()}, NotImplementedError,
-        "but got FakeQuantizedConv1d; leave it out of the plan",
-    ),
-    "adapter": (
-        W8, {"adapted": RowwiseParallel()}, NotImplementedError,
-        "expected a layer with a forward of its kind, but got FakeQuantizedLinearOfAdapted",
-    ),
-    "given factors": (
-        given_factors, {"linear": RowwiseParallel()}, NotImplementedError,
+    "features": (W8, {"odd": RowwiseParallel()}, ValueError,
+        "in_features to be a multiple of the 4 processes, but got 18; use ColwiseParallel"),
+    "groups": (lambda: model(W4A16(group_size=8)), {"linear": RowwiseParallel()}, ValueError,
+        r"expected group_size to divide the features of a process \(16 / 4\), but got 8; a group"),
+    "converted groups": (converted_groups, {"linear": RowwiseParallel()}, ValueError,
+        r"WeightOnlyInt4Linear.*expected group_size to divide the features of a process"),
+    "groups of a table": (lambda: model(W4A16(group_size=8)), {"table": ColwiseParallel()},
+        ValueError,
+        r"FakeQuantizedEmbedding.*expected group_size to divide the features of a process"),
+    "groups of the input": (lambda: model(QuantConfig(TensorConfig(8), TensorConfig(8, "per_group",
+        group_size=8))), {"linear": RowwiseParallel()}, ValueError,
+        "expected group_size of the input to divide"),
+    "observed groups": (lambda: model(OBSERVED_GROUPS), {"linear": RowwiseParallel()},
+        NotImplementedError,
+        "expected groups with dynamic scales, but the weight's scales are observed"),
+    "convolution": (W8, {"conv": ColwiseParallel()}, NotImplementedError,
+        "but got FakeQuantizedConv1d; leave it out of the plan"),
+    "adapter": (W8, {"adapted": RowwiseParallel()}, NotImplementedError,
+        "expected a layer with a forward of its kind, but got FakeQuantizedLinearOfAdapted"),
+    "given factors": (given_factors, {"linear": RowwiseParallel()}, NotImplementedError,
         "FakeQuantizedLinear.*: expected weight_fake_quant to choose its factors from the weight, "
-        "but they are given; split the layer when it is converted",
-    ),
-    "groups with factors": (
-        lambda: model(W4A8(8)), {"linear": RowwiseParallel()}, ValueError,
+        "but they are given; split the layer when it is converted"),
+    "groups with factors": (lambda: model(W4A8(8)), {"linear": RowwiseParallel()}, ValueError,
         r"FakeQuantizedLinear.*: expected group_size to divide the features of a process "
-        r"\(16 / 4\), but got 8; a group must not lie on two processes",
-    ),
-    "learned scale": (
-        lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,
-        "expected weight_fake_quant to compute or observe its scale, but it learns it",
-    ),
-    "backward of integers": (
-        lambda: model(W8A8(backward="int8")), {"linear": ColwiseParallel()}, NotImplementedError,
-        'FakeQuantizedLinear.*: expected backward="float", but got "int8"',
-    ),
-    "block on two processes": (
-        lambda: model(W8A8(rotate=8)), {"linear": RowwiseParallel()}, NotImplementedError,
+        r"\(16 / 4\), but got 8; a group must not lie on two processes"),
+    "learned scale": (lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,
+        "expected weight_fake_quant to compute or observe its scale, but it learns it"),
+    "backward of integers": (lambda: model(W8A8(backward="int8")), {"linear": ColwiseParallel()},
+        NotImplementedError, 'FakeQuantizedLinear.*: expected backward="float", but got "int8"'),
+    "block on two processes": (lambda: model(W8A8(rotate=8)), {"linear": RowwiseParallel()},
+        NotImplementedError,
         r"FakeQuantizedLinear.*: expected rotate to divide the features of a process \(16 / 4\), "
-        "but got 8.*choose a smaller rotate, or use ColwiseParallel",
-    ),
-    "two dimensions": (
-        W8, {"linear": ColwiseParallel()}, ValueError,
-        r"a mesh of one dimension, but got 2.*\"tp\"",
-    ),
-    "twice": (
-        twice, {"linear": RowwiseParallel()}, ValueError, "but got one that is parallel already",
-    ),
-    "sharded": (
-        sharded, {"linear": RowwiseParallel()}, ValueError,
-        "expected a plain weight, but got a DTensor; call parallelize_module before fully_shard",
-    ),
-    "parametrized": (
-        parametrized, {"linear": ColwiseParallel()}, NotImplementedError,
-        "but got ParametrizedFakeQuantizedLinear, which adds to it; leave it out",
-    ),
-    "partial": (
-        W8, {"linear": RowwiseParallel(output_layouts=Partial())}, ValueError,
-        r"expected output_layouts to be Shard\(dim\) or Replicate\(\), but got",
-    ),
-    "sparse": (
-        W8, {"other": RowwiseParallel()}, NotImplementedError, "expected sparse=False",
-    ),
-    "tied otherwise": (
-        W8, {"table": ColwiseParallel(), "output": ColwiseParallel()}, ValueError,
-        r"expected the layers that share its weight to be split alike, but got .*an embedding by",
-    ),
-    "no layer": (
-        W8, {"norm": ColwiseParallel()}, NotImplementedError, "currently only support nn.Linear",
-    ),
+        "but got 8.*choose a smaller rotate, or use ColwiseParallel"),
+    "two dimensions": (W8, {"linear": ColwiseParallel()}, ValueError,
+        r"a mesh of one dimension, but got 2.*\"tp\""),
+    "twice": (twice, {"linear": RowwiseParallel()}, ValueError,
+        "but got one that is parallel already"),
+    "sharded": (sharded, {"linear": RowwiseParallel()}, ValueError,
+        "expected a plain weight, but got a DTensor; call parallelize_module before fully_shard"),
+    "parametrized": (parametrized, {"linear": ColwiseParallel()}, NotImplementedError,
+        "but got ParametrizedFakeQuantizedLinear, which adds to it; leave it out"),
+    "partial": (W8, {"linear": RowwiseParallel(output_layouts=Partial())}, ValueError,
+        r"expected output_layouts to be Shard\(dim\) or Replicate\(\), but got"),
+    "sparse": (W8, {"other": RowwiseParallel()}, NotImplementedError, "expected sparse=False"),
+    "tied otherwise": (W8, {"table": ColwiseParallel(), "output": ColwiseParallel()}, ValueError,
+        r"expected the layers that share its weight to be split alike, but got .*an embedding by"),
+    "no layer": (W8, {"norm": ColwiseParallel()}, NotImplementedError,
+        "currently only support nn.Linear"),
 }  # fmt: skip
 
 

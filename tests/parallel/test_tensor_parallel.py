@@ -15,26 +15,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 
-from baraquant import W4A8, QuantConfig, TensorConfig
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
 from baraquant.qat import convert_
 from tests.parallel import models
-from tests.parallel.models import SCHEMES
+from tests.parallel.models import FACTORS, SCHEMES
 from tests.support.ranks import DEVICES, results_of, skip_without_devices, spawn
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+LINEAR = SCHEMES | FACTORS
 # Each scheme in float32, and those of an integer product in the others.
-CASES = [(name, "float32") for name in SCHEMES]
+CASES = [(name, "float32") for name in LINEAR]
 CASES += [(name, d) for name in ("w8a8_asymmetric", "static") for d in ("bfloat16", "float64")]
-FACTORS = {
-    "dynamic": W4A8(8),
-    "asymmetric": W4A8(4, symmetric=False),
-    "static": QuantConfig(
-        TensorConfig(4, "per_group", group_size=8, group_factors=True),
-        TensorConfig(8, "per_tensor", False, dynamic=False),
-    ),
-    "rotated": W4A8(8, rotate=4),
-}
 TABLES = {"features": ColwiseParallel, "rows": RowwiseParallel}
 Pair = dict[str, dict[str, Tensor]]  # what one process gives, and what several give
 
@@ -71,38 +62,33 @@ def inputs_of(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return plain.to(device()), special.to(device())
 
 
-def prepared_mlp_of(alone: Any, x: Tensor, special: Tensor) -> dict[str, Pair]:
-    """Two linear layers, first by outputs and then by inputs, that are prepared."""
-    results: dict[str, Pair] = {}
-    ours = models.twin(alone)
-    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
-    results["train"] = {"alone": train(alone, x), "ours": train(ours, x)}
-    results["state"] = {"alone": models.state(alone), "ours": models.state(ours)}
-    alone.eval(), ours.eval()
-    with torch.no_grad():
-        results["eval"] = {"alone": {"y": alone.mlp(special)}, "ours": {"y": ours.mlp(special)}}
-    results["eval gradient"] = {
-        "alone": input_gradient(alone, x), "ours": input_gradient(ours, x)
-    }  # fmt: skip
-    return results
-
-
 def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
-    """The same two layers in each phase of their life."""
+    """Two linear layers, first by outputs and then by inputs, in each phase of their life."""
     x, special = inputs_of(DTYPES[dtype])
-    alone = models.prepared(SCHEMES[name].config, DTYPES[dtype], device())
-    results = prepared_mlp_of(alone, x, special)
-    convert_(alone)
-    ours = models.twin(alone)
-    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
-    with torch.no_grad():
-        y = {"y": ours.mlp(special)}
-        results["converted"] = {"alone": {"y": alone.mlp(special)}, "ours": y}
-    results["converted gradient"] = {
-        "alone": input_gradient(alone, x), "ours": input_gradient(ours, x)
-    }  # fmt: skip
-    results["converted state"] = {"alone": models.state(alone), "ours": models.state(ours)}
-    return results
+    alone = models.prepared(LINEAR[name].config, DTYPES[dtype], device())
+    found: dict[str, Pair] = {}
+
+    def look(phase: str, compute: Callable[[Any], dict[str, Tensor]]) -> None:
+        found[phase] = {"alone": compute(alone), "ours": compute(ours)}
+
+    def evaluated(model: Any) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {"y": model.eval().mlp(special)}
+
+    for phase in ("prepared", "converted"):
+        if phase == "converted":
+            convert_(alone)
+        ours = split(models.twin(alone), up=ColwiseParallel(), down=RowwiseParallel())
+        if phase == "prepared":
+            look("train", lambda model: train(model, x))
+            look("prepared state", models.state)
+        look(f"{phase} y", evaluated)
+        look(f"{phase} gradient", lambda model: input_gradient(model, x))
+    for layer in ("up", "down"):  # a split layer holds int8
+        whole = getattr(alone, layer)
+        setattr(alone, layer, whole.as_int8() if hasattr(whole, "as_int8") else whole)
+    look("converted state", models.state)
+    return found
 
 
 def table_of(name: str, style: str) -> dict[str, Pair]:
@@ -128,31 +114,9 @@ def table_of(name: str, style: str) -> dict[str, Pair]:
     return results
 
 
-def factors_of(name: str) -> dict[str, Pair]:
-    """Layers of four bits with factors, prepared and converted."""
-    x, special = inputs_of(torch.float32)
-    alone = models.prepared(FACTORS[name], device=device())
-    results = prepared_mlp_of(alone, x, special)
-    convert_(alone)
-    ours = models.twin(alone)
-    split(ours, up=ColwiseParallel(), down=RowwiseParallel())
-    with torch.no_grad():
-        y = {"y": ours.mlp(special)}
-        results["y"] = {"alone": {"y": alone.mlp(special)}, "ours": y}
-    results["gradient"] = {"alone": input_gradient(alone, x), "ours": input_gradient(ours, x)}
-    alone.up, alone.down = alone.up.as_int8(), alone.down.as_int8()
-    linears = {"alone": alone, "ours": ours}
-    results["converted state"] = {
-        key: {k: v for k, v in models.state(model).items() if k.startswith(("up.", "down."))}
-        for key, model in linears.items()
-    }
-    return results
-
-
 def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
     results: dict[str, Any] = {f"{name} {dtype}": mlp_of(name, dtype) for name, dtype in CASES}
-    results |= {f"factors {name}": factors_of(name) for name in FACTORS}
     for name in SCHEMES:
         for style in TABLES:
             results[f"{name} {style}"] = table_of(name, style)
@@ -180,12 +144,7 @@ def results(
 
 
 def check(pair: Pair, exact: bool, bits_of: tuple[str, ...] = (), tolerance: float = 0) -> None:
-    alone, ours = dict(pair["alone"]), dict(pair["ours"])
-    for state in (alone, ours):  # a split layer holds int8
-        for key in [key for key in state if key.endswith(".packed")]:
-            bytes_ = state.pop(key)
-            numbers = torch.stack([bytes_ & 15, bytes_ >> 4], dim=2).flatten(1)
-            state[key.replace("packed", "qweight")] = numbers.to(torch.int8) - 8
+    alone, ours = pair["alone"], pair["ours"]
     assert ours.keys() == alone.keys()
     for key, expected in alone.items():
         near = 0.0 if exact and (not bits_of or key in bits_of) else tolerance
@@ -205,32 +164,15 @@ ROUNDING = {"float32": 2e-6, "bfloat16": 2e-2, "float64": 1e-14}
 @pytest.mark.parametrize("name, dtype", CASES)
 def test_layers_that_are_split(name: str, dtype: str, results: list[dict[str, Any]]) -> None:
     """The bits of integer products; other numbers to the rounding of sums."""
-    scheme, near = SCHEMES[name], ROUNDING[dtype]
+    scheme, near = LINEAR[name], ROUNDING[dtype]
     for result in results:
-        found = result[f"{name} {dtype}"]
-        check(found["train"], scheme.trains_exactly, ("y",), near)
-        check(found["state"], True)
-        check(found["eval"], scheme.serves_exactly, (), near)
-        check(found["eval gradient"], False, (), near)
-        check(found["converted"], scheme.serves_exactly, (), near)
-        check(found["converted gradient"], False, (), near)
-        check(found["converted state"], True)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.process
-@pytest.mark.parametrize("name", FACTORS)
-def test_layers_with_factors_that_are_split(name: str, results: list[dict[str, Any]]) -> None:
-    """The bits of the layer of four bits; the integers are those of its layer of int8."""
-    for result in results:
-        found = result[f"factors {name}"]
-        check(found["train"], name != "static", ("y",), ROUNDING["float32"])
-        check(found["state"], True)
-        check(found["eval"], True)
-        check(found["eval gradient"], False, (), ROUNDING["float32"])
-        check(found["y"], True)
-        check(found["gradient"], False, (), ROUNDING["float32"])
-        check(found["converted state"], True)
+        for phase, pair in result[f"{name} {dtype}"].items():
+            if phase == "train":
+                check(pair, scheme.trains_exactly, ("y",), near)
+            elif phase.endswith("state"):
+                check(pair, True)
+            else:
+                check(pair, scheme.serves_exactly and phase.endswith("y"), (), near)
 
 
 @pytest.mark.exhaustive

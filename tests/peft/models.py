@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import baraquant
@@ -183,6 +186,53 @@ def base_state(model: nn.Module) -> dict[str, Tensor]:
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def check_life(
+    model: nn.Module,
+    batch: Tensor,
+    folder: Path,
+    near: float,
+    targets: Any = "all-linear",
+    steps: int = 6,
+    again: nn.Module | None = None,
+    **options: Any,
+) -> nn.Module:
+    """An adapter trains alone, is saved and loaded with its bits, merges, and comes back.
+
+    Returns the model with the adapter merged into its layers.
+    """
+    again = copy.deepcopy(model) if again is None else again
+    before = evaluate(model, batch)
+    adapter = adapted(model, targets, **options)
+    own = {n: p.detach().clone() for n, p in adapter.named_parameters() if p.requires_grad}
+    assert own and all("lora_" in name for name in own)
+    if not options and targets == "all-linear":
+        assert torch.equal(evaluate(adapter, batch), before), "an adapter starts as nothing"
+    integers = base_state(adapter)
+    losses = train(adapter, batch, steps)
+    assert min(losses[3:]) < losses[0] and same(base_state(adapter), integers)
+    parameters = dict(adapter.named_parameters())
+    assert all(not torch.equal(parameters[name], old) for name, old in own.items())
+    assert all(p.grad is None for name, p in parameters.items() if name not in own)
+    after = evaluate(adapter, batch)
+    assert after.dtype == before.dtype
+    adapter.save_pretrained(folder, save_embedding_layers=False)
+    assert all(".lora_" in name for name in load_file(folder / "adapter_model.safetensors"))
+    loaded = peft.PeftModel.from_pretrained(again, folder)
+    assert torch.equal(evaluate(loaded, batch), after)
+    if targets == "all-linear":  # PEFT itself casts adapters of tables to new parameters
+        assert not any(p.requires_grad for p in loaded.parameters())
+    for safe in (False, True):
+        adapter.merge_adapter(safe_merge=safe)
+        merged = evaluate(adapter, batch)
+        assert (merged.float() - after.float()).norm() < near * after.float().norm()
+        adapter.unmerge_adapter()
+        assert same(base_state(adapter), integers)
+        assert torch.equal(evaluate(adapter, batch), after)
+    result: nn.Module = adapter.merge_and_unload()
+    assert torch.equal(evaluate(result, batch), merged)
+    return result
 
 
 def lora_layers(model: nn.Module) -> Iterator[Any]:

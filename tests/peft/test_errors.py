@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,13 +34,11 @@ def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any)
     assert models.same(model.state_dict(), state)
 
 
+EXHAUSTIVE = ["pissa_niter_4", "olora", "corda", "loftq"]
+
+
 @pytest.mark.parametrize(
-    "init",
-    ["pissa"]
-    + [
-        pytest.param(name, marks=pytest.mark.exhaustive)
-        for name in ("pissa_niter_4", "olora", "corda", "loftq")
-    ],
+    "init", ["pissa", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in EXHAUSTIVE)]
 )
 def test_initial_values_that_rewrite_the_weight(init: str) -> None:
     extra = {"loftq_config": {"loftq_bits": 4}} if init == "loftq" else {}
@@ -65,38 +65,48 @@ def test_biases_are_frozen(bias: str, scheme: str) -> None:
     adapted(without, bias=bias)
 
 
-@pytest.mark.exhaustive
-def test_kasa() -> None:
-    text = "baraquant.peft: 0: expected kasa_config=None"
-    refuses(base(), ValueError, text, kasa_config=peft.tuners.lora.config.KasaConfig())
+def prepared(model: nn.Module, scheme: Any) -> nn.Module:
+    baraquant.qat.prepare_(model, scheme)
+    return model
+
+
+def with_transposed() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ConvTranspose1d(8, 8, 3))
+
+
+def of_convolutions() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3))
+
+
+W8 = baraquant.W8A16()
+BOTH = {"targets": ["0", "1"]}
+NO_LORA = "1: expected a layer that PEFT has a LoRA for.*ConvTranspose1d; leave it out"
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str, Callable[[], dict[str, Any]]]] = {
+    "kasa": (base, ValueError, "baraquant.peft: 0: expected kasa_config=None",
+        lambda: {"kasa_config": peft.tuners.lora.config.KasaConfig()}),
+    "DoRA over a prepared layer": (lambda: prepared(models.mlp(), baraquant.W8A8()), ValueError,
+        "baraquant.peft: 0: expected use_dora=False for a prepared layer.*convert_",
+        lambda: {"use_dora": True}),
+    "transposed": (lambda: quantized(with_transposed(), W8), NotImplementedError, NO_LORA,
+        lambda: BOTH),
+    "transposed, prepared": (lambda: prepared(with_transposed(), W8), NotImplementedError, NO_LORA,
+        lambda: BOTH),
+    "rank of groups": (lambda: quantized(of_convolutions(), W8), ValueError,
+        "1: expected a rank that is a multiple of the convolution's 3 groups, but got r=4",
+        lambda: BOTH),
+    "parameters": (base, NotImplementedError,
+        "0: expected target_parameters .* but got '0.weight', and weight is quantized",
+        lambda: {"targets": None, "target_parameters": ["0.weight"]}),
+    "targets that are not there": (base, ValueError, "(?i)target modules .*nothing",
+        lambda: {"targets": ["nothing"]}),
+}  # fmt: skip
 
 
 @pytest.mark.exhaustive
-def test_dora_over_a_prepared_layer() -> None:
-    model = models.mlp()
-    baraquant.qat.prepare_(model, baraquant.W8A8())
-    text = "baraquant.peft: 0: expected use_dora=False for a prepared layer.*convert_"
-    refuses(model, ValueError, text, use_dora=True)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("prepared", [False, True])
-def test_transposed_convolutions(prepared: bool) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ConvTranspose1d(8, 8, 3))
-    if prepared:
-        baraquant.qat.prepare_(model, baraquant.W8A16())
-    else:
-        quantized(model, baraquant.W8A16())
-    text = "1: expected a layer that PEFT has a LoRA for.*ConvTranspose1d; leave it out"
-    refuses(model, NotImplementedError, text, targets=["0", "1"])
-
-
-@pytest.mark.exhaustive
-def test_ranks_that_do_not_fit_groups() -> None:
-    model = nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3))
-    quantized(model, baraquant.W8A16())
-    text = "1: expected a rank that is a multiple of the convolution's 3 groups, but got r=4"
-    refuses(model, ValueError, text, targets=["0", "1"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    make, error, text, options = REFUSED[case]
+    refuses(make(), error, text, **options())
 
 
 @pytest.mark.exhaustive
@@ -108,12 +118,6 @@ def test_experts() -> None:
     refuses(model, NotImplementedError, text, targets=["0", "1"])
     text = "1: expected target_parameters to name parameters of float layers, but got '1.down_proj'"
     refuses(model, NotImplementedError, text, targets=["0"], target_parameters=["1.down_proj"])
-
-
-@pytest.mark.exhaustive
-def test_parameters_of_quantized_layers() -> None:
-    text = "0: expected target_parameters .* but got '0.weight', and weight is quantized"
-    refuses(base(), NotImplementedError, text, targets=None, target_parameters=["0.weight"])
 
 
 @pytest.mark.exhaustive
@@ -172,7 +176,7 @@ def test_a_merge_that_fails_leaves_the_integers(case: str) -> None:
         options["lora_bias"] = case == "no bias"
     quantized(model, baraquant.W8A16())
     kind = type(model[0])
-    with pytest.warns(UserWarning) if case != "not finite" else _quiet():
+    with pytest.warns(UserWarning) if case != "not finite" else contextlib.nullcontext():
         adapter = adapted(model, **options)
     layer = adapter.base_model.model[0]
     before = evaluate(adapter, batch)
@@ -185,17 +189,6 @@ def test_a_merge_that_fails_leaves_the_integers(case: str) -> None:
     assert models.same(models.base_state(adapter), state)
     if case != "not finite":
         assert torch.equal(evaluate(adapter, batch), before)
-
-
-class _quiet:  # noqa: N801
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-@pytest.mark.exhaustive
-def test_targets_that_are_not_there() -> None:
-    refuses(base(), ValueError, "(?i)target modules .*nothing", targets=["nothing"])
 
 
 @pytest.mark.exhaustive

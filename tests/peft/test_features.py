@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import baraquant
 from baraquant import nn as bnn
@@ -48,21 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_variants(scheme: str, variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Each trains, is loaded with the same bits, and merges back and forth."""
     model, batch = base(scheme, dtype), models.inputs(dtype)
-    again = copy.deepcopy(model)
-    adapter = adapted(model, **VARIANTS[variant])
-    state = models.base_state(adapter)
-    losses = models.train(adapter, batch, steps=6)
-    assert min(losses[3:]) < losses[0]
-    after = evaluate(adapter, batch)
-    adapter.save_pretrained(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
-    assert torch.equal(evaluate(loaded, batch), after)
-    adapter.merge_adapter(safe_merge=True)
-    merged = evaluate(adapter, batch)
-    assert (merged.float() - after.float()).norm() / after.float().norm() < 0.05
-    adapter.unmerge_adapter()
-    assert models.same(models.base_state(adapter), state)
-    assert torch.equal(evaluate(adapter, batch), after)
+    models.check_life(model, batch, tmp_path, 0.05, **VARIANTS[variant])
 
 
 @pytest.mark.parametrize("kind", ["conv", "embedding"])
@@ -73,16 +58,7 @@ def test_dora_over_other_kinds(kind: str, tmp_path: Path) -> None:
     else:
         model, batch, target = models.OfTokens(models.mlp()), models.tokens(), "table"
     quantized(model, baraquant.W4A16(group_size=4))
-    again = copy.deepcopy(model)
-    adapter = adapted(model, [target], use_dora=True)
-    losses = models.train(adapter, batch, steps=5)
-    assert losses[-1] < losses[0]
-    after = evaluate(adapter, batch)
-    adapter.save_pretrained(tmp_path, save_embedding_layers=False)
-    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
-    assert torch.equal(evaluate(loaded, batch), after)
-    merged = adapter.merge_and_unload()
-    torch.testing.assert_close(evaluate(merged, batch), after, rtol=1e-4, atol=1e-5)
+    models.check_life(model, batch, tmp_path, 1e-4, [target], use_dora=True)
 
 
 # --- several adapters ----------------------------------------------------------------------------
@@ -328,12 +304,6 @@ def test_adapters_of_the_bases_dtype() -> None:
     assert {p.dtype for p in adapter.parameters() if p.requires_grad} == {torch.bfloat16}
 
 
-def test_weight_is_floating() -> None:
-    """Models cast activations to the dtype of a layer's weight; it must not be int8."""
-    lora = adapted(base("dynamic", torch.bfloat16)).base_model.model[0]
-    assert lora.weight.dtype == torch.bfloat16 and lora.weight.shape == (64, 32)
-
-
 # --- under PyTorch's tools -----------------------------------------------------------------------
 
 
@@ -349,21 +319,6 @@ def test_autocast(scheme: str, dtype: torch.dtype) -> None:
 
     losses = models.train(adapter, batch, 5, loss=loss)
     assert losses[-1] < losses[0]
-
-
-@every_base
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_gives_the_same_gradients(scheme: str, reentrant: bool) -> None:
-    adapter = adapted(base(scheme), init_lora_weights=False)
-    batch = models.inputs().requires_grad_()
-    adapters = [p for p in adapter.parameters() if p.requires_grad]
-    grads = []
-    for output in (adapter(batch), checkpoint(adapter, batch, use_reentrant=reentrant)):
-        for parameter in (*adapters, batch):
-            parameter.grad = None
-        output.square().sum().backward()
-        grads.append([p.grad.clone() for p in (*adapters, batch)])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 @every_base

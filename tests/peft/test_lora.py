@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 import baraquant
 from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted, is_prepared
 from tests.peft import models
-from tests.peft.models import SCHEMES, WIDTH, adapted, evaluate, peft, quantized
+from tests.peft.models import SCHEMES, adapted, evaluate, quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
 KINDS = {
@@ -35,47 +34,43 @@ def base(scheme: str, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def check_trains(model: nn.Module, batch: Tensor) -> None:
-    """Only the adapters get gradients and change; the loss falls."""
-    before = models.base_state(model)
-    adapters = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-    assert adapters and all("lora_" in name for name in adapters)
-    losses = models.train(model, batch, steps=5)
-    assert losses[-1] < losses[0]
-    assert models.same(models.base_state(model), before)
-    assert all(p.grad is None for n, p in model.named_parameters() if n not in adapters)
-    changed = dict(model.named_parameters())
-    assert all(not torch.equal(changed[name], old) for name, old in adapters.items())
-
-
-def check_file(folder: Path) -> None:
-    """Nothing but the adapters is saved."""
-    names = load_file(folder / "adapter_model.safetensors")
-    assert names and all(".lora_" in name for name in names)
+def nearness(scheme: str, dtype: torch.dtype) -> float:
+    """Integer products round the input too, float layers do not."""
+    rounds = "int8" in scheme or "A8" in scheme or "bits" not in scheme
+    return max(0.05 if rounds else 1e-5, 0.02 if dtype == torch.bfloat16 else 0)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_trains_saves_and_loads(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_linear_layers(
+    scheme: str, dtype: torch.dtype, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     model = base(scheme, dtype)
     baraquant.save(model, tmp_path / "base.safetensors")
-    batch = models.inputs(dtype)
-    before = evaluate(model, batch)
-    adapter = adapted(model)
-    assert all(p.dtype == torch.float32 for p in adapter.parameters() if p.requires_grad)
-    assert torch.equal(evaluate(adapter, batch), before), "an adapter starts as nothing"
-    check_trains(adapter, batch)
-    after = evaluate(adapter, batch)
-    assert after.dtype == dtype and not torch.equal(after, before)
-    adapter.save_pretrained(tmp_path)
-    check_file(tmp_path)
+    again = baraquant.load_(models.mlp(dtype, seed=3), tmp_path / "base.safetensors")
+    near = nearness(scheme, dtype)
+    merged = models.check_life(model, models.inputs(dtype), tmp_path, near, again=again)
+    assert [type(module) for module in merged] == [nn.Linear, nn.GELU, nn.Linear]
+    assert merged[0].weight.dtype == dtype
+    assert not [str(w.message) for w in recwarn if "Unsupported layer" in str(w.message)]
 
-    loaded_base = models.mlp(dtype, seed=3)
-    baraquant.load_(loaded_base, tmp_path / "base.safetensors")
-    loaded = peft.PeftModel.from_pretrained(loaded_base, tmp_path)
-    assert torch.equal(evaluate(loaded, batch), after)
-    assert not any(p.requires_grad for p in loaded.parameters())
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_merged_weights_are_the_sum(scheme: str, dtype: torch.dtype) -> None:
+    adapter = adapted(base(scheme, dtype), init_lora_weights=False)
+    assert all(p.dtype == torch.float32 for p in adapter.parameters() if p.requires_grad)
+    layers = list(models.lora_layers(adapter))
+    deltas = [layer.get_delta_weight("default").float() for layer in layers]
+    wanted = [
+        (layer.base_layer.weight.float() + delta).to(dtype)
+        for layer, delta in zip(layers, deltas, strict=True)
+    ]
+    adapter.merge_adapter()
+    for layer, weight in zip(layers, wanted, strict=True):
+        assert type(layer.base_layer) is nn.Linear and torch.equal(layer.base_layer.weight, weight)
 
 
 @pytest.mark.parametrize(
@@ -95,40 +90,6 @@ def test_computes_the_base_plus_the_adapter(scheme: str) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
     grads = [torch.autograd.grad(y.square().sum(), batch)[0] for y in (got, wanted)]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_merges_into_a_float_layer_and_back(scheme: str, dtype: torch.dtype) -> None:
-    model, batch = base(scheme, dtype), models.inputs(dtype)
-    adapter = adapted(model)
-    models.train(adapter, batch)
-    integers, before = models.base_state(adapter), evaluate(adapter, batch)
-    layers = list(models.lora_layers(adapter))
-    wanted = [
-        (layer.base_layer.weight.float() + layer.get_delta_weight("default").float()).to(dtype)
-        for layer in layers
-    ]
-    for safe in (False, True):
-        adapter.merge_adapter(safe_merge=safe)
-        assert all(type(layer.base_layer) is nn.Linear for layer in layers)
-        for layer, weight in zip(layers, wanted, strict=True):
-            assert torch.equal(layer.base_layer.weight, weight)
-        merged = evaluate(adapter, batch)
-        # Integer products round the input too, float layers do not.
-        tolerance = 0.05 if "int8" in scheme or "A8" in scheme or "bits" not in scheme else 1e-5
-        tolerance = max(tolerance, 0.02 if dtype == torch.bfloat16 else 0)
-        error = (merged.float() - before.float()).norm() / before.float().norm()
-        assert error < tolerance
-        adapter.unmerge_adapter()
-        assert models.same(models.base_state(adapter), integers)
-        assert torch.equal(evaluate(adapter, batch), before)
-    result = adapter.merge_and_unload()
-    assert [type(module) for module in result] == [nn.Linear, nn.GELU, nn.Linear]
-    assert all(torch.equal(result[int(i)].weight, w) for i, w in zip("02", wanted, strict=True))
-    assert torch.equal(evaluate(result, batch), merged)
-    assert result[0].weight.dtype == dtype
 
 
 @pytest.mark.exhaustive
@@ -155,60 +116,39 @@ def test_a_merged_model_moves_with_its_integers() -> None:
     assert evaluate(adapter, models.inputs(torch.bfloat16)).dtype == torch.bfloat16
 
 
+GROUPS = [baraquant.W8A16(), baraquant.W4A16(group_size=4)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("scheme", [baraquant.W8A16(), baraquant.W4A16(group_size=4)], ids=str)
+@pytest.mark.parametrize("scheme", GROUPS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_convolutions(dimensions: int, scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = quantized(models.Conv(dimensions).to(dtype), scheme)
-    again = copy.deepcopy(model)
     batch = torch.randn(2, 8, *[7] * dimensions, dtype=dtype)
-    adapter = adapted(model, ["conv"])
-    check_trains(adapter, batch)
-    after, integers = evaluate(adapter, batch), models.base_state(adapter)
-    adapter.save_pretrained(tmp_path)
-    check_file(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
-    assert torch.equal(evaluate(loaded, batch), after)
-    adapter.merge_adapter()
-    tolerance = 0.02 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(evaluate(adapter, batch), after, rtol=tolerance, atol=tolerance)
-    adapter.unmerge_adapter()
-    assert models.same(models.base_state(adapter), integers)
-    merged = adapter.merge_and_unload().conv
+    near = 0.02 if dtype == torch.bfloat16 else 1e-5
+    merged = models.check_life(model, batch, tmp_path, near, ["conv"]).conv
     assert type(merged) is type(models.Conv(dimensions).conv)
     assert merged.stride == (2,) * dimensions and merged.padding == (1,) * dimensions
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", [baraquant.W8A16(), baraquant.W4A16(group_size=16)], ids=str)
+@pytest.mark.parametrize("scheme", GROUPS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = quantized(models.OfTokens(models.mlp()).to(dtype), scheme)
-    again, batch = copy.deepcopy(model), models.tokens()
     assert type(model.table) is bnn.QuantizedEmbedding
-    adapter = adapted(model, ["table", "body.0"])
-    check_trains(adapter, batch)
-    after, integers = evaluate(adapter, batch), models.base_state(adapter)
-    adapter.save_pretrained(tmp_path, save_embedding_layers=False)
-    check_file(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(again, tmp_path)
-    assert torch.equal(evaluate(loaded, batch), after)
-    adapter.merge_adapter()
-    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(evaluate(adapter, batch), after, rtol=tolerance, atol=tolerance)
-    adapter.unmerge_adapter()
-    assert models.same(models.base_state(adapter), integers)
-    table = adapter.merge_and_unload().table
+    near = 0.03 if dtype == torch.bfloat16 else 1e-5
+    targets = ["table", "body.0"]
+    table = models.check_life(model, models.tokens(), tmp_path, near, targets).table
     assert type(table) is nn.Embedding and table.padding_idx == 0
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "scheme",
-    ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"],
+    "scheme", ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"]
 )
 @pytest.mark.parametrize("convert_first", [False, True])
 def test_prepared_layers(scheme: str, convert_first: bool) -> None:
@@ -216,9 +156,10 @@ def test_prepared_layers(scheme: str, convert_first: bool) -> None:
     model, batch = models.mlp(), models.inputs()
     baraquant.qat.prepare_(model, SCHEMES[scheme])
     model(batch)
+    base = copy.deepcopy(model)
     adapter = adapted(model, list(models.MLP))
     assert all(is_prepared(layer.base_layer) for layer in models.lora_layers(adapter))
-    check_trains(adapter, batch)
+    assert models.train(adapter, batch, 5)[-1] < models.loss_of(base, batch)
     after = evaluate(adapter, batch)
     weights = [p.detach().clone() for p in adapter.base_model.model[0].base_layer.parameters()]
     if convert_first:
@@ -236,10 +177,3 @@ def test_prepared_layers(scheme: str, convert_first: bool) -> None:
     if not convert_first:
         now = list(adapter.base_model.model[0].base_layer.parameters())
         torch.testing.assert_close(now, weights)
-
-
-@pytest.mark.exhaustive
-def test_target_sizes_are_known_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    adapted(base("dynamic"))
-    assert not [str(w.message) for w in recwarn if "Unsupported layer" in str(w.message)]
-    assert WIDTH == 32

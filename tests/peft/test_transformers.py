@@ -129,19 +129,6 @@ def test_prepare_model_for_kbit_training(name: str, scheme: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@every_scheme
-@every_model
-def test_autocast_over_a_bfloat16_base(name: str, scheme: str) -> None:
-    adapter = adapted_for_task(made(name, scheme, torch.bfloat16), name)
-
-    def loss(model: nn.Module, batch: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return loss_of(model, batch)
-
-    losses = models.train(adapter, models.tokens(), 8, loss=loss)
-    assert losses[-1] < losses[0]
-
-
 def test_the_trainer(tmp_path: Path) -> None:
     model = adapted_for_task(made("llama", "int8"), "llama")
     row = models.tokens(1)[0]
@@ -186,17 +173,3 @@ def test_a_tied_embedding_is_saved_with_its_adapter(tmp_path: Path) -> None:
         adapter.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(again, tmp_path)
     assert torch.equal(evaluate(loaded, batch), evaluate(adapter, batch))
-
-
-@every_scheme
-def test_a_compiled_training_step(scheme: str) -> None:
-    torch._dynamo.reset()
-    adapter = adapted_for_task(made("llama", scheme), "llama", init_lora_weights=False)
-    batch = models.tokens()
-    parameters = [p for p in adapter.parameters() if p.requires_grad]
-    grads = []
-    for model in (adapter, torch.compile(adapter, backend="aot_eager")):
-        loss = model(input_ids=batch, labels=batch).loss
-        grads.append(torch.autograd.grad(loss, parameters))
-    for got, wanted in zip(*grads, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)

@@ -26,14 +26,13 @@ TRAINED: dict[str, Any] = {
     "w4a8": QuantConfig(TensorConfig(4), TOKEN8),
     "w8_tensor": QuantConfig(TensorConfig(8, "per_tensor"), TOKEN8),
     "w4_group": QuantConfig(TensorConfig(4, "per_group", group_size=4)),
-    "w3_group_asymmetric": QuantConfig(
-        TensorConfig(3, "per_group", symmetric=False, group_size=8), TOKEN8
-    ),
+    "w3_group_asymmetric": QuantConfig(TensorConfig(3, "per_group", symmetric=False, group_size=8),
+        TOKEN8),
     "w8_asymmetric": QuantConfig(TensorConfig(8, symmetric=False)),
     "learned": QuantConfig(TensorConfig(4, learned=True), TENSOR8),
     "learned_asymmetric": QuantConfig(TensorConfig(4, symmetric=False, learned=True)),
     "observed": QuantConfig(TensorConfig(8, dynamic=False), TOKEN8),
-}
+}  # fmt: skip
 # What `quantize_` takes.
 AFTERWARDS: dict[str, Any] = {
     "w8a8": W8A8(),
