@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops import hostile_values
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, outputs
 from tests.support.calls.int4 import INT4_CALLS
 from tests.support.calls.int8_conv import CONV_CALLS
-from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
+from tests.support.calls.range import OBSERVE_CALLS
 from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.cases import function_of
+from tests.support.core_calls import Bound, Op, Recorder, bound
 
 SHAPES = ((3, 4, 20), (2, 9), (1, 1), (5, 3), (2, 3, 4, 5), (17, 33), (3, 130), (0, 4), (4, 0))
 # Several threads share these; the weight of qat_linear is square.
@@ -50,7 +50,7 @@ class Call:
         context: A key of `CONTEXTS`, or "".
     """
 
-    op: torch._ops.OpOverload
+    op: Op
     arguments: dict[str, Any]
     changed: list[str]
     spelling: str
@@ -106,25 +106,11 @@ def describe(value: Any) -> str:
         return " ".join([dtype, *words])
 
 
-def schema_types(op: torch._ops.OpOverload) -> dict[str, str]:
+def schema_types(op: Op) -> dict[str, str]:
     return {a.name: str(a.real_type) for a in op._schema.arguments}
 
 
-class Recorder(TorchDispatchMode):
-    """Notes the calls of baraquant's ops that reach the dispatcher below autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[torch._ops.OpOverload, dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "baraquant":
-            named = zip((a.name for a in func._schema.arguments), args, strict=False)
-            self.calls.append((func, {**dict(named), **(kwargs or {})}))
-        return func(*args, **(kwargs or {}))
-
-
-def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
+def right_call(rng: Random) -> Bound:
     """A public op and arguments that it takes."""
     observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
     products = (*INTEGER_QAT_CALLS, *INT4_CALLS, *WEIGHT_ONLY_CALLS, *CONV_CALLS)
@@ -136,22 +122,10 @@ def right_call(rng: Random) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
     dtype = rng.choice(cases.FLOAT_DTYPES)
     if dtype == torch.float64 and not getattr(call, "takes_float64", True):
         dtype = torch.float32
-    tensors = call.tensors(shape, dtype)
-    if isinstance(call, ObserveCall):
-        args, kwargs = call.arguments
-        args = (*tensors, *args)
-    else:
-        args, kwargs = call.arguments(*tensors)
-    packet = getattr(torch.ops.baraquant, call.function.__name__)
-    forms = [form for form in ("number", "residual") if getattr(call, form, False)]
-    op = getattr(packet, forms[0] if forms else "default")
-    names = [a.name for a in op._schema.arguments]
-    return op, {**dict(zip(names, args, strict=False)), **kwargs}
+    return bound(call, call.tensors(shape, dtype))
 
 
-def core_call(
-    rng: Random, op: torch._ops.OpOverload, arguments: dict[str, Any]
-) -> tuple[torch._ops.OpOverload, dict[str, Any]]:
+def core_call(rng: Random, op: Op, arguments: dict[str, Any]) -> Bound:
     """One of the core ops' calls that a right call, and its gradient, turn into."""
     with Recorder() as recorder:
         results = [t for t in outputs(op(**arguments)) if isinstance(t, Tensor) and t.requires_grad]

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baraquant import ops
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, Call, outputs
+from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.core_calls import overload_of
 
 SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
@@ -26,24 +28,14 @@ def same(actual: Any, expected: Any) -> bool:
     return all(map(torch.equal, outputs(actual), outputs(expected)))
 
 
-def packet(call: Call) -> Any:
-    return getattr(torch.ops.baraquant, call.function.__name__)
-
-
-def overload(call: Call, kwargs: dict[str, Any]) -> Any:
-    """What the packet has to find; PyTorch calls it by generic conversions."""
-    name = "number" if call.number else "residual" if "residual" in kwargs else "default"
-    return getattr(packet(call), name)
-
-
 @by_call
 def test_positions_and_keywords_are_the_same(call: Call, device: str) -> None:
     args, kwargs = call.arguments(*call.tensors(SHAPE, device=device))
-    names = [a.name for a in overload(call, kwargs)._schema.arguments]
-    expected = overload(call, kwargs)(*args, **kwargs)
+    names = [a.name for a in overload_of(call)._schema.arguments]
+    expected = overload_of(call)(*args, **kwargs)
     for split in range(len(args) + 1):
         named = dict(zip(names[split : len(args)], args[split:], strict=True))
-        for function in (call.function, packet(call)):
+        for function in (call.function, overload_of(call).overloadpacket):
             assert same(function(*args[:split], **named, **kwargs), expected)
 
 
@@ -52,8 +44,8 @@ def test_defaults_are_the_ops(call: Call, device: str) -> None:
     args, kwargs = call.arguments(*call.tensors(SHAPE, device=device))
     if call.ranged:
         args = args[:-2]
-    for function in (call.function, packet(call)):
-        assert same(function(*args, **kwargs), overload(call, kwargs)(*args, **kwargs))
+    for function in (call.function, overload_of(call).overloadpacket):
+        assert same(function(*args, **kwargs), overload_of(call)(*args, **kwargs))
 
 
 WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -116,16 +108,6 @@ def test_scalars_of_numpy_are_numbers() -> None:
     )
 
 
-def test_errors_of_the_op_arrive_as_they_are() -> None:
-    x, scale, zero_point = FAKE.tensors(SHAPE)
-    with pytest.raises(ValueError, match="expected scale to have 4 elements"):
-        ops.fake_quantize_per_channel(x, scale[:3], zero_point, 1)
-    with pytest.raises(IndexError):
-        ops.fake_quantize_per_channel(x, scale, zero_point, 7)
-    with pytest.raises(TypeError):
-        ops.fake_quantize_per_channel(x.detach().int(), scale, zero_point, 1)
-
-
 def test_number_like_arguments() -> None:
     """Integers for the scale, bools and one-element tensors do what torch.ops makes of them."""
     x = torch.randn(10)
@@ -159,54 +141,30 @@ def test_subclasses_intervene(call: Call) -> None:
     assert same(tuple(r.as_subclass(Tensor) for r in outputs(result)), expected)
 
 
-class FunctionMode(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
+SEEN: list[str] = []
 
+
+class Functions(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
+        SEEN.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-class DispatchMode(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
+class Dispatches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
+        SEEN.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-@by_call
-def test_modes_intervene(call: Call) -> None:
+@pytest.mark.parametrize("call", (*ALL_CALLS, *OBSERVE_CALLS), ids=str)
+def test_modes_intervene(call: Any) -> None:
     tensors = call.tensors(SHAPE)
     expected = call(*tensors)
-    for mode, name in ((FunctionMode(), call.function.__name__), (DispatchMode(), "baraquant")):
+    for mode, name in ((Functions(), call.function.__name__), (Dispatches(), "baraquant")):
+        SEEN.clear()
         with mode:
             assert same(call(*tensors), expected)
-        assert any(name in seen for seen in mode.seen), mode.seen
-
-
-def test_fake_tensors(device: str) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode()
-    tensors = [mode.from_tensor(t.detach()) for t in FAKE.tensors(SHAPE, device=device)]
-    result = FAKE(*tensors)
-    assert type(result) is type(tensors[0]) and result.shape == SHAPE
-
-
-def test_symbolic_trace() -> None:
-    def function(x: Tensor, scale: Tensor) -> Tensor:
-        return ops.fake_quantize_per_tensor(x, scale, None) + ops.fake_quantize_per_tensor(
-            x, 0.1, 0
-        )
-
-    graph = torch.fx.symbolic_trace(function)
-    x, scale = torch.randn(10), torch.tensor(0.3)
-    assert torch.equal(graph(x, scale), function(x, scale))
+        assert any(name in seen for seen in SEEN), SEEN
 
 
 def test_references_are_not_leaked() -> None:

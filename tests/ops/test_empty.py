@@ -11,18 +11,33 @@ import torch
 from torch import Tensor
 
 from baraquant import ops, reference
-from baraquant.granularity import GRANULARITIES
+from tests.support.calls.affine import ALL_CALLS, outputs, value_and_gradients
+from tests.support.calls.int4 import INT4_CALLS
+from tests.support.calls.int8_conv import CONV_CALLS
+from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
+from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
+from tests.support.core_calls import bound
 
-ROWS, COLUMNS, OUTPUTS = 3, 8, 4
-SIZES = {
-    "no rows": (0, COLUMNS, OUTPUTS),
-    "no columns": (ROWS, 0, OUTPUTS),
-    "no outputs": (ROWS, COLUMNS, 0),
-    "outputs alone": (0, 0, OUTPUTS),
-    "nothing": (0, 0, 0),
-}
-# Of sizes: the arguments, and the keywords.
-Arguments = Callable[[int, int, int], tuple[tuple[Any, ...], dict[str, Any]]]
+PRODUCTS = (*INTEGER_QAT_CALLS, *INT4_CALLS, *CONV_CALLS, *WEIGHT_ONLY_CALLS)
+CALLS: tuple[Any, ...] = (*ALL_CALLS, *SCALED_CALLS, *PRODUCTS)
+SHAPES = {"no rows": (0, 8), "no columns": (3, 0), "nothing": (0, 0)}
+
+
+def check(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    assert len(actual) == len(expected)
+    for found, wanted in zip(actual, expected, strict=True):
+        assert found.dtype == wanted.dtype and torch.equal(found.cpu(), wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_no_rows_or_columns(call: Any, shape: str, device: str) -> None:
+    def of_the_reference(*tensors: Tensor) -> Any:
+        op, arguments = bound(call, tensors)
+        return getattr(reference, op._schema.name.removeprefix("baraquant::"))(**arguments)
+
+    expected = value_and_gradients(of_the_reference, call.tensors(SHAPES[shape]))
+    check(value_and_gradients(call, call.tensors(SHAPES[shape], device=device)), expected)
 
 
 def floats(*sizes: int) -> Tensor:
@@ -37,155 +52,62 @@ def integers(*sizes: int, dtype: torch.dtype = torch.int8) -> Tensor:
     return (floats(*sizes) + 3).to(dtype)
 
 
-def groups(k: int) -> int:
-    return -(-k // 2)
+def some(t: int, k: int, n: int) -> dict[str, Tensor]:
+    """What products take, by the names of their arguments."""
+    return {
+        "x": floats(t, k),
+        "q": integers(t, k),
+        "q3": integers(t, k, 4),
+        "w": floats(n, k),
+        "qw": integers(n, k),
+        "qw3": integers(n, k, 3),
+        "qw2": integers(2, n, k),
+        "packed": integers(n, -(-k // 2), dtype=torch.uint8),
+        "scale": scales(),
+        "bias": floats(n),
+        "sw": scales(n),
+        "sw2": scales(2, n),
+        "st": scales(t),
+        "z": torch.tensor(2),
+        "zt": integers(t, dtype=torch.int32),
+        "factor": torch.ones(n, -(-k // 2), dtype=torch.uint8),
+        "sums": integers(t, n, dtype=torch.int32),
+        "ends": torch.tensor([0, t]).int(),
+    }
 
 
-def of_granularity(verb: str, granularity: str) -> tuple[str, Arguments]:
-    """Per channel: of the columns."""
-    own = {"per_channel": (1,), "per_group": (2,)}.get(granularity, ())
-
-    def arguments(t: int, k: int, n: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        x = integers(t, k) if verb == "dequantize" else floats(t, k)
-        if verb.startswith(("choose", "dynamic")):
-            return (x, *own), {"symmetric": False}
-        shape = {"per_tensor": (), "per_channel": (k,), "per_token": (t, 1)}
-        sizes = shape.get(granularity, (t, groups(k)))
-        return (x, scales(*sizes), integers(*sizes, dtype=torch.int32), *own), {}
-
-    return f"{verb}_{granularity}", arguments
-
-
-VERBS = ("quantize", "dequantize", "fake_quantize", "choose_qparams", "dynamic_range_quantize")
-CALLS: list[tuple[str, Arguments]] = [
-    *(of_granularity(verb, g) for verb in (*VERBS, "dynamic_fake_quantize") for g in GRANULARITIES),
-    ("rms_norm", lambda t, k, n: ((floats(t, k), scales(k), 1e-5), {})),
-    ("layer_norm", lambda t, k, n: ((floats(t, k), scales(k), floats(k), 1e-5), {})),
-    ("silu_mul", lambda t, k, n: ((floats(t, k), scales(t, k)), {})),
-    ("gelu", lambda t, k, n: ((floats(t, k),), {})),
-    ("hadamard", lambda t, k, n: ((floats(t, k), 4), {})),
-    ("rms_norm_quantize_per_token", lambda t, k, n: ((floats(t, k), None, 1e-5), {})),
-    ("layer_norm_quantize_per_token", lambda t, k, n: ((floats(t, k), None, None, 1e-5), {})),
-    ("hadamard_quantize_per_token", lambda t, k, n: ((floats(t, k), 4), {})),
-    (
-        "int8_linear",
-        lambda t, k, n: (
-            (integers(t, k), integers(n, k), scales(t), scales(n), floats(n)),
-            {"input_zero_point": integers(t, dtype=torch.int32)},
-        ),
-    ),
-    (
-        "int8_product",
-        lambda t, k, n: (
-            (integers(t, k), integers(n, k)),
-            {"input_zero_point": integers(t, dtype=torch.int32)},
-        ),
-    ),
-    (
-        "rescale_product",
-        lambda t, k, n: (
-            (integers(t, n, dtype=torch.int32), scales(t), scales(n), floats(n)),
-            {},
-        ),
-    ),
-    (
-        "int8_conv",
-        lambda t, k, n: (
-            (integers(t, k, 4), integers(n, k, 3), scales(), scales(n), floats(n)),
-            {"padding": 1, "input_zero_point": torch.tensor(2)},
-        ),
-    ),
-    (
-        "smoothquant_linear",
-        lambda t, k, n: (
-            (integers(t, k), integers(n, k), scales(n), 0.5, floats(n)),
-            {"act_zero_point": 3},
-        ),
-    ),
-    (
-        "static_quantized_linear",
-        lambda t, k, n: (
-            (floats(t, k), integers(n, k), scales(n), scales(), floats(n)),
-            {"act_zero_point": torch.tensor(2), "smooth_scale": scales(k)},
-        ),
-    ),
-    *(
-        (
-            "qat_linear",
-            lambda t, k, n, backward=backward: (
-                (floats(t, k), floats(n, k), floats(n)),
-                {"symmetric": False, "backward": backward},
-            ),
-        )
-        for backward in ("float", "int8_input", "int8")
-    ),
-    (
-        "quantized_linear",
-        lambda t, k, n: (
-            (floats(t, k), integers(n, k), scales(n), floats(n)),
-            {"symmetric": False},
-        ),
-    ),
-    (
-        "quantized_grouped_linear",
-        lambda t, k, n: (
-            (floats(t, k), integers(2, n, k), torch.tensor([0, t]).int(), scales(2, n)),
-            {"symmetric": False},
-        ),
-    ),
-    (
-        "quantized_int4_linear",
-        lambda t, k, n: (
-            (
-                *(floats(t, k), integers(n, groups(k), dtype=torch.uint8), scales(n)),
-                *(torch.ones(n, groups(k), dtype=torch.uint8), 2, floats(n)),
-            ),
-            {"symmetric": False},
-        ),
-    ),
-    ("choose_int4_qparams", lambda t, k, n: ((floats(n, k), 2), {"symmetric": False})),
-    ("pack_int4", lambda t, k, n: ((integers(n, k),), {})),
-    (
-        "weight_only_linear",
-        lambda t, k, n: (
-            (floats(t, k), integers(n, k), scales(n, groups(k)), floats(n)),
-            {"weight_zero_point": integers(n, groups(k)), "group_size": 2},
-        ),
-    ),
-    ("scaled_quantize_per_token", lambda t, k, n: ((floats(t, k), scales(k)), {})),
-    ("scaled_quantize_transposed", lambda t, k, n: ((floats(t, k), scales(t, 1)), {})),
-    ("transpose_int8", lambda t, k, n: ((integers(t, k),), {})),
-]
-# Their integers have no gradient, and they refuse what requires one.
-NOT_DIFFERENTIABLE = ("_quantize_per_token", "choose", "dynamic_range", "scaled", "int4_qparams")
-
-
-def results(module: Any, name: str, call: tuple[Any, Any], device: str) -> list[Tensor]:
-    """The outputs; then the gradients of the first and of every floating argument of `qat_`."""
-    args, kwargs = call
-    args = tuple(a.to(device) if isinstance(a, Tensor) else a for a in args)
-    kwargs = {k: a.to(device) if isinstance(a, Tensor) else a for k, a in kwargs.items()}
-    learned = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
-    if any(part in name for part in NOT_DIFFERENTIABLE) and not name.startswith("fake"):
-        learned = []
-    if not name.startswith(("qat", "rms", "layer", "silu")):
-        learned = [a for a in learned if a is args[0]]
-    for a in learned:
-        a.requires_grad_()
-    found = getattr(module, name)(*args, **kwargs)
-    outputs = list(found) if isinstance(found, tuple) else [found]
-    if learned and outputs[0].requires_grad:
-        outputs += torch.autograd.grad(outputs[0], learned, torch.ones_like(outputs[0]))
-    return [t.detach() for t in outputs]
+# Of an op: its positional arguments and its keywords, by name of what `some` makes.
+PRODUCTS_OF: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8_linear": ("q qw st sw bias", {"input_zero_point": "zt"}),
+    "int8_product": ("q qw", {"input_zero_point": "zt"}),
+    "rescale_product": ("sums st sw bias", {}),
+    "int8_conv": ("q3 qw3 scale sw bias", {"padding": 1, "input_zero_point": "z"}),
+    "smoothquant_linear": ("q qw sw scale bias", {"act_zero_point": "z"}),
+    "static_quantized_linear": ("x qw sw scale bias", {"act_zero_point": "z"}),
+    "qat_linear": ("x w bias", {"symmetric": False}),
+    "quantized_linear": ("x qw sw bias", {"symmetric": False}),
+    "quantized_grouped_linear": ("x qw2 ends sw2", {"symmetric": False}),
+    "quantized_int4_linear": ("x packed sw factor", {"group_size": 2, "symmetric": False}),
+    "weight_only_linear": ("x qw sw bias", {}),
+}
+SIZES = {"no outputs": (3, 8, 0), "outputs alone": (0, 0, 4), "nothing": (0, 0, 0)}
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("name", "arguments"), CALLS, ids=[name for name, _ in CALLS])
-def test_what_is_empty(name: str, arguments: Arguments, sizes: str, device: str) -> None:
-    if all(a.numel() for a in arguments(*SIZES[sizes])[0] if isinstance(a, Tensor)):
-        return  # the op has no argument of outputs
-    actual = results(ops, name, arguments(*SIZES[sizes]), device)
-    expected = results(reference, name, arguments(*SIZES[sizes]), "cpu")
-    assert len(actual) == len(expected)
-    for found, wanted in zip(actual, expected, strict=True):
-        assert found.dtype == wanted.dtype and torch.equal(found.cpu(), wanted)
+@pytest.mark.parametrize("name", PRODUCTS_OF)
+def test_no_outputs(name: str, sizes: str, device: str) -> None:
+    """With the gradients of all floating arguments that can have one."""
+    words, named = PRODUCTS_OF[name]
+    learned = {"qat_linear": ("x", "w", "bias")}.get(name, ("x",))
+
+    def results(module: Any, to: str) -> tuple[Tensor, ...]:
+        made = {key: t.to(to) for key, t in some(*SIZES[sizes]).items()}
+        leaves = [made[key].requires_grad_() for key in learned if key in words.split()]
+        keywords = {k: made[v] if isinstance(v, str) else v for k, v in named.items()}
+        function: Callable[..., Any] = getattr(module, name)
+        found = outputs(function(*(made[word] for word in words.split()), **keywords))
+        if leaves:
+            found += torch.autograd.grad(found[0], leaves, torch.ones_like(found[0]))
+        return found
+
+    check(results(ops, device), results(reference, "cpu"))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from typing import Any
 
@@ -21,30 +20,15 @@ from tests.support.docstrings import run_examples
 FAMILIES = bad_arguments.modules()
 OPS: list[Any] = [op for module in FAMILIES for op in module.OPS]
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
-# What torch may do meanwhile: take memory, and look at tensors differently.
-HARMLESS = (
-    "Activity Buffer Request",  # the profiler's own
-    "aten::empty",
-    "aten::view",
-    "aten::reshape",
-    "aten::permute",
-    "aten::movedim",
-    "aten::unsqueeze",
-    "aten::as_strided",
-    "aten::expand",
-    "aten::detach",
-    "detach",
-    "aten::_reshape_alias",
-    "aten::alias",
-    "aten::select",
-    "aten::transpose",
-    "aten::narrow",
-    "aten::slice",
-    "baraquant::",
-    "[",
+# What torch may do meanwhile: take memory, and look at tensors differently; and the profiler.
+HARMLESS = ("Activity Buffer Request", "detach", "baraquant::", "[", "cuda", "cu")
+HARMLESS += tuple(
+    f"aten::{name}"
+    for name in (
+        *("empty", "view", "reshape", "permute", "movedim", "unsqueeze", "as_strided", "expand"),
+        *("detach", "_reshape_alias", "alias", "select", "transpose", "narrow", "slice"),
+    )
 )
-
-
 # Adds floating numbers, where it pays by a product of PyTorch's, in an order that is not promised.
 SUMS_OF_FLOATS = ("weight_only_linear",)
 
@@ -106,7 +90,7 @@ def test_nothing_runs_and_nothing_is_written(op: Any, device: str) -> None:
     copied = "input" in arguments or "grad" in arguments
     assert not copied or any(kernel.architecture == "torch" for kernel in plans), "a copy is needed"
     for event in profile.events():
-        harmless = event.name == "aten::t" or event.name.startswith(("cuda", "cu", *HARMLESS))
+        harmless = event.name == "aten::t" or event.name.startswith(HARMLESS)
         assert harmless, event.name
         assert event.device_type == torch.autograd.DeviceType.CPU, event.name
     for name, tensor in tensors.items():
@@ -141,14 +125,6 @@ def test_errors_are_those_of_the_call(op: Any, bad: Any, device: str) -> None:
     with pytest.raises(bad.error) as raised:
         baraquant.plan(op.name, **arguments)
     assert str(raised.value) == text
-
-
-def test_a_call_after_a_plan_runs(device: str) -> None:
-    x = torch.randn(5, 7, device=device)
-    expected = ops.fake_quantize_per_tensor(x, 0.1, 0)
-    baraquant.plan("fake_quantize_per_tensor", x, 0.1, 0)
-    assert not baraquant.can_implement("fake_quantize_per_tensor", x, -0.1, 0).ok
-    assert torch.equal(ops.fake_quantize_per_tensor(x, 0.1, 0), expected)
 
 
 def test_other_threads_run_meanwhile(device: str) -> None:
@@ -223,16 +199,8 @@ def test_what_autograd_changes_is_seen(device: str) -> None:
     assert leaf.grad is None and leaf._version == 0
 
 
-def test_a_plan_is_a_value() -> None:
-    x = torch.zeros(3)
-    (kernel,) = baraquant.plan("fake_quantize_per_tensor", x, 0.5, 0)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        kernel.name = "other"  # type: ignore[misc]
-    assert hash(kernel) == hash(baraquant.plan("fake_quantize_per_tensor", x, 0.5, 0)[0])
-
-
 @pytest.mark.parametrize(
-    "op", ["no_such_op", "aten::add", "quantize_per_tensor.no_such", torch.ops.aten.add, torch.sin]
+    "op", ["no_such_op", "quantize_per_tensor.no_such", torch.ops.aten.add, torch.sin]
 )
 def test_unknown_ops(op: Any) -> None:
     with pytest.raises(ValueError, match=r"baraquant\.plan: expected"):

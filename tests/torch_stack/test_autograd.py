@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from baraquant import ops
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import (
     ALL_CALLS,
     FORWARD_CALLS,
@@ -20,28 +23,32 @@ from tests.support.calls.affine import (
     assert_equal,
     value_and_gradients,
 )
+from tests.support.calls.int8_mm import QAT_CALLS, Int8Call
+from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.served_products import Served, by_kind, example
 
 SHAPE = (3, 4, 20)
 DIFFERENTIABLE = [c for c in FORWARD_CALLS if c.differentiable]
-NOT_CAST = [c for c in ALL_CALLS if c.verb != "qat_linear"]  # which is a linear layer
+# But for qat_linear, which is a linear layer.
+NOT_CAST = [*(c for c in ALL_CALLS if c.verb != "qat_linear"), *OBSERVE_CALLS]
 
 
 @pytest.mark.parametrize("call", NOT_CAST, ids=str)
 @pytest.mark.parametrize(
     "dtype", [d for d in cases.FLOAT_DTYPES if d != torch.float64], ids=cases.name_of
 )
-def test_autocast_changes_nothing(call: Call, dtype: torch.dtype, device: str) -> None:
+def test_autocast_changes_nothing(call: Any, dtype: torch.dtype, device: str) -> None:
     check_autocast(call, dtype, device)
 
 
 @pytest.mark.parametrize(
     "call", [c for c in NOT_CAST if getattr(c, "takes_float64", True)], ids=str
 )
-def test_autocast_changes_nothing_of_float64(call: Call, device: str) -> None:
+def test_autocast_changes_nothing_of_float64(call: Any, device: str) -> None:
     check_autocast(call, torch.float64, device)
 
 
-def check_autocast(call: Call, dtype: torch.dtype, device: str) -> None:
+def check_autocast(call: Any, dtype: torch.dtype, device: str) -> None:
     tensors = call.tensors(SHAPE, dtype, device)
     expected = value_and_gradients(call, tensors)
     for low in (torch.bfloat16, torch.float16):
@@ -49,19 +56,40 @@ def check_autocast(call: Call, dtype: torch.dtype, device: str) -> None:
             assert_equal(value_and_gradients(call, tensors), expected)
 
 
-def test_autocast_of_a_network(device: str) -> None:
-    """A linear layer gives bfloat16; its output is quantized as the bfloat16 that it is."""
-    linear = nn.Linear(20, 20).to(device)
-    call = Call("fake_quantize", cases.PER_TENSOR)
-    _, scale, zero_point = call.tensors(SHAPE, device=device)
-    x = torch.randn(SHAPE, device=device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        hidden = linear(x)
-        y = call(hidden, scale, zero_point)
-    assert y.dtype == torch.bfloat16
-    assert torch.equal(y, call(hidden, scale, zero_point))
-    y.float().sum().backward()
-    assert linear.weight.grad is not None and linear.weight.grad.abs().sum() > 0
+@pytest.mark.parametrize("low", (torch.bfloat16, torch.float16), ids=cases.name_of)
+@pytest.mark.parametrize("call", [call for call in QAT_CALLS if not call.given], ids=str)
+def test_qat_linear_runs_in_the_autocast_dtype(
+    call: Int8Call, low: torch.dtype, device: str
+) -> None:
+    """The input is cast, as linear's is, and the weight is not: its integers are those of the leaf.
+
+    A float32 bias stays, too. Gradients come back in the leaves' dtypes.
+    """
+    for dtypes in (
+        (torch.float32,) * 3,
+        (low, torch.float32, torch.float32),
+        (torch.float32, low, low),
+    ):
+        made = call.tensors(SHAPE, device=device)
+        leaves = [t.detach().to(d).requires_grad_() for t, d in zip(made, dtypes, strict=False)]
+        with torch.autocast(device, dtype=low):
+            results = value_and_gradients(call, tuple(leaves))
+        x, *others = (t.detach() for t in leaves)
+        cast = tuple(t.requires_grad_() for t in (x.to(low), *others))
+        expected = value_and_gradients(call, cast)
+        for got, right in zip(results, expected, strict=True):
+            torch.testing.assert_close(got.to(right.dtype), right)
+        assert_same_bits(results[0], expected[0])
+        assert [t.dtype for t in results] == [low, *(t.dtype for t in leaves)]
+
+
+def test_autocast_does_as_for_linear(device: str) -> None:
+    """float64 is left alone, and so is everything where autocast is off."""
+    for dtype in cases.FLOAT_DTYPES:
+        x, w = (torch.randn(s, device=device, dtype=dtype) for s in ((5, 20), (7, 20)))
+        for enabled in (True, False):
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
+                assert ops.qat_linear(x, w).dtype == nn.functional.linear(x, w).dtype
 
 
 @pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
@@ -118,3 +146,32 @@ def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
     x, *rest = (t.detach() for t in call.tensors(SHAPE, device=device))
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):
         call(forward_ad.make_dual(x, torch.ones_like(x)), *rest)
+
+
+def test_symmetric_backward_is_the_incoming_tensor(device: str) -> None:
+    x = torch.randn(SHAPE, device=device, requires_grad=True)
+    dy = torch.randn(SHAPE, device=device)
+    (dx,) = torch.autograd.grad(ops.dynamic_fake_quantize_per_token(x), x, dy)
+    assert dx.data_ptr() == dy.data_ptr()
+
+
+@by_kind
+@pytest.mark.parametrize(
+    ("dtype", "to"),
+    (
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.bfloat16),
+    ),
+)
+def test_a_served_product_in_another_dtype(
+    dtype: torch.dtype, to: torch.dtype, kind: str, device: str
+) -> None:
+    """As linear(x^, w^).to(dtype) in the input's dtype."""
+    served = Served(kind, dtype, device)
+    x, dy = example(served)
+    dy = dy.to(to)
+    y = served(x, dtype=to)
+    assert y.dtype == to
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert dx.dtype == dtype and torch.equal(dx, served.rule(x, dy))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,22 +18,30 @@ from tests.support.calls.affine import (
     BACKWARD_CALLS,
     FORWARD_CALLS,
     KINDS,
-    RANGE,
     Call,
     assert_equal,
     outputs,
     value_and_gradients,
 )
-from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.calls.fused import RESIDUAL_CALLS
+from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS
+from tests.support.core_calls import Recorder, bound
 
 SHAPE = (3, 4, 20)
 # Every size changes with every shape, the number of groups of 8 too, and none is 1, which PyTorch
 # compiles on its own.
 FIVE_SHAPES = [(3, 4, 20), (5, 6, 28), (2, 9, 33), (7, 3, 16), (4, 5, 100)]
-by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
-# The rows of a rotation are whole blocks, so their length is not free (see test_fused.py).
+CALLS: tuple[Any, ...] = (*ALL_CALLS, *OBSERVE_CALLS)
+by_call = pytest.mark.parametrize("call", CALLS, ids=str)
+
+
+def is_rotation(call: Any) -> bool:
+    """Its rows are whole blocks, so their length is not free."""
+    return getattr(call, "base", "") == "hadamard"
+
+
 by_call_of_any_length = pytest.mark.parametrize(
-    "call", [c for c in ALL_CALLS if getattr(c, "base", "") != "hadamard"], ids=str
+    "call", [c for c in CALLS if not is_rotation(c)], ids=str
 )
 
 
@@ -50,88 +57,69 @@ def strided(t: Tensor) -> Tensor:
     return other.requires_grad_(t.requires_grad)
 
 
-def overload(call: Call) -> torch._ops.OpOverload:
-    packet = getattr(torch.ops.baraquant, call.function.__name__)
-    if getattr(call, "residual", False):
-        return packet.residual
-    return packet.number if call.number else packet.default
-
-
 # float32 everywhere; the other dtypes where the granularity cannot matter.
 OPCHECKS = [
     pytest.param(call, dtype, id=f"{call}-{cases.name_of(dtype)}")
-    for call in ALL_CALLS
+    for call in CALLS
     for dtype in cases.FLOAT_DTYPES
-    if dtype == torch.float32 or call.granularity.kind == "per_channel"
+    if dtype == torch.float32 or call in OBSERVE_CALLS or call.granularity.kind == "per_channel"
 ]
 
 
 @pytest.mark.parametrize(("call", "dtype"), OPCHECKS)
-def test_opcheck(call: Call, dtype: torch.dtype, device: str) -> None:
-    args, kwargs = call.arguments(*call.tensors(SHAPE, dtype, device))
-    torch.library.opcheck(overload(call), args, kwargs)
+def test_opcheck(call: Any, dtype: torch.dtype, device: str) -> None:
+    op, arguments = bound(call, call.tensors(SHAPE, dtype, device))
+    torch.library.opcheck(op, (), arguments)
 
 
 @pytest.mark.exhaustive
 @by_call
-def test_opcheck_without_gradients_and_strided(call: Call, device: str) -> None:
-    tensors = call.tensors(SHAPE, device=device)
-    detached = [t.detach() for t in tensors]
-    for first in (detached[0], strided(detached[0]), detached[0][:, ::2], detached[0][:0]):
-        if first.shape != detached[0].shape:
-            tensors = call.tensors(tuple(first.shape), device=device)
-        args, kwargs = call.arguments(first, *(t.detach() for t in tensors[1:]))
-        torch.library.opcheck(overload(call), args, kwargs)
+def test_opcheck_without_gradients_and_strided(call: Any, device: str) -> None:
+    for layout in (lambda t: t, strided, lambda t: t[:, ::2], lambda t: t[:0]):
+        first = layout(call.tensors(SHAPE, device=device)[0].detach())
+        _, *rest = (t.detach() for t in call.tensors(tuple(first.shape), device=device))
+        op, arguments = bound(call, (first, *rest))
+        torch.library.opcheck(op, (), arguments)
 
 
-MASK_BYTES = math.prod(SHAPE) // 8
-# What each core op takes behind the arguments that all of them share.
-CORE_OPS: list[tuple[str, Callable[[Tensor], tuple[Any, ...]], bool]] = [
-    ("_quantize", lambda x: (torch.int8, None), False),
-    ("_quantize", lambda x: (torch.float32, True), True),
-    ("_fake_quantize", lambda x: (None, None), True),
-    ("_fake_quantize", lambda x: (True, None), True),
-    ("_fake_quantize", lambda x: (True, switch(x)), True),
-    ("_dequantize", lambda x: (torch.float16,), True),
-    ("_quantize_with_mask", lambda x: (torch.float32, [1, 0, 2]), False),
-    ("_fake_quantize_with_mask", lambda x: ([], None), False),
-    ("_fake_quantize_with_mask", lambda x: ([1, 0, 2], switch(x)), False),
-    ("_input_gradient", lambda x: (torch.ones_like(x).requires_grad_(), True), True),
-    ("_masked_gradient", lambda x: (full_mask(x), [], torch.float32, False), True),
-    ("_masked_gradient", lambda x: (full_mask(x), [2, 0, 1], torch.float32, True), True),
-    ("_qparams_gradient", lambda x: (torch.ones_like(x), True), False),
-]
+@pytest.mark.cover(call=lambda call: {call.function.__name__.partition("_per_")[0]})
+@by_call
+def test_opcheck_of_core_ops(call: Any, device: str) -> None:
+    """Those that a call and its gradient turn into: of a leaf, and of an activation of other
+    strides, of which a mask is kept.
+    """
+
+    def of_activation(x: Tensor, *rest: Tensor) -> Any:
+        return call(x * 1 if x.is_floating_point() else x, *rest)
+
+    x, *rest = call.tensors(SHAPE, device=device)
+    with Recorder() as recorder:
+        value_and_gradients(call, (x, *rest))
+        value_and_gradients(of_activation, (strided(x), *rest))
+    assert recorder.calls
+    for op, recorded in recorder.calls:
+        arguments = {k: v.detach() if isinstance(v, Tensor) else v for k, v in recorded.items()}
+        torch.library.opcheck(op, (), arguments)
+        first = next(name for name, value in arguments.items() if isinstance(value, Tensor))
+        if op._schema.is_mutable or not arguments[first].is_floating_point():
+            continue
+        arguments[first] = arguments[first].detach().requires_grad_()
+        # The gradients of scales cannot be differentiated again, and say so.
+        if is_differentiable(op, arguments) and "_qparams_gradient" not in str(op):
+            torch.library.opcheck(op, (), arguments)
 
 
-def switch(x: Tensor) -> Tensor:
-    return torch.ones(1, dtype=torch.uint8, device=x.device)
-
-
-def full_mask(x: Tensor) -> Tensor:
-    return torch.full((MASK_BYTES,), 255, dtype=torch.uint8, device=x.device)
-
-
-@pytest.mark.parametrize(
-    ("name", "rest", "differentiable"), CORE_OPS, ids=[f"{i}{c[0]}" for i, c in enumerate(CORE_OPS)]
-)
-@pytest.mark.parametrize("granularity", KINDS, ids=str)
-def test_opcheck_of_core_ops(
-    name: str,
-    rest: Callable[[Tensor], tuple[Any, ...]],
-    differentiable: bool,
-    granularity: cases.Granularity,
-    device: str,
-) -> None:
-    x, scale, zero_point = Call("fake_quantize", granularity).tensors(SHAPE, device=device)
-    x = x.detach().requires_grad_(differentiable)
-    number = [kind.kind for kind in KINDS].index(granularity.kind)
-    shared = (scale, zero_point, 1.0, 0, number, granularity.axis, granularity.group_size or 1)
-    op = getattr(torch.ops.baraquant, name).default
-    torch.library.opcheck(op, (x, *shared, *RANGE, *rest(x.detach())))
+def is_differentiable(op: torch._ops.OpOverload, arguments: dict[str, Any]) -> bool:
+    """Whether what an op returns requires grad; what refuses to is not."""
+    try:
+        results = outputs(op(**arguments))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return any(isinstance(t, Tensor) and t.requires_grad for t in results)
 
 
 @by_call
-def test_compile_static(call: Call, device: str) -> None:
+def test_compile_static(call: Any, device: str) -> None:
     compiled = torch.compile(call.__call__, fullgraph=True, dynamic=False, backend="aot_eager")
     tensors = call.tensors(SHAPE, device=device)
     for first in (tensors[0], strided(tensors[0])):
@@ -141,7 +129,7 @@ def test_compile_static(call: Call, device: str) -> None:
 
 @by_call_of_any_length
 @pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
-def test_compile_five_shapes(call: Call, dynamic: bool | None, device: str) -> None:
+def test_compile_five_shapes(call: Any, dynamic: bool | None, device: str) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(call.__call__, fullgraph=True, dynamic=dynamic, backend=counter)
     for shape in FIVE_SHAPES:
@@ -170,14 +158,29 @@ def trained(block: nn.Module, function: Callable[..., Tensor], *tensors: Tensor)
     return [loss.detach(), *(p.grad.clone() for p in block.parameters() if p.grad is not None)]
 
 
+FAKE = (*(Call("fake_quantize", granularity) for granularity in KINDS), *FAKE_CALLS)
+
+
 @pytest.mark.parametrize(
-    "granularity", [pytest.param(KINDS[0], marks=pytest.mark.smoke), *KINDS[1:]], ids=str
+    "call", [pytest.param(FAKE[0], marks=pytest.mark.smoke), *FAKE[1:]], ids=str
 )
-def test_inductor(granularity: cases.Granularity, device: str) -> None:
-    call = Call("fake_quantize", granularity)
+def test_inductor(call: Any, device: str) -> None:
     compiled = torch.compile(call.__call__, fullgraph=True)
     tensors = call.tensors(SHAPE, device=device)
     assert_equal(value_and_gradients(compiled, tensors), value_and_gradients(call, tensors))
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("call", RESIDUAL_CALLS, ids=str)
+def test_inductor_with_a_residual(call: Any, device: str) -> None:
+    """The sum goes on as the residual of the next layer, and both have a gradient."""
+    tensors = call.tensors(SHAPE, device=device)
+    compiled = torch.compile(call.__call__, fullgraph=True, dynamic=True)
+    for actual, expected in zip(
+        value_and_gradients(compiled, tensors), value_and_gradients(call, tensors), strict=True
+    ):
+        torch.testing.assert_close(actual, expected)
+    assert_equal(outputs(compiled(*tensors)), outputs(call(*tensors)))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_compiled_autograd(call: Call, device: str) -> None:
 
 
 class AsModule(nn.Module):
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Any) -> None:
         super().__init__()
         self.call = call
 
@@ -219,7 +222,7 @@ class AsModule(nn.Module):
 
 
 @by_call
-def test_export(call: Call, device: str) -> None:
+def test_export(call: Any, device: str) -> None:
     tensors = tuple(t.detach() for t in call.tensors(SHAPE, device=device))
     exported = torch.export.export(AsModule(call), tensors)
     file = io.BytesIO()
@@ -233,35 +236,19 @@ def test_export(call: Call, device: str) -> None:
                 assert torch.equal(a, e)
 
 
-@by_call_of_any_length
-def test_export_with_dynamic_sizes(call: Call, device: str) -> None:
+@by_call
+def test_export_with_dynamic_sizes(call: Any, device: str) -> None:
     tensors = tuple(t.detach() for t in call.tensors(SHAPE, device=device))
-    automatic = torch.export.Dim.AUTO
-    dynamic = (tuple(dict.fromkeys(range(t.dim()), automatic) for t in tensors),)
+    automatic, fixed = torch.export.Dim.AUTO, int(is_rotation(call))
+    dynamic = (tuple(dict.fromkeys(range(t.dim() - fixed), automatic) for t in tensors),)
     exported = torch.export.export(AsModule(call), tensors, dynamic_shapes=dynamic)
     for shape in FIVE_SHAPES:
-        other = tuple(t.detach() for t in call.tensors(shape, device=device))
+        given = (*shape[:-1], SHAPE[-1]) if is_rotation(call) else shape
+        other = tuple(t.detach() for t in call.tensors(given, device=device))
         for arguments in (other, (strided(other[0]), *other[1:])):
             results = outputs(exported.module()(*arguments))
             for a, e in zip(results, outputs(call(*arguments)), strict=True):
                 assert torch.equal(a, e)
-
-
-def test_channels_last_through_an_exported_network(device: str) -> None:
-    """Exported for contiguous images, called with channels_last ones."""
-    call = Call("fake_quantize", cases.per_channel(1))
-    conv = nn.Conv2d(4, 4, 3).to(device).requires_grad_(False)
-    scale, zero_point = (t.detach() for t in call.tensors((2, 4, 9, 9), device=device)[1:])
-
-    class Network(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return call(conv(call(x, scale, zero_point)), scale, zero_point)
-
-    x = torch.randn(2, 4, 9, 9, device=device)
-    exported = torch.export.export(Network(), (x,)).module()
-    for layout in (torch.contiguous_format, torch.channels_last):
-        given = x.to(memory_format=layout)
-        torch.testing.assert_close(exported(given), Network()(x))
 
 
 def test_backward_calls_are_all_there() -> None:

@@ -67,36 +67,6 @@ def test_trace(call: Call, device: str) -> None:
     assert_equal(value_and_gradients(traced, other), value_and_gradients(call, other))
 
 
-class Network(nn.Module):
-    """As a user would write it: weights and activations quantized with scales of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(20, 6)
-        self.register_buffer("scale", torch.full((6,), 0.05))
-
-    def forward(self, x: Tensor) -> Tensor:
-        from_ops = torch.ops.baraquant
-        x = from_ops.fake_quantize_per_tensor(torch.relu(x), 0.1, 0, 0, 255)
-        weight = from_ops.fake_quantize_per_channel(self.linear.weight, self.scale, None, 0, -8, 7)
-        return nn.functional.linear(x, weight, self.linear.bias)
-
-
-@pytest.mark.parametrize("how", ["script", "trace"])
-def test_network(how: str, device: str) -> None:
-    network, x = Network().to(device), torch.randn(5, 20, device=device)
-    module = torch.jit.script(network) if how == "script" else torch.jit.trace(network, x)
-    expected = network(x)
-    for other in (module, saved_and_loaded(module), torch.jit.freeze(module.eval())):
-        for _ in range(3):
-            torch.testing.assert_close(other(x), expected, rtol=0, atol=1e-6)
-    loaded = saved_and_loaded(module)
-    loaded(x).sum().backward()
-    network(x).sum().backward()
-    for ours, theirs in zip(network.parameters(), loaded.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad)
-
-
 @pytest.mark.parametrize("granularity", KINDS, ids=str)
 def test_frozen_constants_are_folded_right(granularity: cases.Granularity, device: str) -> None:
     """Freezing may run the op at once where every argument is constant."""

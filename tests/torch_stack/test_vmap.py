@@ -12,7 +12,9 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support.calls.affine import ALL_CALLS, FORWARD_CALLS, Call, outputs
-from tests.support.cases import per_channel
+from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, Int8Call
+from tests.support.cases import KINDS, Granularity, per_channel
+from tests.support.family_cases.int8_mm import Case, integers
 
 pytestmark = pytest.mark.filterwarnings("error")
 SIZE, SAMPLE = 3, (4, 5, 20)
@@ -213,6 +215,85 @@ def test_wrong_for_a_sample(
     scale = torch.ones(scale_shape if shared else (SIZE, *scale_shape))
     with pytest.raises(error, match=None if shared else message):
         torch.vmap(function, (0, None if shared else 0))(x, scale)
+
+
+@pytest.mark.parametrize("granularity", KINDS, ids=str)
+@pytest.mark.parametrize("sample", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
+def test_vmap_of_empty_samples(
+    sample: tuple[int, ...], granularity: Granularity, device: str
+) -> None:
+    def quantize(x: Tensor) -> tuple[Tensor, ...]:
+        return granularity.op("dynamic_range_quantize", ops)(x, *granularity.args)
+
+    x = torch.empty(3, *sample, device=device)
+    expected = [torch.stack(parts) for parts in zip(*map(quantize, x), strict=True)]
+    for actual, wanted in zip(torch.vmap(quantize)(x), expected, strict=True):
+        assert actual.dtype == wanted.dtype and torch.equal(actual, wanted)
+
+
+def test_vmap_refuses_an_axis_that_only_the_batch_has(device: str) -> None:
+    x = torch.randn(3, 4, 5, device=device)
+    for axis in (2, -3):
+        with pytest.raises(IndexError, match=r"\[-2, 1\].* got " + str(axis)):
+            torch.vmap(lambda x, axis=axis: ops.choose_qparams_per_channel(x, axis))(x)
+    with pytest.raises(IndexError, match="0 dimensions"):
+        torch.vmap(ops.dynamic_fake_quantize_per_token)(x[0, 0])
+    with pytest.raises(ValueError, match="1 dimension"):
+        torch.vmap(ops.gelu)(x[0, 0])
+
+
+@pytest.mark.parametrize("call", (*INT8_CALLS, *QAT_CALLS), ids=str)
+def test_products_refuse_a_batch_of_weights(call: Int8Call, device: str) -> None:
+    """A batch of weights, of their scales or of biases has no rule, and says so."""
+    tensors = [t.detach() for t in call.tensors(SAMPLE, device=device)]
+    for index, name in enumerate(call.names):
+        if name not in ("weight", "weight_scale", "bias", "weight_sum"):
+            continue
+        for with_input in (True, False):
+            batched = [t.detach() for t in tensors]
+            batched[index] = torch.stack([tensors[index]] * 2)
+            dims = [0 if i == index else None for i in range(len(tensors))]
+            if with_input:
+                batched[0], dims[0] = torch.stack([tensors[0]] * 2), 0
+            with pytest.raises(NotImplementedError, match=rf"baraquant::{call.verb}.*{name}"):
+                torch.vmap(call.__call__, tuple(dims))(*batched)
+
+
+def test_products_with_scales_of_each_sample(device: str) -> None:
+    """Scales and zero points belong to the input's rows, so they may be batched with it."""
+    for kind in ("token", "token_1", "one", "one_1"):
+        case = Case((4, 5), 9, 21, torch.uint8, scale=kind, zero_point=kind)
+        samples = [Case(**case.__dict__ | {"seed": seed}).arguments() for seed in range(3)]
+        names = ("input", "input_scale", "input_zero_point")
+        own = [torch.stack([s[name] for s in samples]).to(device) for name in names]
+        weight, scale = (samples[0][name].to(device) for name in ("weight", "weight_scale"))
+
+        op = getattr(torch.ops.baraquant, case.op)
+
+        def run(
+            a: Tensor, sa: Tensor, za: Tensor, op: Any = op, w: Tensor = weight, sw: Tensor = scale
+        ) -> Tensor:
+            return op(a, w, sa, sw, input_zero_point=za)
+
+        for dims in ((0, 0, 0), (0, 0, None), (0, None, 0), (0, None, None)):
+            given = [t if d == 0 else t[0] for t, d in zip(own, dims, strict=True)]
+            actual = torch.vmap(run, dims)(*given)
+            for i in range(3):
+                sample = [t[i] if d == 0 else t for t, d in zip(given, dims, strict=True)]
+                assert torch.equal(actual[i], run(*sample)), f"{kind} {dims}"
+
+
+@pytest.mark.parametrize("sample", ((0, 6), (4, 0), (6,)), ids=str)
+def test_products_of_empty_and_flat_samples(sample: tuple[int, ...], device: str) -> None:
+    x = torch.randn(3, *sample, device=device)
+    w = integers((5, sample[-1]), torch.int8, "random").to(device)
+    scale = torch.ones(5, device=device)
+    for function in (
+        lambda x: ops.quantized_linear(x, w, scale, symmetric=False),
+        lambda x: QAT_CALLS[1](x, w.float()),
+    ):
+        actual = torch.vmap(function)(x)
+        assert torch.equal(actual, torch.stack([function(row) for row in x]))
 
 
 @pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)

@@ -135,6 +135,11 @@ class ObserveCall:
         return "-".join([self.name, *flags])
 
     @property
+    def facets(self) -> set[tuple[str, Any]]:
+        names = ("name", "axis", "average", "symmetric", "observe", "quantize")
+        return {(f"{name} of observe", getattr(self, name)) for name in names}
+
+    @property
     def differentiable(self) -> bool:
         return self.name == "observe_fake_quantize"
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 from typing import Any
 
 import pytest
 
 from tests.support.processes import ROOT, run_program
-from tests.support.short_run.budget import Budget, core_seconds
+from tests.support.short_run.budget import Budget
 from tests.support.short_run.cover import cover
 from tests.support.short_run.options import parse_part
-from tests.support.short_run.selection import part_of
 
 pytest_plugins = ["pytester"]
 INI = f"[pytest]\npythonpath = {ROOT}"
@@ -48,7 +46,7 @@ def values(rows: list[tuple[int, ...]]) -> list[set[tuple[int, int]]]:
 # --- the chooser ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(1,), (7,), (2, 3), (4, 9, 12), (2, 2, 2, 2), (5, 1, 5)])
+@pytest.mark.parametrize("sizes", [(1,), (2, 3), (4, 9, 12), (2, 2, 2, 2)])
 def test_a_product_takes_as_many_as_its_longest_axis(sizes: tuple[int, ...]) -> None:
     rows = values(list(itertools.product(*map(range, sizes))))
     chosen = cover(rows)
@@ -57,20 +55,13 @@ def test_a_product_takes_as_many_as_its_longest_axis(sizes: tuple[int, ...]) -> 
     assert chosen == sorted(set(chosen))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_combinations_are_covered(seed: int) -> None:
     draw = random.Random(seed)
-    rows = values(
-        [tuple(draw.randrange(6) for _ in range(3)) for _ in range(draw.randrange(1, 60))]
-    )
+    rows = values([tuple(draw.randrange(6) for _ in range(3)) for _ in range(60)])
     chosen = cover(rows)
     assert set().union(*(rows[i] for i in chosen)) == set().union(*rows)
     assert len(chosen) <= 18
-
-
-def test_where_no_value_counts_the_first_is_taken() -> None:
-    assert cover([set(), set()]) == [0]
-    assert cover([]) == []
 
 
 def test_pairs_differ() -> None:
@@ -188,15 +179,6 @@ def test_the_short_run(example: pytest.Pytester) -> None:
     assert {name: found.count(name) for name in found} == SHORT
 
 
-def test_every_test_is_run_without_an_option(example: pytest.Pytester) -> None:
-    assert len(names(example)) == 10 + 8 + 12 + 9 + 6 + 8 + 8 + 1 + 3 + 3
-
-
-def test_one_test_is_run_by_its_name(example: pytest.Pytester) -> None:
-    last = "test_example.py::test_plain[cpu-4-f16]"
-    assert names(example, "-m", "not exhaustive", last) == [last]
-
-
 @pytest.mark.parametrize("options", [(), ("-m", "not exhaustive")], ids=["all", "short"])
 def test_the_parts_hold_every_test_once(example: pytest.Pytester, options: tuple[str, ...]) -> None:
     parts = [names(example, *options, "--part", f"{part}/3") for part in (1, 2, 3)]
@@ -204,12 +186,7 @@ def test_the_parts_hold_every_test_once(example: pytest.Pytester, options: tuple
     assert sorted(itertools.chain(*parts)) == sorted(names(example, *options))
 
 
-def test_parts_are_alike() -> None:
-    found = [part_of(f"tests/test_x.py::test_y[{i}-float32]", 4) for i in range(4000)]
-    assert all(900 < found.count(part) < 1100 for part in (1, 2, 3, 4))
-
-
-@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2"])
+@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "a/b"])
 def test_what_is_no_part(text: str) -> None:
     with pytest.raises(pytest.UsageError, match="expected K/N with 1 <= K <= N, but got"):
         parse_part(text)
@@ -313,16 +290,7 @@ def test_a_run_beyond_its_budget_says_so(
         done.stdout.no_fnmatch_line("*over its budget*")
 
 
-def test_work_counts_and_waiting_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a child that has ended too, but no wall time."""
-    times = os.times_result((1.0, 2.0, 4.0, 8.0, 1000.0))
-    monkeypatch.setattr(os, "times", lambda: times)
-    assert core_seconds() == 15
-
-
-@pytest.mark.parametrize(
-    ("processes", "parts", "limit"), [(1, 1, 680), (2, 1, 680), (14, 1, 5000), (2, 4, 170)]
-)
+@pytest.mark.parametrize(("processes", "parts", "limit"), [(1, 1, 680), (14, 1, 5000), (2, 4, 170)])
 def test_the_budget_grows_with_the_processes(processes: int, parts: int, limit: int) -> None:
     """What the tests may take beside the start."""
     budget = Budget(6, processes, parts)
