@@ -123,26 +123,6 @@ def test_every_tail_and_misalignment(dtype: torch.dtype, device: str) -> None:
                 check(x[:1], per_channel(1), symmetric, f"{start} {length}")
 
 
-def test_overlapping_windows(device: str) -> None:
-    """`unfold` reads an element many times; the result is a tensor of its own."""
-    x = torch.randn(50, generator=cases.generator(0)).to(device).unfold(0, 8, 3)
-    for granularity in (PER_TENSOR, PER_TOKEN, per_channel(1), per_group(3)):
-        for symmetric in MODES:
-            check(x, granularity, symmetric)
-
-
-def test_negated_view(device: str) -> None:
-    """The imaginary part of a lazy conjugate has its sign in a flag, not in memory."""
-    x = torch.complex(torch.ones(40), torch.linspace(-3, 5, 40)).to(device).conj().imag
-    assert x.is_neg()
-    for symmetric in MODES:
-        rule = Dynamic(x.resolve_neg(), PER_TENSOR, *RANGE, symmetric)
-        scale, point, q, _, _, y = outputs_on(x, PER_TENSOR, symmetric)
-        assert_chosen(scale, point, rule)
-        assert_same_bits(q, rule.quantize())
-        assert_same_bits(y, rule.fake_quantize())
-
-
 @pytest.mark.parametrize("shape", (*cases.SHAPES, (1, 5, 1, 3), (2, 1, 1), (1, 0, 3)), ids=str)
 def test_meta_agrees_on_every_shape(shape: tuple[int, ...], device: str) -> None:
     """Sizes 0 and 1, whose strides say nothing, too."""
