@@ -259,26 +259,6 @@ def test_every_tail_of_the_bit_mask(save_mask: bool, device: str) -> None:
             assert_same_bits(dx, rule.fake_quantize_backward(dy), f"{rows} x {length}")
 
 
-def test_overlapping_windows(device: str) -> None:
-    """`unfold` reads an element many times; the result is a tensor of its own."""
-    scale = torch.tensor(0.07)
-    x = cases.adversarial(scale.expand(50), torch.float32).to(device).unfold(0, 8, 3)
-    y = torch.ops.baraquant.fake_quantize_per_tensor(x, scale.to(device), None)
-    assert_same_bits(y, Affine(x, scale, None, PER_TENSOR).fake_quantize())
-    assert y.is_contiguous()
-
-
-def test_negated_view(device: str) -> None:
-    """The imaginary part of a lazy conjugate has its sign in a flag, not in memory."""
-    x = torch.complex(torch.ones(40), torch.linspace(-3, 3, 40)).to(device).conj().imag
-    assert x.is_neg()
-    scale = torch.tensor(0.07)
-    y = torch.ops.baraquant.fake_quantize_per_tensor(x, scale.to(device), None)
-    assert_same_bits(y, Affine(x.resolve_neg(), scale, None, PER_TENSOR).fake_quantize())
-    q = torch.ops.baraquant.quantize_per_tensor(x, scale.to(device), None)
-    assert_same_bits(q, Affine(x.resolve_neg(), scale, None, PER_TENSOR).quantize())
-
-
 @pytest.mark.parametrize("shape", (*cases.SHAPES, (1, 5, 1, 3), (2, 1, 1), (1, 0, 3)), ids=str)
 def test_meta_agrees_on_every_shape(shape: tuple[int, ...], device: str) -> None:
     """Sizes 0 and 1, whose strides say nothing, too."""

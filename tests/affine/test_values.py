@@ -239,25 +239,6 @@ def test_alternative_parameter_shapes(dtype: torch.dtype, device: str) -> None:
             check_forward(device, x, s, z, PER_TENSOR, (-128, 127))
 
 
-@by_float_dtype
-def test_numbers_equal_tensors(dtype: torch.dtype, device: str) -> None:
-    x = arguments((4, 999), dtype, PER_TENSOR)[0].to(device)
-    ops, compute = torch.ops.baraquant, cases.compute_dtype(dtype)
-    for scale, point in ((0.1, 0), (0.0625, 7), (1 / 3, -128), (3e-5, 127), (1e4, -1)):
-        s = torch.tensor(scale, dtype=compute, device=device)
-        z = torch.tensor(point, device=device)
-        for output in (torch.int8, *FLOAT_DTYPES):
-            got = ops.quantize_per_tensor(x, scale, point, -128, 127, dtype=output)
-            assert_same_bits(got, ops.quantize_per_tensor(x, s, z, -128, 127, dtype=output))
-            assert_same_bits(got, Affine(x, s, z, PER_TENSOR).quantize(output))
-        got = ops.fake_quantize_per_tensor(x, scale, point)
-        assert_same_bits(got, Affine(x, s, z, PER_TENSOR).fake_quantize())
-        assert_same_bits(got, ops.fake_quantize_per_tensor(x, s, z))
-        narrow = ops.quantize_per_tensor(x, scale, 3, 0, 15, dtype=torch.uint8)
-        expected = Affine(x, s, torch.tensor(3), PER_TENSOR, 0, 15).quantize(torch.uint8)
-        assert_same_bits(narrow, expected)
-
-
 def test_facts_by_hand(device: str) -> None:
     """Statements of the contract with their answers written out, whatever the oracle says."""
     ops = torch.ops.baraquant

@@ -75,30 +75,6 @@ def test_rows_do_not_depend_on_their_neighbours(call: FusedCall, device: str) ->
             assert_same_bits(actual, expected[i])
 
 
-@pytest.mark.exhaustive
-@by_call
-@pytest.mark.parametrize("shape", [(0,), (0, 8), (4, 0), (2, 0, 8), (3, 1, 0)], ids=str)
-def test_empty(call: FusedCall, shape: tuple[int, ...], device: str) -> None:
-    tensors = tuple(t.detach() for t in call.tensors(shape, device=device))
-    results = run(call, tensors)
-    assert results[0].shape == shape
-    if call.quantize:
-        assert results[1].shape == results[2].shape == (*shape[:-1], 1)
-        assert (results[1] == 1).all()
-
-
-@pytest.mark.exhaustive
-@by_call
-@pytest.mark.parametrize("shape", [(8,), (3, 8), (2, 0, 8), (2, 3, 4, 8)], ids=str)
-def test_meta(call: FusedCall, shape: tuple[int, ...]) -> None:
-    tensors = tuple(t.detach() for t in call.tensors(shape, torch.bfloat16))
-    for m, r in zip(
-        run(call, tuple(t.to("meta") for t in tensors)), run(call, tensors), strict=True
-    ):
-        assert m.device.type == "meta"
-        assert (m.dtype, m.shape, m.stride()) == (r.dtype, r.shape, r.stride())
-
-
 @pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)
 def test_a_chunk_is_not_copied(dtype: torch.dtype, device: str) -> None:
     """One kernel for `silu_mul(*x.chunk(2, -1))`, aligned or not."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -185,26 +184,6 @@ def test_a_1x1_kernel_is_int8_linear(device: str) -> None:
         input_zero_point=a["input_zero_point"],
     )
     assert_same_bits(ops.int8_conv(**a), wanted.movedim(-1, 1))
-
-
-def test_plans(device: str) -> None:
-    """The kernels of the product, and one of its own for depthwise convolutions on a CPU."""
-    a = moved(Case(32, 16, 1).arguments(), device)
-    names = [plan.name for plan in baraquant.plan("int8_conv", **a)]
-    linear = baraquant.plan(
-        "int8_linear",
-        torch.zeros(126, 288, dtype=torch.int8, device=device),
-        torch.zeros(16, 288, dtype=torch.int8, device=device),
-        a["input_scale"],
-        a["weight_scale"],
-        dtype=torch.float64,
-    )
-    assert linear[-1].name in names
-    if device == "cpu":
-        shifted = baraquant.plan("int8_conv", **Case(32, 16, 1, shift=True).arguments())
-        assert "weight_sums" not in [plan.name for plan in shifted]
-        depthwise = baraquant.plan("int8_conv", **Case(32, 32, 32).arguments())
-        assert [plan.name for plan in depthwise][-1] == "int8_conv_depthwise"
 
 
 @pytest.mark.parametrize("batched", (True, False))

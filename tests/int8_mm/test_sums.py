@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -93,27 +92,3 @@ def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
     total = torch.stack(found).sum(0, dtype=torch.int32)
     y = ops.rescale_product(total, a["input_scale"], a["weight_scale"], a["bias"])
     assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))
-
-
-# --- plans ---------------------------------------------------------------------------------------
-
-
-def test_plans_name_the_product(device: str) -> None:
-    """The kernels of int8_linear, which compute integers here.
-
-    The sums of the weight come first, unless the kernel finds them as it multiplies.
-    """
-    x = torch.ones(40, 64, dtype=torch.int8, device=device)
-    w = torch.ones(48, 64, dtype=torch.int8, device=device)
-    (plan,) = baraquant.plan("int8_product", x, w)
-    ones = torch.ones(48, device=device)
-    (linear,) = baraquant.plan("int8_linear", x, w, ones[0], ones)
-    assert (plan.name, plan.tile) == (linear.name, linear.tile)
-    assert (plan.compute_dtype, linear.compute_dtype) == ("int32", "float32")
-    zero = torch.ones((), dtype=torch.int32, device=device)
-    names = [p.name for p in baraquant.plan("int8_product", x, w, input_zero_point=zero)]
-    assert names in (["weight_sums", plan.name], [plan.name])
-    sums = torch.ones(40, 48, dtype=torch.int32, device=device)
-    (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
-                             dtype=torch.float64)  # fmt: skip
-    assert plan.name == "int8_rescale" and plan.compute_dtype == "float64"
