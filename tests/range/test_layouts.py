@@ -37,9 +37,7 @@ by_layout = pytest.mark.parametrize("layout", cases.LAYOUTS_4D)
 
 class TestAnyLayout(AnyLayout):
     KEEPS, PLANTS = True, 1 / 200
-    CALLS = [
-        RangeCall(v, g, symmetric) for v in VERBS for g in GRANULARITIES for symmetric in MODES
-    ]
+    CALLS = tuple(RangeCall(v, g, m) for v in VERBS for g in GRANULARITIES for m in MODES)
 
 
 @by_layout
