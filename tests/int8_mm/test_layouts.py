@@ -95,17 +95,6 @@ def test_strides_of_a_single_row_or_column_say_nothing(device: str) -> None:
         assert torch.equal(torch.ops.baraquant.int8_linear(**given), expected)
 
 
-def test_weight_of_qat_linear_has_any_strides(device: str) -> None:
-    """It is quantized anyway; and so nothing has to be made dense for it."""
-    for shape, n in (((5, 37), 19), ((3, 128), 64), ((2, 3, 1025), 7)):
-        arguments = arguments_of("qat_linear", shape, n=n)
-        expected = int8_oracle.qat_linear(**arguments)
-        for layout in ("transposed", "stepped", "padded", "misaligned"):
-            given = moved(arguments, device)
-            given["weight"] = cases.LAYOUTS[layout](given["weight"])
-            assert_same_bits(torch.ops.baraquant.qat_linear(**given), expected, layout)
-
-
 @by_op
 def test_the_output_is_a_tensor_of_its_own(name: str, device: str) -> None:
     """Also where there is nothing to multiply, and for what was made dense."""

@@ -14,7 +14,7 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
-from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
+from tests.support.family_cases.int8_mm import Case
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
@@ -49,17 +49,6 @@ def test_the_halves_of_every_random_case(part: int, device: str) -> None:
 def test_edges_of_every_size(part: int, device: str) -> None:
     for case in int8_cases.edge_cases()[part::4]:
         check("int8_product", some(case, OF_PRODUCT), device, case)
-
-
-@pytest.mark.parametrize("values", ("lowest", "highest", "alternating", "high"))
-def test_the_largest_sums(values: str, device: str) -> None:
-    """Integers that float32 does not hold, as bits that are any number of it, NaN too."""
-    for dtype, depth in ((torch.int8, DEEPEST), (torch.uint8, DEEPEST_SHIFTED)):
-        arguments = {
-            "input": integers((3, depth), dtype, values, 1),
-            "weight": integers((2, depth), torch.int8, values, 2),
-        }
-        check("int8_product", arguments, device)
 
 
 @by_dtype

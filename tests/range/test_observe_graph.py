@@ -209,22 +209,6 @@ def test_the_copy_is_a_tensor_of_its_own(device: str) -> None:
     assert x.any()
 
 
-def test_parameters_of_one_element(device: str) -> None:
-    """[1] for all four, and the mixture with []."""
-    x = normal(0).to(device)
-    on = flag(1, device)
-    right = Buffers(None, torch.float32, device)
-    expected = right.step(x, (on, on), False)
-    for which in ((1, 1, 1, 1), (0, 0, 1, 1), (1, 1, 0, 0), (1, 0, 1, 0)):
-        buffers = Buffers(None, torch.float32, device)
-        state = [t.reshape((1,) * n) for t, n in zip(buffers.all, which, strict=True)]
-        buffers.low, buffers.high, buffers.scale, buffers.point = state
-        assert_same_bits(buffers.step(x, (on, on), False), expected)
-        for got, n, value in zip(buffers.all, which, right.all, strict=True):
-            assert got.shape == (1,) * n
-            assert got.item() == value.item()
-
-
 def test_the_reference_keeps_the_scale_of_its_own_forward() -> None:
     buffers = Buffers(None, torch.float32, "cpu", module=reference)
     buffers.scale.fill_(1), buffers.point.fill_(0)

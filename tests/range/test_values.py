@@ -248,31 +248,6 @@ def test_largest_and_smallest_numbers(symmetric: bool, dtype: torch.dtype, devic
         check_input(device, x.cpu(), PER_TENSOR, symmetric=symmetric)
 
 
-@by_float_dtype
-@by_mode
-def test_nothing_to_choose_from(symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    """K = 0 and other empty shapes: scale 1 and the zero point of zeros, wherever one is due."""
-    shapes = ((0,), (0, 4), (4, 0), (3, 0, 5), (3, 5, 0), (0, 0), (2, 0, 0, 7))
-    for shape, ends in itertools.product(shapes, ((-128, 127), (0, 255), (-8, 7))):
-        x = torch.empty(shape, dtype=dtype, device=device)
-        middle = {(-128, 127): 0, (0, 255): 128, (-8, 7): 0}[ends]
-        for granularity in cases.granularities(shape):
-            op = granularity.op("choose_qparams")
-            scale, point = op(x, *granularity.args, *ends, symmetric=symmetric)
-            assert scale.shape == point.shape == granularity.param_shape(shape)
-            assert (scale == 1).all() and scale.dtype == cases.compute_dtype(dtype)
-            assert (point == (middle if symmetric else ends[0])).all()
-            check_input(device, x.cpu(), granularity, ends, symmetric)
-
-
-@pytest.mark.parametrize("group_size", (2**31 - 1, 2**31, 2**63 - 17, cases.INT64_MAX))
-def test_group_size_up_to_int64(group_size: int, device: str) -> None:
-    """A group longer than the axis is the whole axis, however long."""
-    for shape in ((17,), (3, 40)):
-        check(device, shape, torch.float32, per_group(group_size), seed=3)
-        check(device, shape, torch.bfloat16, per_group(group_size, 0), seed=4)
-
-
 # --- what holds without an oracle -----------------------------------------------------------------
 
 

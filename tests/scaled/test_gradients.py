@@ -140,31 +140,6 @@ def test_narrow_ranges(symmetric: bool, device: str) -> None:
 
 
 @by_mode
-def test_is_a_composition_of_public_ops(symmetric: bool, device: str) -> None:
-    x, w, b, dy = leaves((37,), 21, 40, torch.bfloat16, device)
-    torch.manual_seed(4)
-    state = torch.tensor(state_of(dy), device=device)
-    options = {"symmetric": symmetric, "backward": "int8", "rounding": "stochastic"}
-    _, dw, _ = gradients(x, w, b, dy, **options)
-    qw, sw, _ = ops.dynamic_range_quantize_per_channel(w.detach(), 0)
-    qx, sx, zx = ops.dynamic_range_quantize_per_token(x.detach(), symmetric=symmetric)
-    to = {"dtype": torch.bfloat16}
-    if symmetric:
-        dx = gradients(x, w, b, dy, symmetric=True, backward="int8_input")[0]
-        qd, sd = ops.scaled_quantize_per_token(dy, sw)
-        ones = torch.ones(40, device=device)
-        assert_same_bits(dx, ops.int8_linear(qd, ops.transpose_int8(qw), sd, ones, **to))
-    step = torch.tensor([0, 1], device=device)
-    qe, se = ops.scaled_quantize_transposed(dy, sx, random=state + step)
-    one = torch.ones((), dtype=torch.float64, device=device)
-    z = zx.to(torch.int8).reshape(1, -1)
-    shift = ops.int8_linear(qe, z, one, one.reshape(1), dtype=torch.float64).to(torch.int32)
-    whole = torch.ones(40, device=device)
-    sums = ops.int8_product(qe, ops.transpose_int8(qx)) - shift.reshape(-1, 1)
-    assert_same_bits(dw, ops.rescale_product(sums, se, whole, **to))
-
-
-@by_mode
 @by_rounding
 @by_dtype
 def test_close_to_the_floating_gradients(dtype, rounding, symmetric, device) -> None:  # type: ignore[no-untyped-def]

@@ -81,22 +81,6 @@ def test_columns(shape, dtype, random, module, device) -> None:  # type: ignore[
 
 
 @by_dtype
-def test_are_the_public_composition(dtype: torch.dtype, device: str) -> None:
-    """They are `dynamic_range_quantize_per_token` of the scaled numbers, or of their transpose."""
-    compute = cases.compute_dtype(dtype)
-    x = numbers((37, 51), dtype).to(device)
-    f, g = factors(51, dtype).to(device), factors(37, dtype).to(device)
-    for got, v in (
-        (ops.scaled_quantize_per_token(x, f), x.to(compute) * f),
-        (ops.scaled_quantize_transposed(x, g), (x.to(compute) * g[:, None]).T.contiguous()),
-    ):
-        q, s, z = ops.dynamic_range_quantize_per_token(v)
-        assert_same_bits(got[0], q)
-        assert_same_bits(got[1].reshape(-1), s.reshape(-1))
-        assert not z.any()
-
-
-@by_dtype
 def test_one_number_as_a_row_and_as_a_column(dtype: torch.dtype, device: str) -> None:
     x = torch.tensor([3.0, -1.0], dtype=dtype, device=device)
     one = torch.ones((), dtype=cases.compute_dtype(dtype), device=device)
