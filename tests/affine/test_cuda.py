@@ -25,7 +25,6 @@ from tests.support.cuda import (
     segment_of_elements,
     spots,
 )
-from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
 
 RANGE = (-100, 90)
@@ -277,15 +276,3 @@ def test_sums_of_more_than_2_to_the_31_elements(name: str, room: None) -> None:
         counts[-1] = LARGE % 128
     assert torch.equal(ds, (-0.25 * counts.double()).float())
     assert int((dx == 1).sum()) == x.numel()
-
-
-def test_large_cases_have_a_tail() -> None:
-    """They end beyond 2^31, within a vector and within a group."""
-    for shape, granularity in LARGE_CASES.values():
-        count = 1
-        for size in shape:
-            count *= size
-        assert count > 2**31
-        assert len(granularity.param_shape(shape)) <= 2
-    assert LARGE % 128 == 1
-    assert oracle.np.prod(LARGE_CASES["per_token"][0]) - 2**31 == 384

@@ -11,12 +11,10 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import (
-    PER_TENSOR,
     PER_TOKEN,
     QUANTIZED_DTYPES,
     Granularity,
     per_channel,
-    per_group,
 )
 from tests.support.oracle import affine as oracle
 
@@ -104,23 +102,6 @@ def test_every_shape_and_granularity(
         assert_same_bits(y, expected, str(granularity))
 
 
-@by_kind
-@pytest.mark.parametrize("layout", ("contiguous", "transposed", "stepped"))
-def test_million(layout: str, granularity: Granularity, device: str) -> None:
-    shape = (41, 101, 257)
-    params = granularity.param_shape(shape)
-    points = cases.zero_points(params, (-128, 127))
-    for dtype in QUANTIZED_DTYPES:
-        scale = cases.scales(params, cases.compute_dtype(dtype))
-        q = integers(shape, dtype)
-        moved = cases.to(device, q, scale, points)
-        moved[0] = cases.LAYOUTS[layout](moved[0])
-        output = dtype if dtype.is_floating_point else torch.float16
-        y = granularity.op("dequantize")(*moved, *granularity.args, dtype=output)
-        expected = oracle.dequantize(q, scale, points, granularity, output)
-        assert_same_bits(y, expected, f"{dtype}")
-
-
 @pytest.mark.parametrize("output", (torch.float16, torch.bfloat16), ids=cases.name_of)
 def test_float64_is_rounded_once_to_16_bits(output: torch.dtype, device: str) -> None:
     """Just above and below a tie of the output: a stop at float32 would make it a tie."""
@@ -139,35 +120,3 @@ def test_float64_is_rounded_once_to_16_bits(output: torch.dtype, device: str) ->
     assert_same_bits(dq[:, 0], expected)
     dq = ops.dequantize_per_channel_backward(ones.to(output), scale, 0)
     assert_same_bits(dq[:, 0], expected)
-
-
-@by_input
-def test_numbers_equal_tensors(dtype: torch.dtype, device: str) -> None:
-    """The number overload computes in float64 where input or output is float64, else in float32."""
-    q = integers((5, 333), dtype).to(device)
-    for scale, point in ((0.1, 0), (0.0625, 7), (1 / 3, -128), (3e-5, 127), (1e4, 1000)):
-        for output in OUTPUTS:
-            compute = torch.float64 if torch.float64 in (dtype, output) else torch.float32
-            s = torch.tensor(scale, dtype=compute, device=device)
-            z = torch.tensor(point, device=device)
-            y = torch.ops.baraquant.dequantize_per_tensor(q, scale, point, dtype=output)
-            assert y.dtype == (output or compute)
-            assert_same_bits(y, oracle.dequantize(q, s, z, PER_TENSOR, output))
-            same = torch.ops.baraquant.dequantize_per_tensor(q, s, z, dtype=output)
-            assert_same_bits(y, same)
-
-
-def test_backward_dtype_defaults_to_the_gradients(device: str) -> None:
-    scale = torch.tensor([0.5, 3.0], device=device)
-    grad = torch.ones(2, 4, dtype=torch.float16, device=device)
-    dq = torch.ops.baraquant.dequantize_per_group_backward(grad, scale[:, None], 4)
-    assert dq.dtype == torch.float16
-    assert dq.tolist() == [[0.5] * 4, [3.0] * 4]
-
-
-def test_partial_group_uses_its_own_scale(device: str) -> None:
-    q = torch.ones(1, 10, dtype=torch.int8, device=device)
-    scale = torch.tensor([[1.0, 2.0, 3.0]], device=device)
-    y = torch.ops.baraquant.dequantize_per_group(q, scale, None, 4)
-    assert y.tolist() == [[1.0] * 4 + [2.0] * 4 + [3.0] * 2]
-    assert per_group(4).param_shape((1, 10)) == (1, 3)

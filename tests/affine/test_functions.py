@@ -100,21 +100,3 @@ def test_odd_objects(op: Op) -> None:
                 if error is None or (documented(right, value) and type(refused) not in allowed):
                     differ.append(note)
     assert not differ, "\n".join(differ)
-
-
-@pytest.mark.parametrize("op", OPS, ids=str)
-def test_wrong_numbers_of_arguments(op: Op) -> None:
-    """Missing, unknown, too many, given twice: TypeError, as from any Python function."""
-    fast, _ = functions(op)
-    arguments = op.arguments("cpu")
-    (args, keyword), first = ways(arguments)[1], next(iter(arguments))
-    with pytest.raises(TypeError):
-        fast()
-    with pytest.raises(TypeError):
-        fast(**{k: v for k, v in arguments.items() if k != first})
-    with pytest.raises(TypeError, match="unknown"):
-        fast(**arguments, unknown=1)
-    with pytest.raises(TypeError):
-        fast(*args, *args, **keyword)
-    with pytest.raises(TypeError, match=first):
-        fast(*args, **keyword, **{first: args[0]})

@@ -198,25 +198,6 @@ def test_double_backward_of_the_public_ops(verb: str, device: str) -> None:
         assert_same_bits(again, call.expected(ddx))
 
 
-@by_save_mask
-def test_number_overloads(save_mask: bool | None, device: str) -> None:
-    ops = torch.ops.baraquant
-    for dtype in cases.FLOAT_DTYPES:
-        call = Call("fake_quantize", cases.PER_TENSOR, dtype, device)
-        scale = torch.tensor(0.1, dtype=cases.compute_dtype(dtype))
-        grad, x = call.grad(), call.input()
-        rule = Affine(call.x, scale, torch.tensor(7), cases.PER_TENSOR, *RANGE)
-        y = ops.fake_quantize_per_tensor(x, 0.1, 7, *RANGE, save_mask=save_mask)
-        (dx,) = torch.autograd.grad(y, x, grad.to(device))
-        assert_same_bits(dx, rule.fake_quantize_backward(grad))
-        y = ops.quantize_per_tensor(x, 0.1, 7, *RANGE, dtype=dtype, save_mask=save_mask)
-        (dx,) = torch.autograd.grad(y, x, grad.to(device))
-        assert_same_bits(dx, rule.quantize_backward(grad))
-        y = ops.dequantize_per_tensor(x, 0.1, 7, dtype=dtype)
-        (dx,) = torch.autograd.grad(y, x, grad.to(device))
-        assert_same_bits(dx, oracle.dequantize_backward(grad, scale, cases.PER_TENSOR))
-
-
 @by_kind
 def test_integers_carry_no_gradient(granularity: Granularity, device: str) -> None:
     for dtype in cases.INTEGER_DTYPES:
@@ -275,15 +256,6 @@ def test_dequantize_holds_only_its_scale(device: str) -> None:
         with saved_tensors() as kept:
             call.forward(call.input(leaf=False))
         assert set(storages(kept)) <= set(storages(call.params))
-
-
-def test_without_gradients_nothing_is_held(device: str) -> None:
-    call = Call("fake_quantize", cases.PER_TOKEN, torch.float32, device)
-    with saved_tensors() as kept:
-        assert not call.forward(call.x.to(device), save_mask=True).requires_grad
-        with torch.no_grad():
-            assert not call.forward(call.input(), save_mask=True).requires_grad
-    assert not kept
 
 
 @pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))

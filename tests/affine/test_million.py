@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
@@ -29,86 +25,35 @@ GRANULARITIES = (
 )
 LAYOUTS = ("contiguous", "transposed", "stepped")
 
-pytestmark = pytest.mark.cover(million=enumerate)  # each dtype, each granularity
 
-
-@dataclass
-class Million:
-    """One input with its parameters, shared by the tests of a dtype and granularity."""
-
-    granularity: Granularity
-    x: Tensor
-    scale: Tensor
-    points: dict[torch.dtype, Tensor]
-    rules: dict[torch.dtype, Affine] = field(default_factory=dict)
-
-    def on(self, device: str, layout: str, dtype: torch.dtype) -> list:
-        """Arguments of an op up to the range of a quantized dtype."""
-        x, scale, point = cases.to(device, self.x, self.scale, self.points[dtype])
-        made = cases.LAYOUTS[layout](x)
-        return [made, scale, point, *self.granularity.args, *cases.default_range(dtype)]
-
-    def expected(self, dtype: torch.dtype) -> Affine:
-        if dtype not in self.rules:
-            args = self.x, self.scale, self.points[dtype], self.granularity
-            self.rules[dtype] = Affine(*args, *cases.default_range(dtype))
-        return self.rules[dtype]
-
-
-PAIRS = [(dtype, granularity) for dtype in cases.FLOAT_DTYPES for granularity in GRANULARITIES]
-
-
-@pytest.fixture(scope="module", params=PAIRS, ids=lambda p: f"{cases.name_of(p[0])}-{p[1]}")
-def million(request: pytest.FixtureRequest) -> Million:
-    dtype, granularity = request.param
-    seed = PAIRS.index(request.param)
-    params = granularity.param_shape(SHAPE)
+@pytest.mark.cover(("dtype", "granularity"))
+@pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@pytest.mark.parametrize("integer", cases.INTEGER_DTYPES, ids=cases.name_of)
+def test_a_million(
+    integer: torch.dtype, dtype: torch.dtype, granularity: Granularity, device: str
+) -> None:
+    """Forward to integers, fake and back; both gradients."""
+    seed = GRANULARITIES.index(granularity)
+    params, ends = granularity.param_shape(SHAPE), cases.default_range(integer)
     scale = cases.scales(params, cases.compute_dtype(dtype), seed)
     x = cases.adversarial(cases.expand(scale, granularity, SHAPE), dtype, seed)
-    points = {
-        q: cases.zero_points(params, cases.default_range(q), seed) for q in cases.INTEGER_DTYPES
-    }
+    point = cases.zero_points(params, ends, seed)
     if granularity == PER_TENSOR:  # the only one must lie in the range
-        points = {torch.int8: torch.tensor(-9), torch.uint8: torch.tensor(121)}
-    return Million(granularity, x, scale, points)
-
-
-@pytest.mark.parametrize("dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
-def test_forward(million: Million, dtype: torch.dtype, device: str) -> None:
-    expected = million.expected(dtype)
-    integers, fakes = expected.quantize(dtype), expected.fake_quantize()
+        point = torch.tensor({torch.int8: -9, torch.uint8: 121}[integer])
+    rule, grad = Affine(x, scale, point, granularity, *ends), cases.gradients(SHAPE, dtype)
+    integers, fakes = rule.quantize(integer), rule.fake_quantize()
+    masked, divided = rule.fake_quantize_backward(grad), rule.quantize_backward(grad)
+    here, dy, *rest = cases.to(device, x, grad, scale, point)
+    rest += [*granularity.args, *ends]
     for layout in LAYOUTS:
-        args = million.on(device, layout, dtype)
-        q = million.granularity.op("quantize")(*args, dtype=dtype)
+        laid, dy_laid = (cases.LAYOUTS[layout](t) for t in (here, dy))
+        q = granularity.op("quantize")(laid, *rest, dtype=integer)
         assert_same_bits(q, integers, layout)
-        assert_same_bits(million.granularity.op("fake_quantize")(*args), fakes, layout)
-    y = million.granularity.op("dequantize")(q, *args[1:-2], dtype=million.x.dtype)
-    assert (torch.from_numpy(expected.nan) | (y.cpu() == torch.from_numpy(fakes))).all()
-
-
-def test_backward(million: Million, device: str) -> None:
-    expected = million.expected(torch.int8)
-    grad = cases.gradients(SHAPE, million.x.dtype)
-    masked, divided = expected.fake_quantize_backward(grad), expected.quantize_backward(grad)
-    for layout in LAYOUTS:
-        args = million.on(device, layout, torch.int8)
-        dy = cases.LAYOUTS[layout](grad.to(device))
-        dx = million.granularity.op("fake_quantize_backward")(dy, *args)
+        assert_same_bits(granularity.op("fake_quantize")(laid, *rest), fakes, layout)
+        dx = granularity.op("fake_quantize_backward")(dy_laid, laid, *rest)
         assert_same_bits(dx, masked, layout)
-        dx = million.granularity.op("quantize_backward")(dy, *args)
+        dx = granularity.op("quantize_backward")(dy_laid, laid, *rest)
         assert_same_bits(dx, divided, layout)
-
-
-def test_data_is_hostile(million: Million) -> None:
-    """The input has what the names above promise: ties, clipping, NaN, infinities, subnormals."""
-    expected = million.expected(torch.int8)
-    inside = expected.mask.mean()
-    with np.errstate(invalid="ignore"):
-        ties = (abs(expected.ratio - expected.r) == 0.5).mean()
-    assert 0.2 < inside < 0.9
-    # A single scale is no power of two, and then few ties are numbers of a 16-bit dtype.
-    assert ties > (0 if million.granularity == PER_TENSOR else 0.02)
-    assert expected.nan.any()
-    assert torch.isinf(million.x).any()
-    tiny = torch.finfo(million.x.dtype).smallest_normal
-    assert ((million.x != 0) & (million.x.abs() < tiny)).any()
+    y = granularity.op("dequantize")(q, *rest[:-2], dtype=dtype)
+    assert (torch.from_numpy(rule.nan) | (y.cpu() == torch.from_numpy(fakes))).all()

@@ -12,7 +12,7 @@ from torch import Tensor
 from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.cases import FLOAT_DTYPES, OP_NAMES, PER_TENSOR, Granularity, function_of
+from tests.support.cases import FLOAT_DTYPES, OP_NAMES, Granularity, function_of
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine, assert_sum_close
 
@@ -104,20 +104,6 @@ def test_autograd_calls_the_written_out_gradients(
     assert_same_bits(dq, backward(dy.to(scale.dtype), scale, *granularity.args, dtype=dtype))
 
 
-def test_gradient_of_the_gradient() -> None:
-    x = torch.randn(40, dtype=torch.float64, generator=cases.generator(0))
-    dy = torch.randn(40, dtype=torch.float64, generator=cases.generator(1)).requires_grad_()
-    scale = torch.tensor(0.1, dtype=torch.float64)
-    for op, weight in (("fake_quantize", 1.0), ("quantize", 10.0)):
-        leaf = x.clone().requires_grad_()
-        kwargs = {"dtype": torch.float64} if op == "quantize" else {}
-        y = getattr(reference, f"{op}_per_tensor")(leaf, scale, None, *RANGE, **kwargs)
-        (dx,) = torch.autograd.grad(y, leaf, dy, create_graph=True)
-        (ddy,) = torch.autograd.grad(dx, dy, torch.ones_like(dx))
-        inside = (torch.round(x / 0.1) >= RANGE[0]) & (torch.round(x / 0.1) <= RANGE[1])
-        torch.testing.assert_close(ddy, inside.double() * weight, rtol=1e-15, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=cases.name_of)
 def test_float64_is_rounded_once(dtype: torch.dtype) -> None:
     # Halfway between two numbers of the dtype, moved by less than float32 can see.
@@ -131,45 +117,6 @@ def test_float64_is_rounded_once(dtype: torch.dtype) -> None:
     assert not torch.equal(reference.round_to(values, dtype), values.to(dtype)), (
         "torch rounds once by now: round_to can be simplified"
     )
-
-
-@by_dtype
-def test_numbers_for_the_whole_tensor(dtype: torch.dtype) -> None:
-    x, _, _ = arguments((4, 33), dtype, PER_TENSOR)
-    compute = cases.compute_dtype(dtype)
-    scale, zero_point = torch.tensor(0.1, dtype=torch.float64).to(compute), torch.tensor(3)
-    for op in ("quantize", "fake_quantize"):
-        function = PER_TENSOR.op(op, reference)
-        assert_same_bits(function(x, 0.1, 3, *RANGE), function(x, scale, zero_point, *RANGE))
-    for out in (None, *FLOAT_DTYPES):
-        c = torch.float64 if torch.float64 in (dtype, out) else torch.float32
-        expected = PER_TENSOR.op("dequantize", reference)(
-            x, torch.tensor(0.1, dtype=torch.float64).to(c), zero_point, dtype=out
-        )
-        y = PER_TENSOR.op("dequantize", reference)(x, 0.1, 3, dtype=out)
-        assert_same_bits(y, expected)
-
-
-@pytest.mark.parametrize("z", cases.SPECIAL_ZERO_POINTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=cases.name_of)
-def test_special_scales_and_zero_points(z: int, dtype: torch.dtype) -> None:
-    scale = cases.special_scales(dtype)
-    x = cases.special_values(dtype).expand(len(scale), -1).contiguous()
-    granularity = cases.per_channel(0)
-    zero_point = torch.full(scale.shape, z, dtype=torch.int64)
-    expected = Affine(x, scale, zero_point, granularity, *RANGE)
-    args = (x, scale, zero_point, 0, *RANGE)
-    assert_same_bits(reference.quantize_per_channel(*args), expected.quantize())
-    assert_same_bits(reference.fake_quantize_per_channel(*args), expected.fake_quantize())
-
-
-def test_zero_points_of_any_integer_dtype_saturate() -> None:
-    x = torch.linspace(-9, 9, 37)
-    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
-        z = torch.tensor(torch.iinfo(dtype).max, dtype=dtype)
-        expected = Affine(x, torch.tensor(0.5), z, PER_TENSOR)
-        actual = reference.fake_quantize_per_tensor(x, torch.tensor(0.5), z)
-        assert_same_bits(actual, expected.fake_quantize())
 
 
 @pytest.mark.parametrize("name", OP_NAMES)

@@ -78,26 +78,6 @@ def test_every_shape_and_granularity(
         check_forward(device, *args, granularity, (-128, 127), (torch.int8, torch.float32))
 
 
-@pytest.mark.parametrize("group_size", (2**31 - 1, 2**31, 2**63 - 17, cases.INT64_MAX))
-def test_group_size_up_to_int64(group_size: int, device: str) -> None:
-    """A group longer than the axis is the whole axis, however long."""
-    for shape in ((17,), (3, 40)):
-        granularity = per_group(group_size)
-        args = arguments(shape, torch.float32, granularity)
-        check_forward(device, *args, granularity, (-128, 127))
-        x, scale, _ = cases.to(device, *args)
-        for verb in ("quantize", "fake_quantize"):
-            backward, plain = granularity.op(f"{verb}_backward"), PER_TOKEN.op(f"{verb}_backward")
-            assert_same_bits(backward(x, x, scale, None, group_size), plain(x, x, scale, None))
-        backward, plain = granularity.op("dequantize_backward"), PER_TOKEN.op("dequantize_backward")
-        assert_same_bits(backward(x, scale, group_size), plain(x, scale))
-        for op in ("fake_quantize", "quantize", "dequantize"):
-            with pytest.raises(ValueError, match="expected scale"):
-                granularity.op(op)(x, scale[..., :0], None, group_size)
-        with pytest.raises(ValueError, match="expected scale"):
-            backward(x, scale[..., :0], group_size)
-
-
 @by_float_dtype
 @by_kind
 @pytest.mark.parametrize("quant_range", cases.RANGES, ids=str)
@@ -225,37 +205,6 @@ def test_floating_zero_point_is_rounded_once(device: str) -> None:
     expected = torch.tensor([[126.0], [126.0]])  # 127 - 1, twice
     args = cases.to(device, x, scale, points)
     assert_same_bits(torch.ops.baraquant.fake_quantize_per_channel(*args, 0), expected)
-
-
-@by_float_dtype
-def test_alternative_parameter_shapes(dtype: torch.dtype, device: str) -> None:
-    """`[1]` for a tensor, `[...]` without the trailing 1 for tokens; each argument on its own."""
-    x, scale, point = arguments((3, 5, 8), dtype, PER_TOKEN)
-    for s in (scale, scale[..., 0]):
-        for z in (point, point[..., 0]):
-            check_forward(device, x, s, z, PER_TOKEN, (-128, 127))
-    for s in (scale[0, 0], scale[0, 0, 0]):
-        for z in (point[0, 0], point[0, 0, 0]):
-            check_forward(device, x, s, z, PER_TENSOR, (-128, 127))
-
-
-@by_float_dtype
-def test_numbers_equal_tensors(dtype: torch.dtype, device: str) -> None:
-    x = arguments((4, 999), dtype, PER_TENSOR)[0].to(device)
-    ops, compute = torch.ops.baraquant, cases.compute_dtype(dtype)
-    for scale, point in ((0.1, 0), (0.0625, 7), (1 / 3, -128), (3e-5, 127), (1e4, -1)):
-        s = torch.tensor(scale, dtype=compute, device=device)
-        z = torch.tensor(point, device=device)
-        for output in (torch.int8, *FLOAT_DTYPES):
-            got = ops.quantize_per_tensor(x, scale, point, -128, 127, dtype=output)
-            assert_same_bits(got, ops.quantize_per_tensor(x, s, z, -128, 127, dtype=output))
-            assert_same_bits(got, Affine(x, s, z, PER_TENSOR).quantize(output))
-        got = ops.fake_quantize_per_tensor(x, scale, point)
-        assert_same_bits(got, Affine(x, s, z, PER_TENSOR).fake_quantize())
-        assert_same_bits(got, ops.fake_quantize_per_tensor(x, s, z))
-        narrow = ops.quantize_per_tensor(x, scale, 3, 0, 15, dtype=torch.uint8)
-        expected = Affine(x, s, torch.tensor(3), PER_TENSOR, 0, 15).quantize(torch.uint8)
-        assert_same_bits(narrow, expected)
 
 
 def test_facts_by_hand(device: str) -> None:

@@ -135,14 +135,6 @@ def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) ->
 
 @pytest.mark.exhaustive
 @by_call
-def test_the_same_gradient_twice(call: FusedCall, device: str) -> None:
-    tensors = call.tensors((64, 40), device=device)
-    first, second = (value_and_gradients(call, tensors) for _ in range(2))
-    assert all(map(torch.equal, first, second))
-
-
-@pytest.mark.exhaustive
-@by_call
 def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
     tensors = call.tensors((4, 8), device=device)
     everything = value_and_gradients(call, tensors)[call.returns :]
@@ -150,14 +142,6 @@ def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
         some = tuple(t.detach().requires_grad_(i == chosen) for i, t in enumerate(tensors))
         (found,) = value_and_gradients(call, some)[call.returns :]
         assert torch.equal(found, everything[chosen])
-
-
-@pytest.mark.exhaustive
-@by_call
-def test_nothing_is_recorded_without_grad_mode(call: FusedCall, device: str) -> None:
-    tensors = call.tensors((4, 8), device=device)
-    with torch.no_grad():
-        assert not any(t.requires_grad for t in outputs(call(*tensors)))
 
 
 def test_training_form_has_the_numbers_of_the_integers(device: str) -> None:

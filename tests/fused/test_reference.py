@@ -9,8 +9,6 @@ import torch
 from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.calls.affine import outputs
-from tests.support.calls.fused import QUANTIZE_CALLS, FusedCall
 from tests.support.family_cases.fused import hostile, rows
 from tests.support.oracle import fused as oracle
 
@@ -42,24 +40,3 @@ def test_hostile_values(dtype: torch.dtype) -> None:
     layer = reference.layer_norm(x, None, None, 0.0)
     assert_same_bits(layer, oracle.norm(x, None, None, 0.0, True))
     assert_same_bits(reference.hadamard(x, 8), oracle.hadamard(x, 8))
-
-
-@pytest.mark.exhaustive
-@by_dtype
-@pytest.mark.parametrize("block", [1, 2, 8, 512, 8192])
-def test_rotation(block: int, dtype: torch.dtype) -> None:
-    x = rows((3, 2 * block), dtype, block)
-    assert_same_bits(reference.hadamard(x, block), oracle.hadamard(x, block))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("call", QUANTIZE_CALLS, ids=str)
-def test_quantized(call: FusedCall) -> None:
-    """With the signatures and defaults of the ops."""
-    for dtype in (torch.float32, torch.bfloat16):
-        tensors = call.tensors((3, 5, 32), dtype)
-        args, kwargs = call.arguments(*tensors)
-        expected = outputs(call(*tensors))
-        found = outputs(getattr(reference, call.verb)(*args, **kwargs))
-        for actual, wanted in zip(found, expected, strict=True):
-            assert_same_bits(actual, wanted)

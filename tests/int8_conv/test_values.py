@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -112,16 +111,6 @@ def test_layouts_of_the_weight(channels: int, kernel: tuple[int, ...], device: s
         assert_same_bits(ops.int8_conv(**{**arguments, "weight": last}), got)
 
 
-def test_nothing_to_compute(device: str) -> None:
-    """No images, no channels in, no channels out."""
-    for case in (Case(images=0), Case(outputs=0), Case(0, 4, 1, bias="compute", shift=True)):
-        arguments = moved(case.arguments(), device)
-        got = ops.int8_conv(**arguments)
-        assert got.shape == (case.images, case.outputs, 7, 9)
-        if case.channels == 0:
-            assert_same_bits(got, arguments["bias"].reshape(1, 4, 1, 1).expand_as(got))
-
-
 def test_strides_of_the_input(device: str) -> None:
     case = Case(12, 8, 1, (9, 10), (3, 3), padding=(1,), shift=True, dtype=torch.float32)
     arguments = moved(case.arguments(), device)
@@ -170,41 +159,6 @@ def test_a_zero_point_that_the_input_holds_is_the_padding(device: str) -> None:
     one, ones = torch.ones((), dtype=torch.float64), torch.ones(8, dtype=torch.float64)
     got = ops.int8_conv(**a | {"input_scale": one.to(device), "weight_scale": ones.to(device)})
     assert torch.equal(got.cpu(), sums)
-
-
-def test_a_1x1_kernel_is_int8_linear(device: str) -> None:
-    case = Case(40, 24, 1, (5, 6), (1, 1), bias="compute", dtype=torch.float32, shift=True)
-    a = moved(case.arguments(), device)
-    rows = a["input"].movedim(1, -1)
-    wanted = ops.int8_linear(
-        rows,
-        a["weight"].flatten(1),
-        a["input_scale"],
-        a["weight_scale"],
-        a["bias"],
-        input_zero_point=a["input_zero_point"],
-    )
-    assert_same_bits(ops.int8_conv(**a), wanted.movedim(-1, 1))
-
-
-def test_plans(device: str) -> None:
-    """The kernels of the product, and one of its own for depthwise convolutions on a CPU."""
-    a = moved(Case(32, 16, 1).arguments(), device)
-    names = [plan.name for plan in baraquant.plan("int8_conv", **a)]
-    linear = baraquant.plan(
-        "int8_linear",
-        torch.zeros(126, 288, dtype=torch.int8, device=device),
-        torch.zeros(16, 288, dtype=torch.int8, device=device),
-        a["input_scale"],
-        a["weight_scale"],
-        dtype=torch.float64,
-    )
-    assert linear[-1].name in names
-    if device == "cpu":
-        shifted = baraquant.plan("int8_conv", **Case(32, 16, 1, shift=True).arguments())
-        assert "weight_sums" not in [plan.name for plan in shifted]
-        depthwise = baraquant.plan("int8_conv", **Case(32, 32, 32).arguments())
-        assert [plan.name for plan in depthwise][-1] == "int8_conv_depthwise"
 
 
 @pytest.mark.parametrize("batched", (True, False))

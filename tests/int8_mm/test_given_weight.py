@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baraquant import ops, reference
+from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.oracle import int8_mm as oracle
@@ -71,18 +71,6 @@ def test_other_integers_replace_the_weight(dtype: torch.dtype, backward: str, de
         assert torch.equal(dx, right)
     else:
         torch.testing.assert_close(dx, right, rtol=0.05, atol=0.05 * float(right.abs().max()))
-
-
-@by_dtype
-def test_the_reference(dtype: torch.dtype) -> None:
-    tensors = layer_of(dtype, "cpu", 8, 12)
-    q = torch.randint(-9, 9, (8, 12), generator=cases.generator(5), dtype=torch.int8)
-    given = {"qweight": q, "weight_scale": cases.scales((8,), cases.compute_dtype(dtype), 6)}
-    found = gradients(ops.qat_linear, tensors, **given)
-    wanted = gradients(reference.qat_linear, tensors, **given)
-    assert torch.equal(found[0], wanted[0])
-    for got, right in zip(found[1:], wanted[1:], strict=True):
-        torch.testing.assert_close(got, right)
 
 
 def test_twice(device: str) -> None:

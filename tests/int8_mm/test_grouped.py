@@ -78,46 +78,6 @@ def test_quantized_on_the_fly(sizes: str, dtype: torch.dtype, symmetric: bool, d
     assert_same_bits(reference.qat_grouped_linear(**trained), expected)
 
 
-def test_ranges_and_dtypes(device: str) -> None:
-    served = integer_weight(floating("uneven", torch.bfloat16))
-    served |= {"quant_min": -8, "quant_max": 7, "dtype": torch.float32, "symmetric": False}
-    served["bias"] = served["bias"].float()
-    served["weight_sum"] = served["weight"].sum(2, dtype=torch.int32)
-    assert_same_bits(call(OPS[1], served, device).cpu(), one_weight(OPS[1], served))
-    trained = floating("uneven", torch.float16)
-    trained |= {"weight_quant_min": -2, "weight_quant_max": 1, "quant_min": -8, "quant_max": 7}
-    assert_same_bits(call(OPS[2], trained, device).cpu(), one_weight(OPS[2], trained))
-
-
-def test_no_group_and_nothing_at_all(device: str) -> None:
-    """E = 0 gives zeros; so may T, N and K be 0."""
-    for groups, rows, n, k in (
-        (0, 4, 3, 5),
-        (0, 0, 3, 5),
-        (2, 0, 3, 5),
-        (2, 4, 0, 5),
-        (2, 4, 3, 0),
-    ):
-        x = torch.ones(rows, k, dtype=torch.int8, device=device)
-        w = torch.ones(groups, n, k, dtype=torch.int8, device=device)
-        offsets = torch.full((groups,), rows, dtype=torch.int32, device=device)
-        s, sw = torch.ones((), device=device), torch.ones(groups, n, device=device)
-        y = ops.int8_grouped_linear(x, w, offsets, s, sw)
-        assert torch.equal(y, torch.zeros(rows, n, device=device))
-        assert ops.qat_grouped_linear(x.float(), w.float(), offsets).shape == (rows, n)
-        assert ops.quantized_grouped_linear(x.float(), w, offsets, sw).shape == (rows, n)
-
-
-def test_any_strides(device: str) -> None:
-    arguments = Grouped("uneven", k=48, zero_point="token").arguments()
-    expected = one_weight("int8_grouped_linear", arguments)
-    given = moved(arguments, device)
-    given["input"] = given["input"].t().contiguous().t()
-    given["offsets"] = given["offsets"].repeat_interleave(2)[::2]
-    given["weight_scale"] = given["weight_scale"].t().contiguous().t()
-    assert_same_bits(ops.int8_grouped_linear(**given).cpu(), expected)
-
-
 # --- gradients -----------------------------------------------------------------------------------
 
 

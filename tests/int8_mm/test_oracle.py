@@ -139,28 +139,3 @@ def test_the_deepest_sums_fit_in_int32() -> None:
     assert 255 * 128 * int8_cases.DEEPEST_SHIFTED < 2**31
     highest = torch.full((1, int8_cases.DEEPEST_SHIFTED), 255, dtype=torch.uint8)
     assert int8_oracle.accumulators(highest, lowest[:, :65536], None, None).item() == -2139095040
-
-
-def test_by_hand() -> None:
-    a = torch.tensor([[1, 2, 3], [-4, 5, 127]], dtype=torch.int8)
-    w = torch.tensor([[1, 0, -1], [2, 2, 2]], dtype=torch.int8)
-    sw, sa = torch.tensor([0.5, 2.0]), torch.tensor([1.0, 0.25])
-    y = int8_oracle.int8_linear(a, w, sa, sw)
-    assert y.tolist() == [[-1.0, 24.0], [-131 * 0.125, 256 * 0.5]]
-    bias = torch.tensor([10.0, -24.0])
-    y = int8_oracle.int8_linear(a, w, sa[:, None], sw, bias, dtype=torch.float16)
-    assert y.dtype == np.float16 and y.tolist() == [[9.0, 0.0], [10 - 131 * 0.125, 104.0]]
-    y = int8_oracle.smoothquant_linear(a, w, sw, 1.0, act_zero_point=1)
-    assert y.tolist() == [[-1.0, 12.0], [-65.5, 500.0]]
-    given = torch.tensor([100, 0], dtype=torch.int32)
-    y = int8_oracle.smoothquant_linear(a, w, sw, 1.0, act_zero_point=1, weight_sum=given)
-    assert y.tolist() == [[-51.0, 24.0], [-115.5, 512.0]]
-    empty = int8_oracle.int8_linear(a[:, :0], w[:, :0], sa, sw, bias)
-    assert empty.tolist() == [bias.tolist()] * 2
-    x = torch.tensor([[-254.0, 2, 4], [0, 0, 0]])
-    assert int8_oracle.quantized_linear(x, w, sw).tolist() == [[-129.0, -992.0], [0.0, 0.0]]
-    x = torch.tensor([[0.0, 255, 510]])
-    assert int8_oracle.quantized_linear(x, w, sw, symmetric=False).tolist() == [[-255.0, 3064.0]]
-    weight = torch.tensor([[127.0, 0, -127], [254, 254, 254]])
-    y = int8_oracle.qat_linear(torch.tensor([127.0, 1, 2]), weight)
-    assert y.tolist() == [127.0 * 125, 254 * 130]

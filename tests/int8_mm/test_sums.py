@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
-from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case, integers
+from tests.support.family_cases.int8_mm import Case
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
@@ -52,17 +51,6 @@ def test_edges_of_every_size(part: int, device: str) -> None:
         check("int8_product", some(case, OF_PRODUCT), device, case)
 
 
-@pytest.mark.parametrize("values", ("lowest", "highest", "alternating", "high"))
-def test_the_largest_sums(values: str, device: str) -> None:
-    """Integers that float32 does not hold, as bits that are any number of it, NaN too."""
-    for dtype, depth in ((torch.int8, DEEPEST), (torch.uint8, DEEPEST_SHIFTED)):
-        arguments = {
-            "input": integers((3, depth), dtype, values, 1),
-            "weight": integers((2, depth), torch.int8, values, 2),
-        }
-        check("int8_product", arguments, device)
-
-
 @by_dtype
 def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
     """And scales and biases of any bits, over sizes of whole packs and of parts of them."""
@@ -93,27 +81,3 @@ def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
     total = torch.stack(found).sum(0, dtype=torch.int32)
     y = ops.rescale_product(total, a["input_scale"], a["weight_scale"], a["bias"])
     assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))
-
-
-# --- plans ---------------------------------------------------------------------------------------
-
-
-def test_plans_name_the_product(device: str) -> None:
-    """The kernels of int8_linear, which compute integers here.
-
-    The sums of the weight come first, unless the kernel finds them as it multiplies.
-    """
-    x = torch.ones(40, 64, dtype=torch.int8, device=device)
-    w = torch.ones(48, 64, dtype=torch.int8, device=device)
-    (plan,) = baraquant.plan("int8_product", x, w)
-    ones = torch.ones(48, device=device)
-    (linear,) = baraquant.plan("int8_linear", x, w, ones[0], ones)
-    assert (plan.name, plan.tile) == (linear.name, linear.tile)
-    assert (plan.compute_dtype, linear.compute_dtype) == ("int32", "float32")
-    zero = torch.ones((), dtype=torch.int32, device=device)
-    names = [p.name for p in baraquant.plan("int8_product", x, w, input_zero_point=zero)]
-    assert names in (["weight_sums", plan.name], [plan.name])
-    sums = torch.ones(40, 48, dtype=torch.int32, device=device)
-    (plan,) = baraquant.plan("rescale_product", sums, ones[0].double(), ones.double(),
-                             dtype=torch.float64)  # fmt: skip
-    assert plan.name == "int8_rescale" and plan.compute_dtype == "float64"

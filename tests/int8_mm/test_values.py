@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
-from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call, check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
@@ -96,23 +94,6 @@ def test_every_option_of_a_static_scale(
         point_dtype = int8_cases.POINT_DTYPES[number % 5]
         options = (input_dtype, dtype, scale, point, point_dtype, bias, given)
         check_case(Case((3, 5), 21, 39, *options, static=True, seed=number), device)
-
-
-@by_input_dtype
-def test_every_zero_point(input_dtype: torch.dtype, device: str) -> None:
-    """One beyond the input's integers counts as the nearest of them, whatever its dtype."""
-    special = (*cases.SPECIAL_ZERO_POINTS, 2**31, -(2**31) - 1, 2**40, cases.INT64_MIN)
-    rows = torch.tensor(special)
-    case = Case((len(special),), 9, 130, input_dtype, scale="token", values="high", bias="compute")
-    for point in (rows, rows.clamp(cases.INT32_MIN, cases.INT32_MAX).int()):
-        check("int8_linear", case.arguments() | {"input_zero_point": point}, device)
-    for value in special:
-        arguments = dataclasses.replace(case, static=True, scale="one").arguments()
-        check("smoothquant_linear", arguments | {"act_zero_point": torch.tensor(value)}, device)
-    ends = torch.iinfo(input_dtype)
-    for number in (ends.min, ends.min + 1, 0, 5, ends.max):
-        arguments["act_scale"] = 0.25
-        check("smoothquant_linear", arguments | {"act_zero_point": number}, device)
 
 
 def test_given_weight_sums_are_used(device: str) -> None:
@@ -224,31 +205,6 @@ def test_by_hand(device: str) -> None:
     y = ops.int8_linear(a[:1, :1], w[:1, :1], third, third[None], -(third * third)[None])
     exact = third.double() * third.double()
     assert y.item() == (exact - (third * third).double()).float().item() != 0
-
-
-def test_arguments_have_the_documented_defaults(device: str) -> None:
-    ops = torch.ops.baraquant
-    case = Case((3,), 4, 5, scale="one").arguments()
-    a, w, sa, sw = (
-        case[name].to(device) for name in ("input", "weight", "input_scale", "weight_scale")
-    )
-    plain = ops.int8_linear(a, w, sa, sw)
-    options = {"input_zero_point": None, "weight_sum": None, "dtype": torch.float32}
-    assert_same_bits(ops.int8_linear(a, w, sa, sw, None, **options), plain)
-    assert_same_bits(ops.smoothquant_linear(a, w, sw, sa), plain)
-    options = {"act_zero_point": None, "weight_sum": None, "dtype": torch.float32}
-    assert_same_bits(ops.smoothquant_linear(a, w, sw, sa, None, **options), plain)
-    number = ops.smoothquant_linear(a, w, sw, 0.5)
-    assert_same_bits(ops.smoothquant_linear(a, w, sw, 0.5, None, **options), number)
-    x = torch.randn(3, 5, generator=cases.generator(0)).to(device)
-    plain = ops.quantized_linear(x, w, sw)
-    options = {"symmetric": True, "weight_sum": None, "quant_min": -128, "quant_max": 127}
-    assert_same_bits(ops.quantized_linear(x, w, sw, None, **options), plain)
-    weight = torch.randn(4, 5, generator=cases.generator(1)).to(device)
-    plain = ops.qat_linear(x, weight)
-    options = {"weight_quant_min": -128, "weight_quant_max": 127}
-    options |= {"symmetric": True, "quant_min": -128, "quant_max": 127}
-    assert_same_bits(ops.qat_linear(x, weight, None, **options), plain)
 
 
 LARGE = (

@@ -48,8 +48,14 @@ class Buffers:
     """The state that an observer keeps, on a device, and what it should be."""
 
     def __init__(
-        self, axis: int | None, dtype: torch.dtype, device: str, size: int | None = None
+        self,
+        axis: int | None,
+        dtype: torch.dtype,
+        device: str,
+        size: int | None = None,
+        module: Any = torch.ops.baraquant,
     ) -> None:
+        self.module = module
         compute = cases.compute_dtype(dtype)
         channels = None if axis is None else (SHAPE[axis] if size is None else size)
         self.axis, self.seen = axis, Observed.nothing(channels, compute)
@@ -74,7 +80,7 @@ class Buffers:
         assert self.skipped.item() == self.seen.skipped, f"skipped {note}"
 
     def observe(self, x: Tensor, c: float | None = None) -> None:
-        result = torch.ops.baraquant.observe_min_max_(
+        result = self.module.observe_min_max_(
             x, self.low, self.high, self.axis, c, skipped_batches=self.skipped
         )
         assert result is None
@@ -83,7 +89,7 @@ class Buffers:
     def step(self, x: Tensor, flags: tuple[Any, Any], symmetric: bool, **options: Any) -> Tensor:
         """One call of observe_fake_quantize."""
         ends = options.pop("ends", RANGE)
-        return torch.ops.baraquant.observe_fake_quantize(
+        return self.module.observe_fake_quantize(
             x, *self.all, *flags, self.axis, *ends, symmetric=symmetric,
             skipped_batches=self.skipped, **options
         )  # fmt: skip

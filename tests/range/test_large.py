@@ -15,7 +15,6 @@ from tests.support.bits import assert_same_bits
 from tests.support.cases import per_channel
 from tests.support.cuda import CHUNK, LARGE_CASES, large_input, segment_of_elements, spots
 from tests.support.family_cases.range import MODES
-from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
 from tests.support.oracle.range import qparams
 
@@ -142,10 +141,3 @@ def test_observers(name: str, room: None) -> None:
     torch.ops.baraquant.observe_min_max_(x, low, high, axis)
     assert (low == -1000).all()
     assert torch.equal(high.view(-1), extremes_in_pieces(x, name)[1].view(-1))
-
-
-def test_pieces_meet_the_segments() -> None:
-    """No group or row lies across two pieces, and the last piece is a shorter group."""
-    assert CHUNK % 128 == 0
-    count = oracle.np.prod(LARGE_CASES["per_group"][0])
-    assert [s.stop for s in pieces(count)][-1] == count and count % 128 == 1

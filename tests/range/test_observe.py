@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, expected_step, flag
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, per_channel
 from tests.support.family_cases.range import characterful, modes_of
 from tests.support.oracle.affine import Affine
-from tests.support.saved_tensors import saved_tensors
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_axis = pytest.mark.parametrize("axis", (None, 0, 1, 2, -1))
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+
+by_module = pytest.mark.parametrize("module", (torch.ops.baraquant, reference), ids=("ops", "ref"))
 
 CONSTANTS = (None, 1.0, 0.01, 0.3, 0.999999999, 1e-40, 1e-60)
 
@@ -31,10 +33,15 @@ CONSTANTS = (None, 1.0, 0.01, 0.3, 0.999999999, 1e-40, 1e-60)
 
 @by_dtype
 @by_axis
+@by_module
 @pytest.mark.parametrize("c", CONSTANTS)
-def test_running_range(c: float | None, axis: int | None, dtype: torch.dtype, device: str) -> None:
+def test_running_range(
+    c: float | None, module: Any, axis: int | None, dtype: torch.dtype, device: str
+) -> None:
     """Over several batches, empty ones among them, and ones with NaN and infinities."""
-    buffers = Buffers(axis, dtype, device)
+    if module is reference and device != "cpu":
+        pytest.skip("the reference is that of the CPU")
+    buffers = Buffers(axis, dtype, device, module=module)
     for number, x in enumerate(batches(axis, dtype)):
         if axis is not None and x.shape[axis] != SHAPE[axis]:
             continue  # an empty batch has other channels
@@ -42,17 +49,6 @@ def test_running_range(c: float | None, axis: int | None, dtype: torch.dtype, de
         buffers.assert_range(f"after batch {number}")
     assert np.isfinite(buffers.seen.low).all() and np.isfinite(buffers.seen.high).all()
     assert buffers.seen.skipped == 4
-
-
-@by_dtype
-def test_a_range_of_one_element(dtype: torch.dtype, device: str) -> None:
-    """[1] does as [] does; the given shape stays."""
-    buffers = Buffers(None, dtype, device)
-    buffers.low, buffers.high = buffers.low.reshape(1), buffers.high.reshape(1)
-    for x in batches(None, dtype):
-        buffers.observe(x.to(device), 0.5)
-        assert buffers.low.shape == buffers.high.shape == (1,)
-        buffers.assert_range()
 
 
 @by_axis
@@ -230,19 +226,6 @@ def test_twenty_runs_observe_the_same_bits(axis: int | None, device: str) -> Non
     buffers.assert_range()
 
 
-def test_observing_is_no_part_of_a_graph(device: str) -> None:
-    """The input may require grad; the range does not become a function of it."""
-    buffers = Buffers(None, torch.float32, device)
-    x = torch.randn(9, device=device, requires_grad=True)
-    with saved_tensors() as kept:
-        buffers.observe(x * 2)
-    assert not kept
-    assert not buffers.low.requires_grad and not buffers.high.requires_grad
-    versions = buffers.low._version, buffers.high._version
-    buffers.observe(x)
-    assert buffers.low._version > versions[0] and buffers.high._version > versions[1]
-
-
 # --- observe_fake_quantize -----------------------------------------------------------------------
 
 
@@ -250,12 +233,20 @@ def test_observing_is_no_part_of_a_graph(device: str) -> None:
 @by_dtype
 @by_axis
 @by_flags
+@by_module
 def test_step(
-    flags: tuple[int, int], axis: int | None, dtype: torch.dtype, symmetric: bool, device: str
+    module: Any,
+    flags: tuple[int, int],
+    axis: int | None,
+    dtype: torch.dtype,
+    symmetric: bool,
+    device: str,
 ) -> None:
     """Range, scale, zero point, output and gradient of each of several batches."""
+    if module is reference and device != "cpu":
+        pytest.skip("the reference is that of the CPU")
     for ends, c, kind in ((RANGE, None, torch.uint8), ((0, 255), 0.3, torch.bool)):
-        buffers = Buffers(axis, dtype, device)
+        buffers = Buffers(axis, dtype, device, module=module)
         on = tuple(flag(f, device, kind) for f in flags)
         for number, x in enumerate(batches(axis, dtype)):
             if axis is not None and x.shape[axis] != SHAPE[axis]:
@@ -289,39 +280,6 @@ def test_step_of_every_range(device: str) -> None:
                 assert_same_bits(y, rule.fake_quantize(), f"{ends}")
                 for got, right in zip(buffers.all[2:], qparams, strict=True):
                     assert_same_bits(got, right, f"{ends}")
-
-
-def test_the_arguments_have_the_documented_defaults(device: str) -> None:
-    """Per tensor, [-128, 127], symmetric, no averaging."""
-    x = torch.randn(50, generator=cases.generator(1)).to(device)
-    on = flag(1, device)
-    first, second = (Buffers(None, torch.float32, device) for _ in range(2))
-    for factor in (1, 3, 2):
-        args = x * factor, *first.all, on, on
-        y = torch.ops.baraquant.observe_fake_quantize(*args)
-        z = second.step(x * factor, (on, on), True, ends=(-128, 127), averaging_constant=None)
-        assert_same_bits(y, z)
-    assert first.low.item() == (3 * x).min().item()  # the widest of all three
-
-
-def test_chosen_as_from_the_running_range(device: str) -> None:
-    """Scale and zero point are those that choose_qparams gives for {min_val, max_val}."""
-    for axis, symmetric in itertools.product((None, 1), (True, False)):
-        buffers, on = Buffers(axis, torch.float32, device), flag(1, device)
-        for x in batches(axis, torch.float32)[1:]:
-            if x.numel() == 0:
-                continue
-            buffers.step(x.to(device), (on, on), symmetric, averaging_constant=0.4)
-            pair = torch.stack([buffers.low, buffers.high])
-            if not pair.isfinite().all():
-                continue  # no range yet
-            args = (pair, *buffers.granularity.args, *RANGE)
-            op = buffers.granularity.op("choose_qparams")
-            scale, point = op(*args, symmetric=symmetric) if axis is None else (
-                torch.ops.baraquant.choose_qparams_per_channel(pair, 1, *RANGE, symmetric=symmetric)
-            )  # fmt: skip
-            assert_same_bits(buffers.scale, scale)
-            assert_same_bits(buffers.point, point)
 
 
 @by_axis

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from baraquant import ops, reference
-from tests.support import cases
 from tests.support.oracle import scaled as oracle
 
 # Salmon et al. publish these with the generator: counter, key, result.
@@ -226,15 +225,3 @@ def test_each_replay_of_a_graph_draws_anew(cuda: str) -> None:
     assert torch.equal(q, once)
     torch.cuda.manual_seed(1)
     assert torch.equal(step(), once), "as without a graph"
-
-
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-def test_same_bits_on_the_gpu(dtype: torch.dtype, cuda: str) -> None:
-    x = torch.randn(257, 1048, dtype=dtype)
-    compute = cases.compute_dtype(dtype)
-    f, g = torch.rand(1048, dtype=compute) + 0.1, torch.rand(257, dtype=compute) + 0.1
-    r = torch.tensor([123, 456])
-    for op, factor in ((ops.scaled_quantize_per_token, f), (ops.scaled_quantize_transposed, g)):
-        here = op(x, factor, random=r)
-        there = op(x.to(cuda), factor.to(cuda), random=r.to(cuda))
-        assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))

@@ -81,53 +81,6 @@ def test_columns(shape, dtype, random, module, device) -> None:  # type: ignore[
 
 
 @by_dtype
-def test_are_the_public_composition(dtype: torch.dtype, device: str) -> None:
-    """They are `dynamic_range_quantize_per_token` of the scaled numbers, or of their transpose."""
-    compute = cases.compute_dtype(dtype)
-    x = numbers((37, 51), dtype).to(device)
-    f, g = factors(51, dtype).to(device), factors(37, dtype).to(device)
-    for got, v in (
-        (ops.scaled_quantize_per_token(x, f), x.to(compute) * f),
-        (ops.scaled_quantize_transposed(x, g), (x.to(compute) * g[:, None]).T.contiguous()),
-    ):
-        q, s, z = ops.dynamic_range_quantize_per_token(v)
-        assert_same_bits(got[0], q)
-        assert_same_bits(got[1].reshape(-1), s.reshape(-1))
-        assert not z.any()
-
-
-@pytest.mark.exhaustive
-@by_random
-def test_strides_and_shapes_of_the_factor(random, device) -> None:  # type: ignore[no-untyped-def]
-    base = numbers((6, 4, 20), torch.bfloat16).to(device)
-    r = state(random, device)
-    layouts = {
-        "transposed": base.transpose(0, 1),
-        "steps": base.repeat_interleave(2, -1)[..., ::2],
-        "expanded": base[:1].expand(6, 4, 20),
-        "flipped": base.flip(0),
-        "offset": torch.cat([base.new_zeros(1), base.reshape(-1)])[1:].view(6, 4, 20),
-    }
-    for name, x in layouts.items():
-        same = x.contiguous()
-        f, g = factors(20, x.dtype).to(device), factors(24, x.dtype).to(device)
-        g = g.view(x.shape[:-1])
-        row = ops.scaled_quantize_per_token(same, f, random=r)
-        column = ops.scaled_quantize_transposed(same, g, random=r)
-        strided = torch.stack([f, f], 1)[:, 0]
-        for got in (
-            ops.scaled_quantize_per_token(x, f, random=r),
-            ops.scaled_quantize_per_token(x, strided, random=r),
-        ):
-            assert torch.equal(got[0], row[0]) and torch.equal(got[1], row[1]), name
-        for got in (
-            ops.scaled_quantize_transposed(x, g, random=r),
-            ops.scaled_quantize_transposed(x, g.unsqueeze(-1), random=r),
-        ):
-            assert torch.equal(got[0], column[0]) and torch.equal(got[1], column[1]), name
-
-
-@by_dtype
 def test_one_number_as_a_row_and_as_a_column(dtype: torch.dtype, device: str) -> None:
     x = torch.tensor([3.0, -1.0], dtype=dtype, device=device)
     one = torch.ones((), dtype=cases.compute_dtype(dtype), device=device)
@@ -151,29 +104,6 @@ def test_transpose(shape: tuple[int, int], device: str) -> None:
     y = ops.transpose_int8(x.t())
     if x.numel():
         assert y.data_ptr() != x.data_ptr(), "a new tensor, also where nothing has to move"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("begin", (1, 2, 4, 8))
-def test_any_alignment(begin: int, device: str) -> None:
-    """Tensors that begin anywhere in memory, and with sizes that suit wide accesses."""
-    x = numbers((48, 64), torch.bfloat16).to(device)
-    memory = torch.cat([x.new_zeros(begin), x.reshape(-1)])
-    moved = memory[begin:].view(48, 64)
-    f, g = factors(64, x.dtype).to(device), factors(48, x.dtype).to(device)
-    r = state((5, 6), device)
-    for random in (None, r):
-        for op, factor in (
-            (ops.scaled_quantize_per_token, f),
-            (ops.scaled_quantize_transposed, g),
-        ):
-            for got, expected in zip(
-                op(moved, factor, random=random), op(x, factor, random=random), strict=True
-            ):
-                assert_same_bits(got, expected)
-    values = torch.randint(-128, 128, (begin + 48 * 64,), dtype=torch.int8, device=device)
-    own = values[begin:].view(48, 64)
-    assert torch.equal(ops.transpose_int8(own), own.t())
 
 
 @pytest.mark.exhaustive

@@ -97,18 +97,6 @@ def test_the_rule_bit_for_bit(rows: int, dtype: torch.dtype, device: str) -> Non
     assert torch.equal(torch.autograd.grad(db, dy_, ones)[0], torch.ones_like(dy_))
 
 
-@by_call
-def test_gradcheck(call: WeightOnlyCall, device: str) -> None:
-    given, leaves = leaves_of(call, (3, 10), torch.float64, device)
-
-    def function(*values: Tensor) -> Any:
-        changed = dict(zip(("input", "bias"), values, strict=False))
-        return call.function(**given | changed)
-
-    assert torch.autograd.gradcheck(function, leaves)
-    assert torch.autograd.gradgradcheck(function, leaves)
-
-
 @pytest.mark.parametrize("wanted", ("input", "bias"))
 def test_only_what_is_asked_for(wanted: str, device: str) -> None:
     for call in (c for c in WEIGHT_ONLY_CALLS if c.full):
