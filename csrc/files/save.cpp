@@ -102,7 +102,7 @@ Json entry_of(const std::string& path, const torch::nn::Module& module) {
   });
   Json::Object packed;
   if (const char* name = narrow_name(module)) {
-    packed.push_back({name, json_of(shape_of(module))});
+    packed.push_back({name, json_of(c10::IntArrayRef(shape_of(module)))});
   }
   return Json::Object{{"class", form.name},
                       {"options", std::move(options)},

@@ -4,7 +4,7 @@
 
 #include "api/nn/int4.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 #include "nn/text.h"
@@ -195,11 +195,6 @@ void Int4Linear::check_products() const {
       high);
 }
 
-PackedInt4 Int4Linear::copied(const std::optional<torch::Device>& device) const {
-  return {cloned(packed, device), cloned(weight_scale, device), cloned(group_factor, device),
-          cloned(group_zero_point, device)};
-}
-
 void Int4Linear::print_scheme(std::ostream& stream) const {
   stream << "in_features=" << in_features_ << ", out_features=" << out_features()
          << ", bias=" << (bias.defined() ? "true" : "false") << ", weight=int4 per_group("
@@ -212,8 +207,14 @@ QuantizedInt4LinearImpl::QuantizedInt4LinearImpl(const QuantizedInt4LinearOption
     : Int4Linear("QuantizedInt4Linear"),
       symmetric_(options.symmetric()),
       granularity_(options.granularity()) {
-  store({options.weight(), options.group_size(), options.in_features(), options.bias(),
-         options.bits(), options.dtype(), options.rotate()});
+  store({{options.packed(), options.weight_scale(), options.group_factor(),
+          options.group_zero_point()},
+         options.group_size(),
+         options.in_features(),
+         options.bias(),
+         options.bits(),
+         options.dtype(),
+         options.rotate()});
   TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor",
                     "QuantizedInt4Linear: expected granularity to be per_token or per_tensor, but "
                     "got ",
@@ -234,21 +235,7 @@ torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
       symmetric_ ? std::nullopt : std::optional(zero_point), std::nullopt, std::nullopt, low, high);
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedInt4LinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedInt4LinearImpl>(
-      QuantizedInt4LinearOptions(copied(device), group_size(), in_features())
-          .bias(cloned(bias, device))
-          .symmetric(symmetric_)
-          .bits(bits())
-          .granularity(granularity_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedInt4LinearImpl)
+BARAQUANT_CLONE(QuantizedInt4LinearImpl, copied_options(*this, device))
 
 void QuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedInt4Linear(";
@@ -264,8 +251,14 @@ void QuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
 StaticQuantizedInt4LinearImpl::StaticQuantizedInt4LinearImpl(
     const StaticQuantizedInt4LinearOptions& options)
     : Int4Linear("StaticQuantizedInt4Linear") {
-  store({options.weight(), options.group_size(), options.in_features(), options.bias(),
-         options.bits(), options.dtype(), options.rotate()});
+  store({{options.packed(), options.weight_scale(), options.group_factor(),
+          options.group_zero_point()},
+         options.group_size(),
+         options.in_features(),
+         options.bias(),
+         options.bits(),
+         options.dtype(),
+         options.rotate()});
   const auto [one, zero] =
       scale_of_tensor("StaticQuantizedInt4Linear", options.act_scale(), options.act_zero_point());
   act_scale = register_buffer("act_scale", one);
@@ -279,21 +272,7 @@ torch::Tensor StaticQuantizedInt4LinearImpl::forward(const torch::Tensor& input)
                                       low_of(bits()), high_of(bits()));
 }
 
-std::shared_ptr<torch::nn::Module> StaticQuantizedInt4LinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<StaticQuantizedInt4LinearImpl>(
-      StaticQuantizedInt4LinearOptions(copied(device), group_size(), in_features(),
-                                       cloned(act_scale, device))
-          .bias(cloned(bias, device))
-          .act_zero_point(cloned(act_zero_point, device))
-          .bits(bits())
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(StaticQuantizedInt4LinearImpl)
+BARAQUANT_CLONE(StaticQuantizedInt4LinearImpl, copied_options(*this, device))
 
 void StaticQuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::StaticQuantizedInt4Linear(";

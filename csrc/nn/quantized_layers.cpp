@@ -5,7 +5,7 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 #include "nn/text.h"
@@ -150,23 +150,7 @@ torch::Tensor QuantizedLinearImpl::dequantized_weight() {
   return rotated((smooth.defined() ? weight / smooth : weight).to(dtype_));
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedLinearImpl>(
-      QuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device))
-          .bias(cloned(bias, device))
-          .symmetric(symmetric_)
-          .bits(bits_)
-          .granularity(granularity_)
-          .smooth(cloned(smooth, device))
-          .weight_bits(weight_bits_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedLinearImpl)
+BARAQUANT_CLONE(QuantizedLinearImpl, copied_options(*this, device))
 
 void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedLinear(";
@@ -212,23 +196,7 @@ torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
   return rotated(weight.to(dtype_));
 }
 
-std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<StaticQuantizedLinearImpl>(
-      StaticQuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device),
-                                   cloned(act_scale, device))
-          .bias(cloned(bias, device))
-          .act_zero_point(cloned(act_zero_point, device))
-          .smooth_scale(cloned(smooth_scale, device))
-          .bits(bits_)
-          .weight_bits(weight_bits_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(StaticQuantizedLinearImpl)
+BARAQUANT_CLONE(StaticQuantizedLinearImpl, copied_options(*this, device))
 
 void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::StaticQuantizedLinear(";
