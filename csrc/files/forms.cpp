@@ -121,7 +121,8 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
 void check_values(const Form& form, const torch::nn::Module& module) {
   Tensors own;
   for (const auto& [name, tensor] : state_of(module)) own[name] = tensor;
-  const int64_t weight = int64_t{1} << (weight_bits_of(module) - 1);
+  const auto& layer = dynamic_cast<const nn::QuantizedLayer&>(module);
+  const int64_t weight = int64_t{1} << (layer.weight_bits() - 1);
   const int64_t input = int64_t{1} << (input_bits_of(module) - 1);
   for (const auto& [name, is_required] : form.tensors) {
     const auto found = own.find(name);
@@ -130,9 +131,8 @@ void check_values(const Form& form, const torch::nn::Module& module) {
       fail("expected ", form.name, " to have a tensor ", name, ", but it has none");
     }
     if (name == "packed") {
-      const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
-      if (narrow != nullptr && narrow->weight_bits() < 4) {  // four bits hold no other numbers
-        check_within(name, narrow->int8_weight(), -weight, weight - 1);
+      if (layer.weight_bits() < 4) {  // four bits hold no other numbers
+        check_within(name, layer.int8_weight(), -weight, weight - 1);
       }
     } else if (name == "group_factor") {
       check_within(name, found->second, 1, 16);
@@ -148,10 +148,6 @@ void check_values(const Form& form, const torch::nn::Module& module) {
   }
   if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) int4->check_products();
   check_rounder(module);
-}
-
-int64_t weight_bits_of(const torch::nn::Module& module) {
-  return dynamic_cast<const nn::QuantizedLayer&>(module).weight_bits();
 }
 
 }  // namespace baraquant::files

@@ -74,7 +74,4 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
 // finite and > 0.
 void check_values(const Form& form, const torch::nn::Module& module);
 
-// The width of a converted module's weight.
-int64_t weight_bits_of(const torch::nn::Module& module);
-
 }  // namespace baraquant::files

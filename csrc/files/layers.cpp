@@ -85,14 +85,9 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
     return embedding_sizes(embedding->qweight.size(0), embedding->qweight.size(1),
                            embedding->padding_idx());
   }
-  if (const auto* linear = as<nn::Int4Linear>(module)) {
-    return linear_sizes(linear->in_features(), linear->out_features());
-  }
-  if (const auto* linear = as<nn::WeightOnlyInt4LinearImpl>(module)) {
-    return linear_sizes(linear->in_features(), linear->out_features());
-  }
   if (const auto* linear = as<nn::QuantizedLayer>(module)) {
-    return linear_sizes(linear->qweight.size(1), linear->qweight.size(0));
+    const auto sizes = linear->weight_sizes();
+    return linear_sizes(sizes[1], sizes[0]);
   }
   return {};
 }

@@ -17,6 +17,12 @@ inline torch::Tensor cloned(const torch::Tensor& tensor,
   return moves ? values.to(*device) : values.clone();
 }
 
+inline torch::Tensor cloned_parameter(const torch::Tensor& tensor,
+                                      const std::optional<torch::Device>& device) {
+  auto copy = cloned(tensor, device);
+  return copy.defined() ? copy.set_requires_grad(tensor.requires_grad()) : copy;
+}
+
 template <typename Module>
 std::shared_ptr<Module> cloned(const std::shared_ptr<Module>& module,
                                const std::optional<torch::Device>& device) {

@@ -17,7 +17,7 @@ namespace {
 
 void print_weight(std::ostream& stream, int64_t bits, const char* whole,
                   std::optional<int64_t> group_size, bool symmetric) {
-  stream << "weight=int" << bits << " ";
+  stream << ", weight=int" << bits << " ";
   if (group_size.has_value()) {
     stream << "per_group(" << *group_size << ")";
   } else {
@@ -51,7 +51,7 @@ DequantizedLayer::DequantizedLayer(const std::string& name, std::optional<int64_
 }
 
 torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) {
-  const auto own = integers();
+  const auto own = int8_weight();
   if (!group_size_.has_value()) {
     return dequantize_per_channel(own, weight_scale, maybe(weight_zero_point), 0, dtype);
   }
@@ -69,8 +69,7 @@ torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
 
 void DequantizedLayer::print_scheme(std::ostream& stream) const {
   print_weight(stream, weight_bits_, "per_channel", group_size_, !weight_zero_point.defined());
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  print_end(stream);
 }
 
 // ---- WeightOnlyLinear ---------------------------------------------------------------------------
@@ -87,9 +86,7 @@ torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
 BARAQUANT_CLONE(WeightOnlyLinearImpl, copied_options(*this, device))
 
 void WeightOnlyLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::WeightOnlyLinear(in_features=" << qweight.size(1)
-         << ", out_features=" << qweight.size(0) << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+  print_begin(stream);
   print_scheme(stream);
 }
 
@@ -162,8 +159,7 @@ BARAQUANT_CLONE(QuantizedConv2dImpl, copied_options(*this, device), conv)
 void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedConv2d(" << conv.in_channels() << ", " << conv.out_channels()
          << ", kernel_size=" << conv.kernel_size() << ", stride=" << conv.stride()
-         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false");
   print_scheme(stream);
 }
 
@@ -203,8 +199,7 @@ torch::Tensor QuantizedEmbeddingImpl::dequantized(const torch::Tensor& rows,
 BARAQUANT_CLONE(QuantizedEmbeddingImpl, copied_options(*this, device))
 
 void QuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1)
-         << ", ";
+  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1);
   print_weight(stream, weight_bits_, "per_row", group_size_, !weight_zero_point.defined());
   stream << ")";
 }

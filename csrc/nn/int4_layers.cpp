@@ -20,11 +20,6 @@ void check_bytes(const char* name, const char* argument, const torch::Tensor& te
                    " to be uint8, but got ", text::dtype(tensor));
 }
 
-// How many parts of a size a number has; a file chooses both, so that a sum could overflow.
-int64_t parts_of(int64_t number, int64_t size) {
-  return number / size + (number % size != 0 ? 1 : 0);
-}
-
 void check_given(const FakeQuantizeInt4Options& options) {
   constexpr const char* name = "FakeQuantizeInt4";
   check_even(name, options.group_size());
@@ -138,7 +133,7 @@ void Int4Linear::store(const GivenInt4& given) {
                    ": expected packed, weight_scale and group_factor, but one is missing");
   check_packed(kind, bytes, given.in_features);
   const std::vector<int64_t> groups = {bytes.size(0),
-                                       parts_of(given.in_features, given.group_size)};
+                                       groups_of(given.in_features, given.group_size)};
   const std::pair<const char*, const torch::Tensor&> of_groups[] = {{"group_factor", factor},
                                                                     {"group_zero_point", zeros}};
   for (const auto& [what, tensor] : of_groups) {
@@ -196,9 +191,9 @@ void Int4Linear::check_products() const {
 }
 
 void Int4Linear::print_scheme(std::ostream& stream) const {
-  stream << "in_features=" << in_features_ << ", out_features=" << out_features()
-         << ", bias=" << (bias.defined() ? "true" : "false") << ", weight=int4 per_group("
-         << group_size_ << ")" << (group_zero_point.defined() ? " asymmetric" : "") << " factors";
+  print_begin(stream);
+  stream << ", weight=int4 per_group(" << group_size_ << ")"
+         << (group_zero_point.defined() ? " asymmetric" : "") << " factors";
 }
 
 // ---- QuantizedInt4Linear ------------------------------------------------------------------------
@@ -215,10 +210,7 @@ QuantizedInt4LinearImpl::QuantizedInt4LinearImpl(const QuantizedInt4LinearOption
          options.bits(),
          options.dtype(),
          options.rotate()});
-  TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor",
-                    "QuantizedInt4Linear: expected granularity to be per_token or per_tensor, but "
-                    "got ",
-                    text::quoted(granularity_));
+  check_input_granularity("QuantizedInt4Linear", granularity_);
 }
 
 torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
@@ -238,12 +230,9 @@ torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
 BARAQUANT_CLONE(QuantizedInt4LinearImpl, copied_options(*this, device))
 
 void QuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedInt4Linear(";
   print_scheme(stream);
-  stream << ", input=int" << bits() << " " << granularity_
-         << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic";
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  stream << text::input(bits(), granularity_, symmetric_, "dynamic");
+  print_end(stream);
 }
 
 // ---- StaticQuantizedInt4Linear ------------------------------------------------------------------
@@ -275,12 +264,9 @@ torch::Tensor StaticQuantizedInt4LinearImpl::forward(const torch::Tensor& input)
 BARAQUANT_CLONE(StaticQuantizedInt4LinearImpl, copied_options(*this, device))
 
 void StaticQuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::StaticQuantizedInt4Linear(";
   print_scheme(stream);
-  stream << ", input=int" << bits() << " per_tensor"
-         << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static";
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  stream << text::input(bits(), "per_tensor", !act_zero_point.defined(), "static");
+  print_end(stream);
 }
 
 }  // namespace baraquant::nn

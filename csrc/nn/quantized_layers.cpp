@@ -18,17 +18,6 @@ torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
   return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
 }
 
-void print_linear(std::ostream& stream, const QuantizedLayer& layer) {
-  stream << "in_features=" << layer.qweight.size(1) << ", out_features=" << layer.qweight.size(0)
-         << ", bias=" << (layer.bias.defined() ? "true" : "false") << ", weight=int"
-         << layer.weight_bits() << " per_channel";
-}
-
-void print_rotate(std::ostream& stream, std::optional<int64_t> rotate) {
-  if (rotate.has_value()) stream << ", rotate=" << *rotate;
-  stream << ")";
-}
-
 }  // namespace
 
 // ---- QuantizedLayer -----------------------------------------------------------------------------
@@ -65,6 +54,17 @@ void QuantizedLayer::store_scales(const Given& given, at::IntArrayRef shape) {
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
 }
 
+void QuantizedLayer::print_begin(std::ostream& stream) const {
+  const auto sizes = weight_sizes();
+  stream << "baraquant::nn::" << name() << "(in_features=" << sizes[1]
+         << ", out_features=" << sizes[0] << ", bias=" << (bias.defined() ? "true" : "false");
+}
+
+void QuantizedLayer::print_end(std::ostream& stream) const {
+  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
+  stream << ")";
+}
+
 torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
   return rotate_.has_value() ? hadamard(input, *rotate_) : input;
 }
@@ -93,9 +93,7 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
          .dtype = options.dtype(),
          .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
-  TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
-                    ": expected granularity to be per_token or per_tensor, but got ",
-                    text::quoted(granularity_));
+  check_input_granularity(name, granularity_);
   check_one("smooth", options.smooth());
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
@@ -153,12 +151,11 @@ torch::Tensor QuantizedLinearImpl::dequantized_weight() {
 BARAQUANT_CLONE(QuantizedLinearImpl, copied_options(*this, device))
 
 void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedLinear(";
-  print_linear(stream, *this);
-  stream << ", input=int" << bits_ << " " << granularity_
-         << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic"
+  print_begin(stream);
+  stream << ", weight=int" << weight_bits_ << " per_channel"
+         << text::input(bits_, granularity_, symmetric_, "dynamic")
          << (smooth.defined() ? ", smooth" : "");
-  print_rotate(stream, rotate_);
+  print_end(stream);
 }
 
 // ---- StaticQuantizedLinear ----------------------------------------------------------------------
@@ -199,12 +196,11 @@ torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
 BARAQUANT_CLONE(StaticQuantizedLinearImpl, copied_options(*this, device))
 
 void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::StaticQuantizedLinear(";
-  print_linear(stream, *this);
-  stream << ", input=int" << bits_ << " per_tensor"
-         << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static"
+  print_begin(stream);
+  stream << ", weight=int" << weight_bits_ << " per_channel"
+         << text::input(bits_, "per_tensor", !act_zero_point.defined(), "static")
          << (smooth_scale.defined() ? ", smooth" : "");
-  print_rotate(stream, rotate_);
+  print_end(stream);
 }
 
 }  // namespace baraquant::nn

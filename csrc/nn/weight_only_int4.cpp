@@ -54,9 +54,7 @@ torch::Tensor WeightOnlyInt4LinearImpl::forward(const torch::Tensor& input) {
 BARAQUANT_CLONE(WeightOnlyInt4LinearImpl, copied_options(*this, device))
 
 void WeightOnlyInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::WeightOnlyInt4Linear(in_features=" << in_features_
-         << ", out_features=" << out_features() << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+  print_begin(stream);
   print_scheme(stream);
 }
 

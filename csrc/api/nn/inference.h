@@ -3,6 +3,8 @@
 /// Layers for inference; they store integers.
 #pragma once
 
+#include <vector>
+
 #include "layer_options.h"
 #include "training.h"
 
@@ -16,6 +18,10 @@ class BARAQUANT_API QuantizedLayer : public Layer {
  public:
   /// The floating weight that the integers stand for.
   virtual torch::Tensor dequantized_weight() = 0;
+  /// The integers as int8, in the layout of the weight.
+  virtual torch::Tensor int8_weight() const { return qweight; }
+  /// The sizes of int8_weight(), for which nothing is unpacked.
+  virtual std::vector<int64_t> weight_sizes() const { return qweight.sizes().vec(); }
   /// The dtype of dequantized_weight(); it follows the conversions of the module.
   torch::Dtype dtype() const { return dtype_; }
   /// The width of the weight's integers, 2 to 8.
@@ -47,6 +53,9 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   void store_scales(const Given& given, at::IntArrayRef shape);
   /// The input as the integers need it: rotated, or as it is.
   torch::Tensor rotated(const torch::Tensor& input) const;
+  /// Print the name and the sizes of a linear layer, or the block of a rotation and the end.
+  void print_begin(std::ostream& stream) const;
+  void print_end(std::ostream& stream) const;
   torch::Dtype dtype_ = torch::kFloat32;
   int64_t weight_bits_ = 8;
   std::optional<int64_t> rotate_;
@@ -147,8 +156,6 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
   /// A layer whose weight is not stored yet.
   DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
                    std::shared_ptr<FakeQuantizeImpl> rounder);
-  /// The integers as int8, in the layout of the weight.
-  virtual torch::Tensor integers() const { return qweight; }
   torch::Tensor dequantized(torch::Dtype dtype);
   torch::Tensor rounded_input(const torch::Tensor& input);
   void print_scheme(std::ostream& stream) const;
@@ -187,8 +194,8 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
   explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
   torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
-  /// The integers, int8 `[out_features, in_features]`.
-  torch::Tensor int8_weight() const;
+  torch::Tensor int8_weight() const override;
+  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return packed.size(0); }
 
@@ -197,9 +204,6 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor packed;  ///< uint8 `[out_features, ceil(in_features / 2)]`
-
- protected:
-  torch::Tensor integers() const override { return int8_weight(); }
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;

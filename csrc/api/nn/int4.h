@@ -182,8 +182,8 @@ TORCH_MODULE(LearnedFakeQuantizeInt4);
 class BARAQUANT_API Int4Linear : public QuantizedLayer {
  public:
   torch::Tensor dequantized_weight() override;
-  /// The int8 that is multiplied, `[out_features, in_features]`.
-  torch::Tensor int8_weight() const;
+  torch::Tensor int8_weight() const override;
+  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return packed.size(0); }
   int64_t group_size() const { return group_size_; }
