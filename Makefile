@@ -117,8 +117,9 @@ docs: ## the pages and the reference of the API as HTML: build/docs/index.html
 	"$$py" scripts/build.py; \
 	"$$py" scripts/docs.py
 
-headers: ## write what follows from the ops' schemas and texts (csrc/*/ops.txt): Python, C++, pages
+headers: ## write what follows from the ops' schemas and texts, and from layers.json: Python, C++, pages
 	@set -e; py=$$($(ENVIRONMENT) --need lint); \
+	"$$py" scripts/layer_table.py; \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/ops.py; \
 	"$$py" scripts/lint.py --fix

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import house
+import layer_table
 import toolchain
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +144,7 @@ def main() -> int:
         codes = [subprocess.run(command, check=False, cwd=ROOT).returncode for command in runs]
         if any(codes):
             failed.append(tool)
-    problems = own_rules() + house.problems()
+    problems = own_rules() + house.problems() + layer_table.problems()
     print("".join(f"{problem}\n" for problem in problems), end="")
     if problems:
         failed.append("the repository's own rules")

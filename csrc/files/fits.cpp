@@ -80,9 +80,10 @@ void check_sizes(const std::string& path, const torch::nn::Module& module,
                  const torch::nn::Module& quantized) {
   const auto wanted = sizes_of_layer(quantized), got = sizes_of_layer(module);
   for (size_t i = 0; i < wanted.size() && i < got.size(); ++i) {
-    if (wanted[i] == got[i]) continue;
-    fail(path, ": expected ", wanted[i].first, " to be ", wanted[i].second,
-         ", as in the file, but the model has ", got[i].second);
+    const std::string of_file = dump(wanted[i].second), of_model = dump(got[i].second);
+    if (of_file == of_model) continue;
+    fail(path, ": expected ", wanted[i].first, " to be ", of_file,
+         ", as in the file, but the model has ", of_model);
   }
 }
 
@@ -95,7 +96,8 @@ void check_place(const std::string& path, const torch::nn::Module& module,
          ", as in the file, but the model has ", bias.defined() ? "none" : "one");
   }
   if (is_stored_kind(module, stored)) return;
-  const auto dtype = dtype_of(stored.options), got = weight_of(module).scalar_type();
+  const auto dtype = value_of<at::ScalarType>(stored.options, "dtype"),
+             got = weight_of(module).scalar_type();
   if (dtype != got) {
     fail(path, ": expected a model of ", dtype_name(dtype), ", as in the file, but it is ",
          dtype_name(got), "; convert it first: model.to(", dtype_name(dtype), ")");
@@ -256,8 +258,7 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
 }
 
 std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const StoredModule& stored,
-                                                const Tensors& tensors,
-                                                const torch::nn::Module& like) {
+                                                const Tensors& tensors) {
   const std::string prefix = path + ".";
   Tensors own;
   for (auto it = tensors.lower_bound(prefix); it != tensors.end(); ++it) {
@@ -265,7 +266,7 @@ std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const S
     own[it->first.substr(prefix.size())] = it->second;
   }
   try {
-    return build(*stored.form, stored.options, own, like);
+    return build(*stored.form, stored.options, own);
   } catch (const c10::Error& error) {
     fail(path, ": ", error.what_without_backtrace());
   }
@@ -284,7 +285,7 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
   for (const auto& [path, stored] : manifest.modules) {
     torch::nn::Module* module = paths.find(path);
     check_kind(path, module, stored);
-    const auto built = build_module(path, stored, metas, *module);
+    const auto built = build_module(path, stored, metas);
     check_place(path, *module, stored, *built);
     check_shared(path, aliases[path], paths.of(module));
     for (const auto& [name, _] : state_of(*built)) keys[path].push_back(name);

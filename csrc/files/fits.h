@@ -49,12 +49,11 @@ class Inside {
 // Throws c10::ValueError: sizes of packed or shared tensors do not fit.
 Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest& manifest);
 
-// Build the module of a path from its tensors; it replaces a module of the model.
+// Build the module of a path from its tensors.
 //
 // Throws c10::ValueError.
 std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const StoredModule& stored,
-                                                const Tensors& tensors,
-                                                const torch::nn::Module& like);
+                                                const Tensors& tensors);
 
 // Whether a module is a converted one of the stored class.
 bool is_stored_kind(const torch::nn::Module& module, const StoredModule& stored);

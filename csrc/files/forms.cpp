@@ -8,104 +8,15 @@
 
 #include "api/nn/inference.h"
 #include "api/nn/int4.h"
-#include "files/form_makers.h"
 #include "files/layers.h"
 #include "files/text.h"
 
 namespace baraquant::files {
 namespace {
 
-template <typename T>
-bool is(const torch::nn::Module& module) {
-  return dynamic_cast<const T*>(&module) != nullptr;
-}
-
-std::vector<std::pair<std::string, bool>> weight_tensors() {
-  return {{"qweight", true}, {"weight_scale", true}, {"bias", false}};
-}
-
-template <typename T>
-std::vector<T> with(std::vector<T> base, const std::vector<T>& more) {
-  base.insert(base.end(), more.begin(), more.end());
-  return base;
-}
-
-std::vector<Form> linear_forms() {
-  const std::vector<Option> options = {int_option("weight_bits"), dtype_option("dtype"),
-                                       bool_option("transposed"), maybe_int_option("rotate")};
-  return {
-      {"QuantizedLinear", "Linear",
-       with(options, {bool_option("symmetric"), int_option("bits"), name_option("granularity")}),
-       with(weight_tensors(), {{"smooth", false}}), is<nn::QuantizedLinearImpl>,
-       read_quantized_linear, make_quantized_linear},
-      {"StaticQuantizedLinear", "Linear", with(options, {int_option("bits")}),
-       with(weight_tensors(),
-            {{"act_scale", true}, {"act_zero_point", false}, {"smooth_scale", false}}),
-       is<nn::StaticQuantizedLinearImpl>, read_static_linear, make_static_linear},
-      {"WeightOnlyLinear", "Linear",
-       with(options, {maybe_int_option("group_size"), rounder_option("input_fake_quant")}),
-       with(weight_tensors(), {{"weight_zero_point", false}}), is<nn::WeightOnlyLinearImpl>,
-       read_weight_only_linear, make_weight_only_linear},
-      {"WeightOnlyInt4Linear",
-       "Linear",
-       with(options, {int_option("in_features"), maybe_int_option("group_size"),
-                      rounder_option("input_fake_quant")}),
-       {{"packed", true}, {"weight_scale", true}, {"bias", false}, {"weight_zero_point", false}},
-       is<nn::WeightOnlyInt4LinearImpl>,
-       read_weight_only_int4_linear,
-       make_weight_only_int4_linear}};
-}
-
-std::vector<Form> int4_forms() {
-  const std::vector<Option> options = {int_option("group_size"),  int_option("in_features"),
-                                       int_option("bits"),        dtype_option("dtype"),
-                                       bool_option("transposed"), maybe_int_option("rotate")};
-  const std::vector<std::pair<std::string, bool>> tensors = {{"packed", true},
-                                                             {"weight_scale", true},
-                                                             {"group_factor", true},
-                                                             {"group_zero_point", false},
-                                                             {"bias", false}};
-  return {
-      {"QuantizedInt4Linear", "Linear",
-       with(options, {bool_option("symmetric"), name_option("granularity")}), tensors,
-       is<nn::QuantizedInt4LinearImpl>, read_int4_linear, make_int4_linear},
-      {"StaticQuantizedInt4Linear", "Linear", options,
-       with(tensors, {{"act_scale", true}, {"act_zero_point", false}}),
-       is<nn::StaticQuantizedInt4LinearImpl>, read_static_int4_linear, make_static_int4_linear}};
-}
-
-Form conv_form() {
-  return {"QuantizedConv2d",
-          "Conv2d",
-          {int_option("groups"), maybe_int_option("group_size"), name_option("padding_mode"),
-           rounder_option("input_fake_quant"), int_option("weight_bits"), dtype_option("dtype"),
-           sizes_option("stride"), padding_option("padding"), sizes_option("dilation")},
-          with(weight_tensors(), {{"weight_zero_point", false}}),
-          is<nn::QuantizedConv2dImpl>,
-          read_conv,
-          make_conv};
-}
-
-Form embedding_form() {
-  return {"QuantizedEmbedding",
-          "Embedding",
-          {maybe_int_option("group_size"), maybe_int_option("padding_idx"),
-           int_option("weight_bits"), dtype_option("dtype")},
-          {{"qweight", true}, {"weight_scale", true}, {"weight_zero_point", false}},
-          is<nn::QuantizedEmbeddingImpl>,
-          read_embedding,
-          make_embedding};
-}
-
-const std::vector<Form>& forms() {
-  static const std::vector<Form> all =
-      with(with(linear_forms(), int4_forms()), {embedding_form(), conv_form()});
-  return all;
-}
-
 void check_value(const Option& option, const Json& value) {
-  if (option.is_valid(value)) return;
-  fail("expected ", option.name, " to be ", option.expected, ", but got ", shown(value));
+  if (option.kind.is_valid(value)) return;
+  fail("expected ", option.name, " to be ", option.kind.expected, ", but got ", shown(value));
 }
 
 void check_within(const std::string& name, const at::Tensor& tensor, int64_t low, int64_t high) {
@@ -143,14 +54,14 @@ void check_rounder(const torch::nn::Module& module) {
 }  // namespace
 
 const Form* form_of(const torch::nn::Module& module) {
-  for (const Form& form : forms()) {
+  for (const Form& form : form_table()) {
     if (form.matches(module)) return &form;
   }
   return nullptr;
 }
 
 const Form* form_named(const std::string& name) {
-  for (const Form& form : forms()) {
+  for (const Form& form : form_table()) {
     if (form.name == name) return &form;
   }
   return nullptr;
@@ -158,7 +69,7 @@ const Form* form_named(const std::string& name) {
 
 std::vector<std::string> form_names() {
   std::vector<std::string> names;
-  for (const Form& form : forms()) names.push_back(form.name);
+  for (const Form& form : form_table()) names.push_back(form.name);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -190,7 +101,7 @@ Options parse_options(const Form& form, const Json& options) {
 }
 
 std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options,
-                                         const Tensors& tensors, const torch::nn::Module& like) {
+                                         const Tensors& tensors) {
   std::map<std::string, bool> known(form.tensors.begin(), form.tensors.end());
   for (const auto& [name, is_required] : known) {
     if (is_required && !tensors.contains(name)) {
@@ -204,13 +115,14 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
   for (const auto& [name, _] : tensors) {
     if (!known.contains(name)) fail("expected no tensor ", name, ", but there is one");
   }
-  return form.make(options, tensors, like);
+  return form.make(options, tensors);
 }
 
 void check_values(const Form& form, const torch::nn::Module& module) {
   Tensors own;
   for (const auto& [name, tensor] : state_of(module)) own[name] = tensor;
-  const int64_t weight = int64_t{1} << (weight_bits_of(module) - 1);
+  const auto& layer = dynamic_cast<const nn::QuantizedLayer&>(module);
+  const int64_t weight = int64_t{1} << (layer.weight_bits() - 1);
   const int64_t input = int64_t{1} << (input_bits_of(module) - 1);
   for (const auto& [name, is_required] : form.tensors) {
     const auto found = own.find(name);
@@ -219,9 +131,8 @@ void check_values(const Form& form, const torch::nn::Module& module) {
       fail("expected ", form.name, " to have a tensor ", name, ", but it has none");
     }
     if (name == "packed") {
-      const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
-      if (narrow != nullptr && narrow->weight_bits() < 4) {  // four bits hold no other numbers
-        check_within(name, narrow->int8_weight(), -weight, weight - 1);
+      if (layer.weight_bits() < 4) {  // four bits hold no other numbers
+        check_within(name, layer.int8_weight(), -weight, weight - 1);
       }
     } else if (name == "group_factor") {
       check_within(name, found->second, 1, 16);
@@ -237,10 +148,6 @@ void check_values(const Form& form, const torch::nn::Module& module) {
   }
   if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) int4->check_products();
   check_rounder(module);
-}
-
-int64_t weight_bits_of(const torch::nn::Module& module) {
-  return dynamic_cast<const nn::QuantizedLayer&>(module).weight_bits();
 }
 
 }  // namespace baraquant::files

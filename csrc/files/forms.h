@@ -17,8 +17,6 @@
 
 namespace baraquant::files {
 
-using Tensors = std::map<std::string, at::Tensor>;
-
 // How a class of modules is stored.
 struct Form {
   std::string name;   // of the class, in Python
@@ -30,10 +28,22 @@ struct Form {
   bool (*matches)(const torch::nn::Module& module);
   // The options of a module of the class.
   Options (*read)(const torch::nn::Module& module);
-  // Call the constructor. `like` is the module that the new one replaces.
-  std::shared_ptr<torch::nn::Module> (*make)(const Options& options, const Tensors& tensors,
-                                             const torch::nn::Module& like);
+  // Call the constructor.
+  std::shared_ptr<torch::nn::Module> (*make)(const Options& options, const Tensors& tensors);
 };
+
+// The forms of all classes of converted modules that C++ has. This and what follows of a rounder is
+// in form_table.cpp, which a program writes.
+const std::vector<Form>& form_table();
+// The options of a module that rounds an input.
+const std::vector<Option>& rounder_table();
+Options read_rounder(const nn::FakeQuantizeImpl& layer);
+nn::FakeQuantizeOptions rounder_options(const Options& options);
+
+template <typename T>
+bool is(const torch::nn::Module& module) {
+  return dynamic_cast<const T*>(&module) != nullptr;
+}
 
 // How a converted module is stored; null if it is not one.
 const Form* form_of(const torch::nn::Module& module);
@@ -56,15 +66,12 @@ Options parse_options(const Form& form, const Json& options);
 //
 // Throws c10::ValueError, or what the constructor throws.
 std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& options,
-                                         const Tensors& tensors, const torch::nn::Module& like);
+                                         const Tensors& tensors);
 
 // Check the values in a module's tensors.
 //
 // Throws c10::ValueError: a tensor is missing, an integer does not fit its width, or a scale is not
 // finite and > 0.
 void check_values(const Form& form, const torch::nn::Module& module);
-
-// The width of a converted module's weight.
-int64_t weight_bits_of(const torch::nn::Module& module);
 
 }  // namespace baraquant::files

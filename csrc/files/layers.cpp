@@ -6,18 +6,15 @@
 #include <torch/nn/modules/linear.h>
 
 #include <optional>
-#include <variant>
 
 #include "api/nn/inference.h"
 #include "api/nn/int4.h"
+#include "files/options.h"
 #include "nn/configs.h"
-#include "nn/product.h"
 #include "workflow/layers.h"
 
 namespace baraquant::files {
 namespace {
-
-using Sizes = std::vector<std::pair<std::string, std::string>>;
 
 template <typename T>
 const T* as(const torch::nn::Module& module) {
@@ -37,35 +34,23 @@ void append_state(const torch::nn::Module& module, const std::string& prefix,
   }
 }
 
-std::string text_of(c10::IntArrayRef sizes) { return c10::str(sizes); }
-
-std::string padding_text(const torch::nn::Conv2dOptions& conv) {
-  if (std::holds_alternative<torch::enumtype::kSame>(conv.padding())) return "same";
-  if (std::holds_alternative<torch::enumtype::kValid>(conv.padding())) return "valid";
-  return text_of(std::get<torch::ExpandingArray<2>>(conv.padding()));
-}
-
-Sizes conv_sizes(const torch::nn::Conv2dOptions& conv, int64_t in_channels, int64_t out_channels,
-                 c10::IntArrayRef kernel) {
-  return {{"in_channels", std::to_string(in_channels)},
-          {"out_channels", std::to_string(out_channels)},
-          {"kernel_size", text_of(kernel)},
-          {"groups", std::to_string(conv.groups())},
-          {"padding_mode", nn::padding_mode_of(conv)},
-          {"stride", text_of(conv.stride())},
-          {"padding", padding_text(conv)},
-          {"dilation", text_of(conv.dilation())}};
+Sizes conv_sizes(const torch::nn::Conv2dOptions& conv) {
+  return {{"in_channels", conv.in_channels()},
+          {"out_channels", conv.out_channels()},
+          {"kernel_size", json_of(conv.kernel_size())},
+          {"groups", conv.groups()},
+          {"padding_mode", json_of(conv.padding_mode())},
+          {"stride", json_of(conv.stride())},
+          {"padding", json_of(conv.padding())},
+          {"dilation", json_of(conv.dilation())}};
 }
 
 Sizes embedding_sizes(int64_t rows, int64_t columns, std::optional<int64_t> padding) {
-  return {{"num_embeddings", std::to_string(rows)},
-          {"embedding_dim", std::to_string(columns)},
-          {"padding_idx", padding ? std::to_string(*padding) : "none"}};
+  return {{"num_embeddings", rows}, {"embedding_dim", columns}, {"padding_idx", json_of(padding)}};
 }
 
 Sizes linear_sizes(int64_t in_features, int64_t out_features) {
-  return {{"in_features", std::to_string(in_features)},
-          {"out_features", std::to_string(out_features)}};
+  return {{"in_features", in_features}, {"out_features", out_features}};
 }
 
 }  // namespace
@@ -88,32 +73,21 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
     return linear_sizes(linear->options.in_features(), linear->options.out_features());
   }
   if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) {
-    const auto options = nn::like_conv2d(conv->options);
-    return conv_sizes(options, options.in_channels(), options.out_channels(),
-                      options.kernel_size());
+    return conv_sizes(nn::like_conv2d(conv->options));
   }
   if (const auto* embedding = as<torch::nn::EmbeddingImpl>(module)) {
     const auto& options = embedding->options;
     return embedding_sizes(options.num_embeddings(), options.embedding_dim(),
                            options.padding_idx());
   }
-  if (const auto* conv = as<nn::QuantizedConv2dImpl>(module)) {
-    const at::Tensor& weight = conv->qweight;
-    return conv_sizes(conv->conv, weight.size(1) * conv->conv.groups(), weight.size(0),
-                      weight.sizes().slice(2));
-  }
+  if (const auto* conv = as<nn::QuantizedConv2dImpl>(module)) return conv_sizes(conv->conv);
   if (const auto* embedding = as<nn::QuantizedEmbeddingImpl>(module)) {
     return embedding_sizes(embedding->qweight.size(0), embedding->qweight.size(1),
                            embedding->padding_idx());
   }
-  if (const auto* linear = as<nn::Int4Linear>(module)) {
-    return linear_sizes(linear->in_features(), linear->out_features());
-  }
-  if (const auto* linear = as<nn::WeightOnlyInt4LinearImpl>(module)) {
-    return linear_sizes(linear->in_features(), linear->out_features());
-  }
   if (const auto* linear = as<nn::QuantizedLayer>(module)) {
-    return linear_sizes(linear->qweight.size(1), linear->qweight.size(0));
+    const auto sizes = linear->weight_sizes();
+    return linear_sizes(sizes[1], sizes[0]);
   }
   return {};
 }

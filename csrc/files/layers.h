@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "files/json.h"
+
 namespace baraquant::files {
 
 // The parameters and buffers of a module by their names, in the order of Python's state dict.
@@ -16,8 +18,9 @@ std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module
 // The kind of layer that can be quantized: "Linear", "Conv2d" or "Embedding"; null for others.
 const char* layer_of(const torch::nn::Module& module);
 
-// The sizes of a float or converted layer that must be equal in both, by their names, as text.
-std::vector<std::pair<std::string, std::string>> sizes_of_layer(const torch::nn::Module& module);
+// The sizes of a float or converted layer that must be equal in both, by their names.
+using Sizes = std::vector<std::pair<std::string, Json>>;
+Sizes sizes_of_layer(const torch::nn::Module& module);
 
 // The weight and the bias of a float or converted layer; undefined if it has none.
 at::Tensor weight_of(const torch::nn::Module& module);

@@ -100,10 +100,9 @@ void move_tensors(const torch::nn::Module& model, const Inside& is_inside, Tenso
 Modules build_modules(const Paths& paths, const Manifest& manifest, const Tensors& values) {
   Modules modules;
   for (const auto& [path, stored] : manifest.modules) {
-    const torch::nn::Module& like = *paths.find(path);
-    const auto module = modules[path] = build_module(path, stored, values, like);
+    const auto module = modules[path] = build_module(path, stored, values);
     within(path + ": ", [&, &stored = stored] { check_values(*stored.form, *module); });
-    module->train(like.is_training());
+    module->train(paths.find(path)->is_training());
   }
   for (const std::string& path : manifest.channels_last) {
     dynamic_cast<nn::QuantizedConv2dImpl&>(*modules.at(path)).channels_last = true;

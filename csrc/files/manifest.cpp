@@ -72,7 +72,7 @@ StoredModule module_of(const Json& value) {
     fail("expected nothing beside the layer's own tensors, but got ", shown(further),
          kLoadedByPython);
   }
-  if (module.options.contains("transposed") && bool_of(module.options, "transposed")) {
+  if (module.options.contains("transposed") && value_of<bool>(module.options, "transposed")) {
     fail("expected a layer in place of a Linear, but got one of a Conv1D of transformers",
          kLoadedByPython);
   }

@@ -22,7 +22,7 @@ struct StoredModule {
 
   // The width of the integers; 8 for a class that has no such option, of which nothing is packed.
   int64_t weight_bits() const {
-    return options.contains("weight_bits") ? int_of(options, "weight_bits") : 8;
+    return options.contains("weight_bits") ? value_of<int64_t>(options, "weight_bits") : 8;
   }
 };
 

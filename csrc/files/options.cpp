@@ -5,6 +5,11 @@
 #include <array>
 #include <string_view>
 #include <utility>
+#include <variant>
+
+#include "files/forms.h"
+#include "files/text.h"
+#include "nn/product.h"
 
 namespace baraquant::files {
 namespace {
@@ -40,71 +45,77 @@ bool is_mode(const Json& value) {
 }
 
 bool is_rounder(const Json& value) {
-  if (value.is_null()) return true;
-  const std::array<std::pair<const char*, bool (*)(const Json&)>, 7> types = {
-      {{"mode", is_mode},
-       {"granularity", is_text},
-       {"group_size", is_maybe_int},
-       {"axis", is_maybe_int},
-       {"quant_min", is_int},
-       {"quant_max", is_int},
-       {"symmetric", is_bool}}};
-  return value.keys().size() == types.size() &&
-         std::all_of(types.begin(), types.end(), [&](const auto& type) {
-           const Json* entry = value.find(type.first);
-           return entry != nullptr && type.second(*entry);
-         });
+  const auto& table = rounder_table();
+  return value.is_null() || (value.keys().size() == table.size() &&
+                             std::all_of(table.begin(), table.end(), [&](const Option& option) {
+                               const Json* entry = value.find(option.name);
+                               return entry != nullptr && option.kind.is_valid(*entry);
+                             }));
 }
 
 }  // namespace
 
-Option bool_option(const std::string& name) { return {name, is_bool, "true or false"}; }
-Option int_option(const std::string& name) { return {name, is_int, "a whole number"}; }
-Option maybe_int_option(const std::string& name) {
-  return {name, is_maybe_int, "a whole number or null"};
-}
-Option dtype_option(const std::string& name) {
-  return {name, is_dtype, "one of float32, float64, float16, bfloat16"};
-}
-Option name_option(const std::string& name) { return {name, is_text, "a name"}; }
-Option sizes_option(const std::string& name) {
-  return {name, is_tuple, "one to three whole numbers"};
-}
-Option padding_option(const std::string& name) {
-  return {name, is_padding, "one to three whole numbers"};
-}
-Option rounder_option(const std::string& name) {
-  return {name, is_rounder, "how the input is rounded, or null"};
+constinit const Kind kBool = {is_bool, "true or false"};
+constinit const Kind kInt = {is_int, "a whole number"};
+constinit const Kind kMaybeInt = {is_maybe_int, "a whole number or null"};
+constinit const Kind kIndex = {is_maybe_int, "a whole number or null"};
+constinit const Kind kName = {is_text, "a name"};
+constinit const Kind kMode = {is_mode, "fixed or dynamic"};
+constinit const Kind kDtype = {is_dtype, "one of float32, float64, float16, bfloat16"};
+constinit const Kind kSizes = {is_tuple, "one to three whole numbers"};
+constinit const Kind kPadding = {is_padding, "one to three whole numbers"};
+constinit const Kind kRounder = {is_rounder, "how the input is rounded, or null"};
+
+torch::nn::detail::conv_padding_mode_t padding_mode_of(const Json& value) {
+  const std::string& name = value.get<std::string>();
+  if (name == "zeros") return torch::kZeros;
+  if (name == "reflect") return torch::kReflect;
+  if (name == "replicate") return torch::kReplicate;
+  if (name == "circular") return torch::kCircular;
+  fail("expected padding_mode to be zeros, reflect, replicate or circular, but got ", name);
 }
 
-bool bool_of(const Options& options, const std::string& name) {
-  return options.at(name).get<bool>();
+// The sizes of an image, of which there are two; a constructor checks their number.
+torch::ExpandingArray<2> image_sizes(const Json& value) {
+  std::vector<int64_t> sizes;
+  for (const Json& entry : value.get<Json::List>()) sizes.push_back(*entry.integer());
+  return sizes;
 }
 
-int64_t int_of(const Options& options, const std::string& name) {
-  return *options.at(name).integer();
+torch::nn::detail::conv_padding_t<2> padding_of(const Json& value) {
+  if (!is_text(value)) return image_sizes(value);
+  if (value.get<std::string>() == "valid") return torch::kValid;
+  if (value.get<std::string>() == "same") return torch::kSame;
+  fail("expected padding to be sizes, same or valid, but got ", shown(value));
 }
 
-std::optional<int64_t> maybe_int_of(const Options& options, const std::string& name) {
-  return options.at(name).integer();
-}
-
-const std::string& text_of(const Options& options, const std::string& name) {
-  return options.at(name).get<std::string>();
-}
-
-std::vector<int64_t> list_of(const Options& options, const std::string& name) {
-  std::vector<int64_t> result;
-  for (const Json& entry : options.at(name).get<Json::List>()) result.push_back(*entry.integer());
-  return result;
-}
-
-c10::ScalarType dtype_of(const Options& options) {
+c10::ScalarType dtype_of(const Json& value) {
+  const std::string& name = value.get<std::string>();
   return std::find_if(kFloats.begin(), kFloats.end(),
-                      [&](const auto& one) { return one.first == text_of(options, "dtype"); })
+                      [&](const auto& one) { return one.first == name; })
       ->second;
 }
 
+at::Tensor tensor_of(const Tensors& tensors, const std::string& name) {
+  const auto found = tensors.find(name);
+  return found == tensors.end() ? at::Tensor() : found->second;
+}
+
+std::shared_ptr<nn::FakeQuantizeImpl> rounder_of(const Options& options, const Tensors& tensors) {
+  const Json& value = options.at("input_fake_quant");
+  if (value.is_null()) return nullptr;
+  const auto& members = value.get<Json::Object>();
+  nn::FakeQuantizeOptions result = rounder_options(Options(members.begin(), members.end()));
+  const at::Tensor scale = tensor_of(tensors, "input_fake_quant.scale");
+  if (scale.defined()) result.scale(scale);
+  const at::Tensor zero_point = tensor_of(tensors, "input_fake_quant.zero_point");
+  if (zero_point.defined()) result.zero_point(zero_point);
+  return std::make_shared<nn::FakeQuantizeImpl>(result);
+}
+
+Json json_of(bool value) { return value; }
+Json json_of(int64_t value) { return value; }
+Json json_of(const std::string& value) { return value; }
 Json json_of(std::optional<int64_t> value) { return value ? Json(*value) : Json(); }
 
 Json json_of(c10::IntArrayRef values) {
@@ -114,5 +125,28 @@ Json json_of(c10::IntArrayRef values) {
 }
 
 Json json_of(c10::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
+
+Json json_of(const torch::ExpandingArray<2>& sizes) { return json_of(c10::IntArrayRef(*sizes)); }
+
+Json json_of(const torch::nn::detail::conv_padding_mode_t& mode) {
+  return nn::padding_mode_of(mode);
+}
+
+Json json_of(const torch::nn::detail::conv_padding_t<2>& padding) {
+  if (std::holds_alternative<torch::enumtype::kSame>(padding)) return "same";
+  if (std::holds_alternative<torch::enumtype::kValid>(padding)) return "valid";
+  return json_of(std::get<torch::ExpandingArray<2>>(padding));
+}
+
+Json json_of(const std::shared_ptr<nn::FakeQuantizeImpl>& rounder) {
+  if (rounder == nullptr) return {};
+  Options options = read_rounder(*rounder);
+  const std::string& granularity = rounder->options.granularity();
+  const bool has_axis = granularity == "per_channel" || granularity == "per_group";
+  options["axis"] = has_axis ? json_of(rounder->options.axis().value_or(-1)) : Json();
+  return Json::Object(options.begin(), options.end());
+}
+
+Json above_zero(std::optional<int64_t> size) { return json_of(size == 0 ? std::nullopt : size); }
 
 }  // namespace baraquant::files

@@ -2,47 +2,79 @@
 // The plain arguments of the quantized layers: what JSON may hold for each, and how to parse it.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-#include <c10/util/ArrayRef.h>
+#include <torch/nn/options/conv.h>
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <vector>
+#include <type_traits>
 
+#include "api/nn/quantizers.h"
 #include "files/json.h"
 
 namespace baraquant::files {
 
-// A plain argument: its name, and what JSON may hold.
+// A kind of plain arguments: what JSON may hold.
+struct Kind {
+  bool (*is_valid)(const Json& value);
+  const char* expected;
+};
+extern const Kind kBool, kInt, kMaybeInt, kIndex, kName, kMode, kDtype, kSizes, kPadding, kRounder;
+
+// A plain argument.
 struct Option {
   std::string name;
-  bool (*is_valid)(const Json& value);
-  std::string expected;
+  const Kind& kind;
 };
-
-Option bool_option(const std::string& name);
-Option int_option(const std::string& name);
-Option maybe_int_option(const std::string& name);
-Option dtype_option(const std::string& name);
-Option name_option(const std::string& name);
-Option sizes_option(const std::string& name);
-Option padding_option(const std::string& name);
-Option rounder_option(const std::string& name);
 
 // Options by their names, all of them valid.
 using Options = std::map<std::string, Json>;
+using Tensors = std::map<std::string, at::Tensor>;
 
-bool bool_of(const Options& options, const std::string& name);
-int64_t int_of(const Options& options, const std::string& name);
-std::optional<int64_t> maybe_int_of(const Options& options, const std::string& name);
-const std::string& text_of(const Options& options, const std::string& name);
-std::vector<int64_t> list_of(const Options& options, const std::string& name);
-c10::ScalarType dtype_of(const Options& options);
+c10::ScalarType dtype_of(const Json& value);
+torch::ExpandingArray<2> image_sizes(const Json& value);
+torch::nn::detail::conv_padding_mode_t padding_mode_of(const Json& value);
+torch::nn::detail::conv_padding_t<2> padding_of(const Json& value);
 
+// The value of an option in the type of the constructor's argument.
+template <typename T>
+T value_of(const Options& options, const std::string& name) {
+  const Json& value = options.at(name);
+  if constexpr (std::is_same_v<T, int64_t>) {
+    return *value.integer();
+  } else if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+    return value.integer();
+  } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
+    return dtype_of(value);
+  } else if constexpr (std::is_same_v<T, torch::ExpandingArray<2>>) {
+    return image_sizes(value);
+  } else if constexpr (std::is_same_v<T, torch::nn::detail::conv_padding_mode_t>) {
+    return padding_mode_of(value);
+  } else if constexpr (std::is_same_v<T, torch::nn::detail::conv_padding_t<2>>) {
+    return padding_of(value);
+  } else {
+    return value.get<T>();
+  }
+}
+
+// A tensor; undefined if there is none.
+at::Tensor tensor_of(const Tensors& tensors, const std::string& name);
+// The module that rounds the input; null without one.
+std::shared_ptr<nn::FakeQuantizeImpl> rounder_of(const Options& options, const Tensors& tensors);
+
+Json json_of(bool value);
+Json json_of(int64_t value);
+Json json_of(const std::string& value);
 Json json_of(std::optional<int64_t> value);
 Json json_of(c10::IntArrayRef values);
 Json json_of(c10::ScalarType dtype);  // "float32"
+Json json_of(const torch::ExpandingArray<2>& sizes);
+Json json_of(const torch::nn::detail::conv_padding_mode_t& mode);
+Json json_of(const torch::nn::detail::conv_padding_t<2>& padding);
+Json json_of(const std::shared_ptr<nn::FakeQuantizeImpl>& rounder);
+// A size, which is absent also where it is 0.
+Json above_zero(std::optional<int64_t> size);
 
 }  // namespace baraquant::files

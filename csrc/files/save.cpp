@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kSave = "baraquant.save: ";
 
-using Layer = std::pair<std::string, const torch::nn::Module*>;
+using Layer = std::pair<std::string, const nn::QuantizedLayer*>;
 
 // The quantized modules of a model.
 struct Quantized {
@@ -42,7 +42,7 @@ Quantized quantized_modules(const torch::nn::Module& model) {
          ", but got one itself; wrap it in nn.Sequential");
   }
   Quantized result;
-  std::map<const torch::nn::Module*, std::string> first;
+  std::map<const nn::QuantizedLayer*, std::string> first;
   // The walk is for those who swap modules; nothing changes here.
   for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
     const torch::nn::Module& module = *place.module;
@@ -54,13 +54,14 @@ Quantized quantized_modules(const torch::nn::Module& model) {
       continue;
     }
     check_name(place.path);
-    const auto [known, is_new] = first.try_emplace(&module, place.path);
+    const auto* layer = dynamic_cast<const nn::QuantizedLayer*>(&module);
+    const auto [known, is_new] = first.try_emplace(layer, place.path);
     if (is_new) {
-      result.modules.emplace_back(place.path, &module);
+      result.modules.emplace_back(place.path, layer);
     } else {
       result.shared.push_back({place.path, known->second});
     }
-    result.places.emplace_back(place.path, &module);
+    result.places.emplace_back(place.path, layer);
   }
   if (result.modules.empty()) {
     fail(kSave, "expected a quantized model, but got a ", workflow::type_name(model),
@@ -70,39 +71,24 @@ Quantized quantized_modules(const torch::nn::Module& model) {
 }
 
 // The name of the tensor of integers that is wider in memory than in a file; nullptr without one.
-const char* narrow_name(const torch::nn::Module& module) {
-  const int64_t bits = weight_bits_of(module);
-  if (dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module) != nullptr) {
+const char* narrow_name(const nn::QuantizedLayer& layer) {
+  const int64_t bits = layer.weight_bits();
+  if (dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&layer) != nullptr) {
     return bits < 4 ? "packed" : nullptr;  // four bits are stored as they are
   }
-  const bool is_int8 = dynamic_cast<const nn::QuantizedLayer&>(module).qweight.defined();
-  return bits < 8 && is_int8 ? "qweight" : nullptr;
-}
-
-// The int8 that stand for the tensor of narrow_name().
-at::Tensor integers_of(const torch::nn::Module& module) {
-  const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
-  return narrow != nullptr ? narrow->int8_weight()
-                           : dynamic_cast<const nn::QuantizedLayer&>(module).qweight;
-}
-
-// Their shape, for which nothing is unpacked.
-std::vector<int64_t> shape_of(const torch::nn::Module& module) {
-  const auto* narrow = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module);
-  if (narrow != nullptr) return {narrow->out_features(), narrow->in_features()};
-  return dynamic_cast<const nn::QuantizedLayer&>(module).qweight.sizes().vec();
+  return bits < 8 && layer.qweight.defined() ? "qweight" : nullptr;
 }
 
 // The configuration's entry for a module, whose values are checked first.
-Json entry_of(const std::string& path, const torch::nn::Module& module) {
-  const Form& form = *form_of(module);
+Json entry_of(const std::string& path, const nn::QuantizedLayer& layer) {
+  const Form& form = *form_of(layer);
   Json options = within(c10::str(kSave, path, ": "), [&] {
-    check_values(form, module);
-    return read_options(form, module);
+    check_values(form, layer);
+    return read_options(form, layer);
   });
   Json::Object packed;
-  if (const char* name = narrow_name(module)) {
-    packed.push_back({name, json_of(shape_of(module))});
+  if (const char* name = narrow_name(layer)) {
+    packed.push_back({name, json_of(c10::IntArrayRef(layer.weight_sizes()))});
   }
   return Json::Object{{"class", form.name},
                       {"options", std::move(options)},
@@ -147,14 +133,15 @@ using Storage = std::tuple<const void*, std::string, std::vector<int64_t>, std::
 //
 // If modules share a weight but not its width, each width has its own copy, because packing differs.
 std::pair<Tensors, Json::Object> stored_tensors(
-    const torch::nn::Module& model, const std::map<std::string, const torch::nn::Module*>& narrow) {
+    const torch::nn::Module& model,
+    const std::map<std::string, const nn::QuantizedLayer*>& narrow) {
   Tensors stored;
   Json::Object shared;
   std::map<Storage, std::string> first;
   for (const auto& [name, tensor] : state_of(model)) {
     check_storable(name, tensor);
-    const auto module = narrow.find(name);
-    const int64_t bits = module != narrow.end() ? weight_bits_of(*module->second) : 0;
+    const auto layer = narrow.find(name);
+    const int64_t bits = layer != narrow.end() ? layer->second->weight_bits() : 0;
     if (tensor.numel() > 0) {
       const Storage storage(tensor.const_data_ptr(), tensor.device().str(), tensor.sizes().vec(),
                             tensor.strides().vec(), tensor.scalar_type(), bits);
@@ -164,7 +151,7 @@ std::pair<Tensors, Json::Object> stored_tensors(
         continue;
       }
     }
-    stored[name] = bits > 0 ? pack(integers_of(*module->second), bits)
+    stored[name] = bits > 0 ? pack(layer->second->int8_weight(), bits)
                             : tensor.detach().cpu().resolve_neg().contiguous();
   }
   return {std::move(stored), std::move(shared)};
@@ -177,12 +164,12 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
   using namespace files;
   Quantized quantized = quantized_modules(model);
   Json::Object modules;
-  for (const auto& [name, module] : quantized.modules) {
-    modules.push_back({name, entry_of(name, *module)});
+  for (const auto& [name, layer] : quantized.modules) {
+    modules.push_back({name, entry_of(name, *layer)});
   }
-  std::map<std::string, const torch::nn::Module*> narrow;
-  for (const auto& [name, module] : quantized.places) {
-    if (const char* tensor = narrow_name(*module)) narrow[c10::str(name, ".", tensor)] = module;
+  std::map<std::string, const nn::QuantizedLayer*> narrow;
+  for (const auto& [name, layer] : quantized.places) {
+    if (const char* tensor = narrow_name(*layer)) narrow[c10::str(name, ".", tensor)] = layer;
   }
   auto [stored, shared] = stored_tensors(model, narrow);
   const std::string text =

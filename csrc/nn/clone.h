@@ -4,6 +4,7 @@
 
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <optional>
 
 namespace baraquant::nn {
@@ -14,6 +15,18 @@ inline torch::Tensor cloned(const torch::Tensor& tensor,
   const auto values = tensor.detach();
   const bool moves = device.has_value() && *device != tensor.device();
   return moves ? values.to(*device) : values.clone();
+}
+
+inline torch::Tensor cloned_parameter(const torch::Tensor& tensor,
+                                      const std::optional<torch::Device>& device) {
+  auto copy = cloned(tensor, device);
+  return copy.defined() ? copy.set_requires_grad(tensor.requires_grad()) : copy;
+}
+
+template <typename Module>
+std::shared_ptr<Module> cloned(const std::shared_ptr<Module>& module,
+                               const std::optional<torch::Device>& device) {
+  return module == nullptr ? nullptr : std::dynamic_pointer_cast<Module>(module->clone(device));
 }
 
 // Give a new module copies of the parameters and buffers of another one of the same kind.
@@ -36,3 +49,13 @@ inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
   void Class::clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) { \
     *this = dynamic_cast<Class&>(*other.clone(device));                                      \
   }
+
+// The clone of a layer that the constructor makes of these arguments, which may name `device`.
+#define BARAQUANT_CLONE(Class, ...)                                                           \
+  std::shared_ptr<torch::nn::Module> Class::clone(const std::optional<torch::Device>& device) \
+      const {                                                                                 \
+    auto copy = std::make_shared<Class>(__VA_ARGS__);                                         \
+    copy->train(is_training());                                                               \
+    return copy;                                                                              \
+  }                                                                                           \
+  BARAQUANT_CLONE_CHILD(Class)

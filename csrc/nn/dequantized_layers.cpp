@@ -7,7 +7,7 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/integer_conv.h"
 #include "nn/product.h"
 
@@ -17,7 +17,7 @@ namespace {
 
 void print_weight(std::ostream& stream, int64_t bits, const char* whole,
                   std::optional<int64_t> group_size, bool symmetric) {
-  stream << "weight=int" << bits << " ";
+  stream << ", weight=int" << bits << " ";
   if (group_size.has_value()) {
     stream << "per_group(" << *group_size << ")";
   } else {
@@ -51,7 +51,7 @@ DequantizedLayer::DequantizedLayer(const std::string& name, std::optional<int64_
 }
 
 torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) {
-  const auto own = integers();
+  const auto own = int8_weight();
   if (!group_size_.has_value()) {
     return dequantize_per_channel(own, weight_scale, maybe(weight_zero_point), 0, dtype);
   }
@@ -67,27 +67,9 @@ torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
   return input_fake_quant == nullptr ? input : input_fake_quant->forward(input);
 }
 
-std::shared_ptr<FakeQuantizeImpl> DequantizedLayer::cloned_rounder(
-    const std::optional<torch::Device>& device) const {
-  if (input_fake_quant == nullptr) return nullptr;
-  return std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant->clone(device));
-}
-
-DequantizedOptions DequantizedLayer::copied(const std::optional<torch::Device>& device) const {
-  return DequantizedOptions(cloned(qweight, device), cloned(weight_scale, device))
-      .bias(cloned(bias, device))
-      .weight_zero_point(cloned(weight_zero_point, device))
-      .group_size(group_size_)
-      .input_fake_quant(cloned_rounder(device))
-      .weight_bits(weight_bits_)
-      .dtype(dtype_)
-      .rotate(rotate_);
-}
-
 void DequantizedLayer::print_scheme(std::ostream& stream) const {
   print_weight(stream, weight_bits_, "per_channel", group_size_, !weight_zero_point.defined());
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  print_end(stream);
 }
 
 // ---- WeightOnlyLinear ---------------------------------------------------------------------------
@@ -101,19 +83,10 @@ torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
                             maybe(weight_zero_point), group_size());
 }
 
-std::shared_ptr<torch::nn::Module> WeightOnlyLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<WeightOnlyLinearImpl>(copied(device));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(WeightOnlyLinearImpl)
+BARAQUANT_CLONE(WeightOnlyLinearImpl, copied_options(*this, device))
 
 void WeightOnlyLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::WeightOnlyLinear(in_features=" << qweight.size(1)
-         << ", out_features=" << qweight.size(0) << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+  print_begin(stream);
   print_scheme(stream);
 }
 
@@ -139,21 +112,22 @@ bool is_around_zero(const FakeQuantizeImpl& rounder) {
 QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                                          const torch::nn::Conv2dOptions& given)
     : DequantizedLayer("QuantizedConv2d", options, 4), conv(given) {
-  conv.in_channels(qweight.size(1) * conv.groups())
-      .out_channels(qweight.size(0))
+  const int64_t groups = conv.groups(), outputs = qweight.size(0);
+  int64_t inputs = 0;
+  const bool fits = groups > 0 && outputs % groups == 0 &&
+                    !__builtin_mul_overflow(qweight.size(1), groups, &inputs);
+  TORCH_CHECK_VALUE(fits, "QuantizedConv2d: expected groups to divide the ", outputs,
+                    " outputs, but got ", groups);
+  conv.in_channels(inputs)
+      .out_channels(outputs)
       .kernel_size({qweight.size(2), qweight.size(3)})
       .bias(bias.defined());
   // PyTorch's module checks the options; it gets no memory for a weight.
   const auto checked = conv;
-  const torch::nn::Conv2d like(torch::nn::Conv2dOptions(checked)
-                                   .in_channels(conv.groups())
-                                   .out_channels(conv.groups())
-                                   .bias(false));
-  TORCH_CHECK_VALUE(conv.out_channels() % conv.groups() == 0,
-                    "out_channels must be divisible by groups");
+  const torch::nn::Conv2d like(
+      torch::nn::Conv2dOptions(checked).in_channels(groups).out_channels(groups).bias(false));
   const bool is_flat = !weight_zero_point.defined() && !group_size().has_value();
-  is_integer_ =
-      is_integer_conv(rounds_to_int8(input_fake_quant), is_flat, qweight.sizes(), conv.groups());
+  is_integer_ = is_integer_conv(rounds_to_int8(input_fake_quant), is_flat, qweight.sizes(), groups);
   if (is_integer_) qweight.set_data(channels_inside(qweight));
 }
 
@@ -186,7 +160,7 @@ torch::Tensor QuantizedConv2dImpl::float_output(const torch::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> QuantizedConv2dImpl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedConv2dImpl>(copied(device), conv);
+  auto copy = std::make_shared<QuantizedConv2dImpl>(copied_options(*this, device), conv);
   copy->channels_last = channels_last;
   copy->train(is_training());
   return copy;
@@ -197,8 +171,7 @@ BARAQUANT_CLONE_CHILD(QuantizedConv2dImpl)
 void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedConv2d(" << conv.in_channels() << ", " << conv.out_channels()
          << ", kernel_size=" << conv.kernel_size() << ", stride=" << conv.stride()
-         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false");
   print_scheme(stream);
 }
 
@@ -235,24 +208,10 @@ torch::Tensor QuantizedEmbeddingImpl::dequantized(const torch::Tensor& rows,
   return dequantize_per_group(rows, scale, maybe(zero_point), *group_size_, -1, dtype_);
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedEmbeddingImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedEmbeddingImpl>(
-      QuantizedEmbeddingOptions(cloned(qweight, device), cloned(weight_scale, device))
-          .weight_zero_point(cloned(weight_zero_point, device))
-          .group_size(group_size_)
-          .dtype(dtype_)
-          .padding_idx(padding_idx_)
-          .weight_bits(weight_bits_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedEmbeddingImpl)
+BARAQUANT_CLONE(QuantizedEmbeddingImpl, copied_options(*this, device))
 
 void QuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1)
-         << ", ";
+  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1);
   print_weight(stream, weight_bits_, "per_row", group_size_, !weight_zero_point.defined());
   stream << ")";
 }

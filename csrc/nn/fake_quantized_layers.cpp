@@ -157,10 +157,8 @@ std::optional<torch::Tensor> FakeQuantizedLinearImpl::constant_bias() const {
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
     const std::optional<torch::Device>& device) const {
-  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
-  auto own_bias = cloned(bias, device);
-  if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
-  auto copy = std::make_shared<FakeQuantizedLinearImpl>(own_weight, own_bias, config(),
+  auto copy = std::make_shared<FakeQuantizedLinearImpl>(cloned_parameter(weight, device),
+                                                        cloned_parameter(bias, device), config(),
                                                         /*rotates=*/false);
   copy->awaits_rotation_ = awaits_rotation_;
   clone_into(*copy, device);
@@ -229,10 +227,8 @@ torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedConv2dImpl::clone(
     const std::optional<torch::Device>& device) const {
-  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
-  auto own_bias = cloned(bias, device);
-  if (own_bias.defined()) own_bias.set_requires_grad(bias.requires_grad());
-  auto copy = std::make_shared<FakeQuantizedConv2dImpl>(options, own_weight, own_bias, config());
+  auto copy = std::make_shared<FakeQuantizedConv2dImpl>(options, cloned_parameter(weight, device),
+                                                        cloned_parameter(bias, device), config());
   clone_into(*copy, device);
   return copy;
 }
@@ -295,10 +291,9 @@ torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> FakeQuantizedEmbeddingImpl::clone(
     const std::optional<torch::Device>& device) const {
-  const auto own_weight = cloned(weight, device).set_requires_grad(weight.requires_grad());
   auto given = options;
   auto copy = std::make_shared<FakeQuantizedEmbeddingImpl>(
-      *torch::nn::Embedding(given._weight(own_weight)), config());
+      *torch::nn::Embedding(given._weight(cloned_parameter(weight, device))), config());
   copy->weight.set_requires_grad(weight.requires_grad());
   clone_into(*copy, device);
   return copy;

@@ -113,13 +113,7 @@ torch::Tensor GELUImpl::forward(const torch::Tensor& input) {
   return has_op ? baraquant::gelu(input, approximate) : at::gelu(input, approximate);
 }
 
-std::shared_ptr<torch::nn::Module> GELUImpl::clone(const std::optional<torch::Device>&) const {
-  auto copy = std::make_shared<GELUImpl>(options);
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(GELUImpl)
+BARAQUANT_CLONE(GELUImpl, options)
 
 void GELUImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::GELU(approximate=" << text::quoted(options.approximate()) << ")";
@@ -180,17 +174,9 @@ torch::Tensor GatedMLPImpl::forward(const torch::Tensor& input) {
       {std::move(values), std::move(scale), std::move(zero_point), left.scalar_type()});
 }
 
-std::shared_ptr<torch::nn::Module> GatedMLPImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  const auto layers = named_children();
-  auto copy = std::make_shared<GatedMLPImpl>(layers[names_[0]]->clone(device),
-                                             layers[names_[1]]->clone(device),
-                                             layers[names_[2]]->clone(device), names_);
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(GatedMLPImpl)
+BARAQUANT_CLONE(GatedMLPImpl, named_children()[names_[0]]->clone(device),
+                named_children()[names_[1]]->clone(device),
+                named_children()[names_[2]]->clone(device), names_)
 
 void GatedMLPImpl::pretty_print(std::ostream& stream) const { stream << "baraquant::nn::GatedMLP"; }
 

@@ -4,7 +4,7 @@
 
 #include "api/nn/int4.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 #include "nn/text.h"
@@ -18,11 +18,6 @@ constexpr int64_t kWeightBits = 4;
 void check_bytes(const char* name, const char* argument, const torch::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == torch::kByte, name, ": expected ", argument,
                    " to be uint8, but got ", text::dtype(tensor));
-}
-
-// How many parts of a size a number has; a file chooses both, so that a sum could overflow.
-int64_t parts_of(int64_t number, int64_t size) {
-  return number / size + (number % size != 0 ? 1 : 0);
 }
 
 void check_given(const FakeQuantizeInt4Options& options) {
@@ -138,7 +133,7 @@ void Int4Linear::store(const GivenInt4& given) {
                    ": expected packed, weight_scale and group_factor, but one is missing");
   check_packed(kind, bytes, given.in_features);
   const std::vector<int64_t> groups = {bytes.size(0),
-                                       parts_of(given.in_features, given.group_size)};
+                                       groups_of(given.in_features, given.group_size)};
   const std::pair<const char*, const torch::Tensor&> of_groups[] = {{"group_factor", factor},
                                                                     {"group_zero_point", zeros}};
   for (const auto& [what, tensor] : of_groups) {
@@ -195,15 +190,10 @@ void Int4Linear::check_products() const {
       high);
 }
 
-PackedInt4 Int4Linear::copied(const std::optional<torch::Device>& device) const {
-  return {cloned(packed, device), cloned(weight_scale, device), cloned(group_factor, device),
-          cloned(group_zero_point, device)};
-}
-
 void Int4Linear::print_scheme(std::ostream& stream) const {
-  stream << "in_features=" << in_features_ << ", out_features=" << out_features()
-         << ", bias=" << (bias.defined() ? "true" : "false") << ", weight=int4 per_group("
-         << group_size_ << ")" << (group_zero_point.defined() ? " asymmetric" : "") << " factors";
+  print_begin(stream);
+  stream << ", weight=int4 per_group(" << group_size_ << ")"
+         << (group_zero_point.defined() ? " asymmetric" : "") << " factors";
 }
 
 // ---- QuantizedInt4Linear ------------------------------------------------------------------------
@@ -212,12 +202,15 @@ QuantizedInt4LinearImpl::QuantizedInt4LinearImpl(const QuantizedInt4LinearOption
     : Int4Linear("QuantizedInt4Linear"),
       symmetric_(options.symmetric()),
       granularity_(options.granularity()) {
-  store({options.weight(), options.group_size(), options.in_features(), options.bias(),
-         options.bits(), options.dtype(), options.rotate()});
-  TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor",
-                    "QuantizedInt4Linear: expected granularity to be per_token or per_tensor, but "
-                    "got ",
-                    text::quoted(granularity_));
+  store({{options.packed(), options.weight_scale(), options.group_factor(),
+          options.group_zero_point()},
+         options.group_size(),
+         options.in_features(),
+         options.bias(),
+         options.bits(),
+         options.dtype(),
+         options.rotate()});
+  check_input_granularity("QuantizedInt4Linear", granularity_);
 }
 
 torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
@@ -234,29 +227,12 @@ torch::Tensor QuantizedInt4LinearImpl::forward(const torch::Tensor& input) {
       symmetric_ ? std::nullopt : std::optional(zero_point), std::nullopt, std::nullopt, low, high);
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedInt4LinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedInt4LinearImpl>(
-      QuantizedInt4LinearOptions(copied(device), group_size(), in_features())
-          .bias(cloned(bias, device))
-          .symmetric(symmetric_)
-          .bits(bits())
-          .granularity(granularity_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedInt4LinearImpl)
+BARAQUANT_CLONE(QuantizedInt4LinearImpl, copied_options(*this, device))
 
 void QuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedInt4Linear(";
   print_scheme(stream);
-  stream << ", input=int" << bits() << " " << granularity_
-         << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic";
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  stream << text::input(bits(), granularity_, symmetric_, "dynamic");
+  print_end(stream);
 }
 
 // ---- StaticQuantizedInt4Linear ------------------------------------------------------------------
@@ -264,8 +240,14 @@ void QuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
 StaticQuantizedInt4LinearImpl::StaticQuantizedInt4LinearImpl(
     const StaticQuantizedInt4LinearOptions& options)
     : Int4Linear("StaticQuantizedInt4Linear") {
-  store({options.weight(), options.group_size(), options.in_features(), options.bias(),
-         options.bits(), options.dtype(), options.rotate()});
+  store({{options.packed(), options.weight_scale(), options.group_factor(),
+          options.group_zero_point()},
+         options.group_size(),
+         options.in_features(),
+         options.bias(),
+         options.bits(),
+         options.dtype(),
+         options.rotate()});
   const auto [one, zero] =
       scale_of_tensor("StaticQuantizedInt4Linear", options.act_scale(), options.act_zero_point());
   act_scale = register_buffer("act_scale", one);
@@ -279,29 +261,12 @@ torch::Tensor StaticQuantizedInt4LinearImpl::forward(const torch::Tensor& input)
                                       low_of(bits()), high_of(bits()));
 }
 
-std::shared_ptr<torch::nn::Module> StaticQuantizedInt4LinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<StaticQuantizedInt4LinearImpl>(
-      StaticQuantizedInt4LinearOptions(copied(device), group_size(), in_features(),
-                                       cloned(act_scale, device))
-          .bias(cloned(bias, device))
-          .act_zero_point(cloned(act_zero_point, device))
-          .bits(bits())
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(StaticQuantizedInt4LinearImpl)
+BARAQUANT_CLONE(StaticQuantizedInt4LinearImpl, copied_options(*this, device))
 
 void StaticQuantizedInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::StaticQuantizedInt4Linear(";
   print_scheme(stream);
-  stream << ", input=int" << bits() << " per_tensor"
-         << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static";
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
+  stream << text::input(bits(), "per_tensor", !act_zero_point.defined(), "static");
+  print_end(stream);
 }
 
 }  // namespace baraquant::nn

@@ -29,7 +29,7 @@ at::Tensor channels_inside(const at::Tensor& weight) {
 
 at::Tensor integer_conv2d(const at::Tensor& input, Quantizer& rounder, const IntegerConv& layer,
                           const torch::nn::Conv2dOptions& options) {
-  const std::string mode = padding_mode_of(options);
+  const std::string mode = padding_mode_of(options.padding_mode());
   const auto sides = padding_sides_of(options);
   auto values = input.detach();
   std::vector<int64_t> padding = {sides[2], sides[0]};

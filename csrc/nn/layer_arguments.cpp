@@ -74,6 +74,12 @@ torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
   return *dtype;
 }
 
+void check_input_granularity(const char* name, const std::string& granularity) {
+  TORCH_CHECK_VALUE(granularity == "per_token" || granularity == "per_tensor", name,
+                    ": expected granularity to be per_token or per_tensor, but got ",
+                    text::quoted(granularity));
+}
+
 void check_packed(const char* name, const torch::Tensor& packed, int64_t features) {
   TORCH_CHECK_TYPE(packed.defined(), name, ": expected packed to be a Tensor, but got none");
   TORCH_CHECK_VALUE(features >= 0, name, ": expected in_features to be an int >= 0, but got ",
@@ -93,8 +99,7 @@ torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale, at::
   if (!group_size.has_value()) return scale_of_channels(name, scale, channels);
   TORCH_CHECK_VALUE(*group_size > 0, name, ": expected group_size > 0, but got ", *group_size);
   check_dtype(name, "weight_scale", scale);
-  // A file chooses the size, so divide_up could overflow.
-  const auto groups = features / *group_size + (features % *group_size != 0 ? 1 : 0);
+  const auto groups = groups_of(features, *group_size);
   TORCH_CHECK_VALUE(scale.sizes() == at::IntArrayRef({channels, groups}), name,
                     ": expected weight_scale to have the shape [", channels, ", ", groups,
                     "] (groups of ", *group_size, "), but got ", text::shape(scale));

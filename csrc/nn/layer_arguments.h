@@ -19,6 +19,12 @@ torch::Tensor scale_of_channels(const char* name, const torch::Tensor& scale, in
 // The dtype of the floating weight: as given, else of the bias, else of the scale.
 torch::Dtype weight_dtype(const char* name, std::optional<torch::Dtype> dtype,
                           const torch::Tensor& bias, const torch::Tensor& scale);
+// Check how the values of an input share a scale.
+void check_input_granularity(const char* name, const std::string& granularity);
+// How many groups a number of features has; a file chooses both, so that a sum could overflow.
+inline int64_t groups_of(int64_t features, int64_t group_size) {
+  return features / group_size + (features % group_size != 0 ? 1 : 0);
+}
 // Check packed integers of at most four bits: their dtype and shape.
 void check_packed(const char* name, const torch::Tensor& packed, int64_t features);
 // A scale for each output channel of a weight of this shape, or for each of its groups of inputs.

@@ -23,8 +23,7 @@ std::vector<int64_t> padding_sides_of(const Options& options) {
   return sides;
 }
 
-const char* padding_mode_of(const Options& options) {
-  const auto& mode = options.padding_mode();
+const char* padding_mode_of(const torch::nn::detail::conv_padding_mode_t& mode) {
   if (std::holds_alternative<torch::enumtype::kReflect>(mode)) return "reflect";
   if (std::holds_alternative<torch::enumtype::kReplicate>(mode)) return "replicate";
   if (std::holds_alternative<torch::enumtype::kCircular>(mode)) return "circular";
@@ -33,7 +32,7 @@ const char* padding_mode_of(const Options& options) {
 
 at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                         const Options& options) {
-  const std::string mode = padding_mode_of(options);
+  const std::string mode = padding_mode_of(options.padding_mode());
   const auto &stride = *options.stride(), &dilation = *options.dilation();
   if (mode != "zeros") {
     const auto padded = at::pad(input, padding_sides_of(options), mode);

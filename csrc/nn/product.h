@@ -39,7 +39,7 @@ inline at::Tensor straight_through(const at::Tensor& output, const at::Tensor& s
 }
 
 // "zeros", "reflect", "replicate" or "circular".
-const char* padding_mode_of(const torch::nn::Conv2dOptions& options);
+const char* padding_mode_of(const torch::nn::detail::conv_padding_mode_t& mode);
 
 // The paddings of both sides of both dimensions, the last dimension first, as at::pad takes them.
 std::vector<int64_t> padding_sides_of(const torch::nn::Conv2dOptions& options);

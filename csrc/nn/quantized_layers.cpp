@@ -5,7 +5,7 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 #include "nn/text.h"
@@ -16,17 +16,6 @@ namespace {
 
 torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
   return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
-}
-
-void print_linear(std::ostream& stream, const QuantizedLayer& layer) {
-  stream << "in_features=" << layer.qweight.size(1) << ", out_features=" << layer.qweight.size(0)
-         << ", bias=" << (layer.bias.defined() ? "true" : "false") << ", weight=int"
-         << layer.weight_bits() << " per_channel";
-}
-
-void print_rotate(std::ostream& stream, std::optional<int64_t> rotate) {
-  if (rotate.has_value()) stream << ", rotate=" << *rotate;
-  stream << ")";
 }
 
 }  // namespace
@@ -65,6 +54,17 @@ void QuantizedLayer::store_scales(const Given& given, at::IntArrayRef shape) {
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
 }
 
+void QuantizedLayer::print_begin(std::ostream& stream) const {
+  const auto sizes = weight_sizes();
+  stream << "baraquant::nn::" << name() << "(in_features=" << sizes[1]
+         << ", out_features=" << sizes[0] << ", bias=" << (bias.defined() ? "true" : "false");
+}
+
+void QuantizedLayer::print_end(std::ostream& stream) const {
+  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
+  stream << ")";
+}
+
 torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
   return rotate_.has_value() ? hadamard(input, *rotate_) : input;
 }
@@ -93,9 +93,7 @@ QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
          .dtype = options.dtype(),
          .rotate = options.rotate()});
   check_bits(name, "bits", bits_);
-  TORCH_CHECK_VALUE(granularity_ == "per_token" || granularity_ == "per_tensor", name,
-                    ": expected granularity to be per_token or per_tensor, but got ",
-                    text::quoted(granularity_));
+  check_input_granularity(name, granularity_);
   check_one("smooth", options.smooth());
   if (options.smooth().defined()) {
     smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
@@ -150,31 +148,14 @@ torch::Tensor QuantizedLinearImpl::dequantized_weight() {
   return rotated((smooth.defined() ? weight / smooth : weight).to(dtype_));
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedLinearImpl>(
-      QuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device))
-          .bias(cloned(bias, device))
-          .symmetric(symmetric_)
-          .bits(bits_)
-          .granularity(granularity_)
-          .smooth(cloned(smooth, device))
-          .weight_bits(weight_bits_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedLinearImpl)
+BARAQUANT_CLONE(QuantizedLinearImpl, copied_options(*this, device))
 
 void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedLinear(";
-  print_linear(stream, *this);
-  stream << ", input=int" << bits_ << " " << granularity_
-         << (symmetric_ ? " symmetric" : " asymmetric") << " dynamic"
+  print_begin(stream);
+  stream << ", weight=int" << weight_bits_ << " per_channel"
+         << text::input(bits_, granularity_, symmetric_, "dynamic")
          << (smooth.defined() ? ", smooth" : "");
-  print_rotate(stream, rotate_);
+  print_end(stream);
 }
 
 // ---- StaticQuantizedLinear ----------------------------------------------------------------------
@@ -212,31 +193,14 @@ torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
   return rotated(weight.to(dtype_));
 }
 
-std::shared_ptr<torch::nn::Module> StaticQuantizedLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<StaticQuantizedLinearImpl>(
-      StaticQuantizedLinearOptions(cloned(qweight, device), cloned(weight_scale, device),
-                                   cloned(act_scale, device))
-          .bias(cloned(bias, device))
-          .act_zero_point(cloned(act_zero_point, device))
-          .smooth_scale(cloned(smooth_scale, device))
-          .bits(bits_)
-          .weight_bits(weight_bits_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(StaticQuantizedLinearImpl)
+BARAQUANT_CLONE(StaticQuantizedLinearImpl, copied_options(*this, device))
 
 void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::StaticQuantizedLinear(";
-  print_linear(stream, *this);
-  stream << ", input=int" << bits_ << " per_tensor"
-         << (act_zero_point.defined() ? " asymmetric" : " symmetric") << " static"
+  print_begin(stream);
+  stream << ", weight=int" << weight_bits_ << " per_channel"
+         << text::input(bits_, "per_tensor", !act_zero_point.defined(), "static")
          << (smooth_scale.defined() ? ", smooth" : "");
-  print_rotate(stream, rotate_);
+  print_end(stream);
 }
 
 }  // namespace baraquant::nn

@@ -36,6 +36,13 @@ inline std::string of(double value) {
   return plain && result.find('.') == std::string::npos ? result + ".0" : result;
 }
 
+// ", input=int8 per_token symmetric dynamic".
+inline std::string input(int64_t bits, const std::string& granularity, bool symmetric,
+                         const char* how) {
+  return c10::str(", input=int", bits, " ", granularity, symmetric ? " symmetric " : " asymmetric ",
+                  how);
+}
+
 inline std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
 inline std::string dtype(const at::Tensor& tensor) { return dtype_name(tensor.scalar_type()); }

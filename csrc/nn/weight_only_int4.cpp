@@ -5,7 +5,7 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/clone.h"
+#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 
@@ -51,28 +51,10 @@ torch::Tensor WeightOnlyInt4LinearImpl::forward(const torch::Tensor& input) {
                             maybe(weight_zero_point), group_size());
 }
 
-std::shared_ptr<torch::nn::Module> WeightOnlyInt4LinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<WeightOnlyInt4LinearImpl>(
-      WeightOnlyInt4LinearOptions(cloned(packed, device), cloned(weight_scale, device),
-                                  in_features_)
-          .bias(cloned(bias, device))
-          .weight_zero_point(cloned(weight_zero_point, device))
-          .group_size(group_size())
-          .input_fake_quant(cloned_rounder(device))
-          .weight_bits(weight_bits_)
-          .dtype(dtype_)
-          .rotate(rotate_));
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(WeightOnlyInt4LinearImpl)
+BARAQUANT_CLONE(WeightOnlyInt4LinearImpl, copied_options(*this, device))
 
 void WeightOnlyInt4LinearImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::WeightOnlyInt4Linear(in_features=" << in_features_
-         << ", out_features=" << out_features() << ", bias=" << (bias.defined() ? "true" : "false")
-         << ", ";
+  print_begin(stream);
   print_scheme(stream);
 }
 

@@ -55,96 +55,70 @@ torch::Tensor own(const torch::Tensor& bias) {
   return bias.defined() ? bias.detach().clone() : bias;
 }
 
-nn::DequantizedOptions dequantized(nn::FakeQuantizedLayer& prepared, const Integers& integers,
-                                   bool floating_input) {
-  const auto& how = prepared.config().weight();
-  return nn::DequantizedOptions(integers.qweight, integers.scale)
-      .bias(own(prepared.bias_to_add()))
-      .weight_zero_point(integers.zero_point)
-      .group_size(how.group_size())
-      .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
-      .weight_bits(how.bits())
-      .dtype(prepared.weight.scalar_type())
-      .rotate(prepared.config().rotate());
-}
-
-std::shared_ptr<nn::QuantizedLayer> weight_only_int4(nn::FakeQuantizedLinearImpl& prepared,
-                                                     const Integers& integers,
-                                                     bool floating_input) {
-  const auto& how = prepared.config().weight();
-  return std::make_shared<nn::WeightOnlyInt4LinearImpl>(
-      nn::WeightOnlyInt4LinearOptions(integers.packed.packed, integers.scale,
-                                      prepared.in_features())
-          .bias(own(prepared.bias_to_add()))
-          .weight_zero_point(integers.zero_point)
-          .group_size(how.group_size())
-          .input_fake_quant(floating_input ? nullptr : prepared.frozen_input())
-          .weight_bits(how.bits())
-          .dtype(prepared.weight.scalar_type())
-          .rotate(prepared.config().rotate()));
-}
-
-// The layer of a weight with factors for its groups.
-std::shared_ptr<nn::QuantizedLayer> convert_int4(nn::FakeQuantizedLinearImpl& prepared,
-                                                 const Integers& integers) {
-  const auto &how = prepared.config().weight(), &activation = *prepared.config().activation();
-  auto weight = integers.packed;
-  if (how.symmetric()) weight.group_zero_point.reset();
-  const auto dtype = prepared.weight.scalar_type();
-  if (activation.dynamic()) {
-    return std::make_shared<nn::QuantizedInt4LinearImpl>(
-        nn::QuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features())
-            .bias(own(prepared.bias_to_add()))
-            .symmetric(activation.symmetric())
-            .bits(activation.bits())
-            .granularity(activation.granularity())
-            .dtype(dtype)
-            .rotate(prepared.config().rotate()));
+// The options of a converted layer with all that they take from the prepared one.
+template <typename Given>
+Given filled(Given given, nn::FakeQuantizedLayer& prepared, const Integers& integers,
+             bool floating_input) {
+  const auto& config = prepared.config();
+  const auto& how = config.weight();
+  given.dtype(prepared.weight.scalar_type());
+  if constexpr (requires { given.bias(); }) given.bias(own(prepared.bias_to_add()));
+  if constexpr (requires { given.rotate(); }) given.rotate(config.rotate());
+  if constexpr (requires { given.weight_bits(); }) given.weight_bits(how.bits());
+  if constexpr (requires { given.weight_zero_point(); }) {
+    given.weight_zero_point(integers.zero_point).group_size(how.group_size());
   }
-  const auto frozen = prepared.frozen_input();
-  const auto scale = frozen->scale.to(weight.scale.scalar_type());
-  return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(
-      nn::StaticQuantizedInt4LinearOptions(weight, *how.group_size(), prepared.in_features(), scale)
-          .bias(own(prepared.bias_to_add()))
-          .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
-          .bits(activation.bits())
-          .dtype(dtype)
-          .rotate(prepared.config().rotate()));
+  if constexpr (requires { given.group_zero_point(); }) {
+    if (!how.symmetric()) given.group_zero_point(integers.packed.group_zero_point);
+  }
+  if constexpr (requires { given.input_fake_quant(); }) {
+    if (!floating_input) given.input_fake_quant(prepared.frozen_input());
+  }
+  if constexpr (requires { given.bits(); }) given.bits(config.activation()->bits());
+  if constexpr (requires { given.granularity(); }) {
+    given.symmetric(config.activation()->symmetric());
+    given.granularity(config.activation()->granularity());
+  }
+  if constexpr (requires { given.act_scale(); }) {
+    const auto frozen = prepared.frozen_input();
+    given.act_scale(frozen->scale.to(given.weight_scale().scalar_type()));
+    if (!config.activation()->symmetric()) given.act_zero_point(frozen->zero_point);
+  }
+  return given;
 }
 
 std::shared_ptr<nn::QuantizedLayer> convert_linear(nn::FakeQuantizedLinearImpl& prepared,
                                                    const Integers& integers, bool floating_input) {
-  if (integers.packed.packed.defined() && !integers.packed.group_factor.defined()) {
-    return weight_only_int4(prepared, integers, floating_input);
+  const auto fill = [&](const auto& given) {
+    return filled(given, prepared, integers, floating_input);
+  };
+  const auto& [packed, scale, factor, _] = integers.packed;
+  const int64_t features = prepared.in_features();
+  if (packed.defined() && !factor.defined()) {
+    return std::make_shared<nn::WeightOnlyInt4LinearImpl>(
+        fill(nn::WeightOnlyInt4LinearOptions(packed, integers.scale, features)));
   }
   if (floating_input || !prepared.is_integer()) {
     return std::make_shared<nn::WeightOnlyLinearImpl>(
-        dequantized(prepared, integers, floating_input));
+        fill(nn::DequantizedOptions(integers.qweight, integers.scale)));
   }
-  if (prepared.config().weight().group_factors()) return convert_int4(prepared, integers);
-  const auto &how = prepared.config().weight(), &activation = *prepared.config().activation();
-  const auto dtype = prepared.weight.scalar_type();
-  if (activation.dynamic()) {
+  const auto& how = prepared.config().weight();
+  const bool is_dynamic = prepared.config().activation()->dynamic();
+  if (how.group_factors() && is_dynamic) {
+    return std::make_shared<nn::QuantizedInt4LinearImpl>(
+        fill(nn::QuantizedInt4LinearOptions(packed, scale, factor, *how.group_size(), features)));
+  }
+  if (how.group_factors()) {
+    return std::make_shared<nn::StaticQuantizedInt4LinearImpl>(
+        fill(nn::StaticQuantizedInt4LinearOptions(packed, scale, factor, {}, *how.group_size(),
+                                                  features)));
+  }
+  if (is_dynamic) {
     return std::make_shared<nn::QuantizedLinearImpl>(
-        nn::QuantizedLinearOptions(integers.qweight, integers.scale)
-            .bias(own(prepared.bias_to_add()))
-            .symmetric(activation.symmetric())
-            .bits(activation.bits())
-            .granularity(activation.granularity())
-            .weight_bits(how.bits())
-            .dtype(dtype)
-            .rotate(prepared.config().rotate()));
+        fill(nn::QuantizedLinearOptions(integers.qweight, integers.scale)));
   }
-  const auto frozen = prepared.frozen_input();
-  const auto scale = frozen->scale.to(integers.scale.scalar_type());
   return std::make_shared<nn::StaticQuantizedLinearImpl>(
-      nn::StaticQuantizedLinearOptions(integers.qweight, integers.scale, scale)
-          .bias(own(prepared.bias_to_add()))
-          .act_zero_point(activation.symmetric() ? torch::Tensor() : frozen->zero_point)
-          .bits(activation.bits())
-          .weight_bits(how.bits())
-          .dtype(dtype)
-          .rotate(prepared.config().rotate()));
+      fill(nn::StaticQuantizedLinearOptions(integers.qweight, integers.scale, {})));
 }
 
 // Whether a weight has the strides of channels_last. PyTorch chooses an algorithm by them, also where
@@ -191,21 +165,18 @@ std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
     return convert_linear(*linear, integers, floating_input);
   }
   if (auto* conv = dynamic_cast<nn::FakeQuantizedConv2dImpl*>(&prepared)) {
+    const nn::DequantizedOptions given(integers.qweight, integers.scale);
     auto converted = std::make_shared<nn::QuantizedConv2dImpl>(
-        dequantized(prepared, integers, floating_input), conv->options);
+        filled(given, prepared, integers, floating_input), conv->options);
     // Where a prepared layer cuts its weight into groups, it makes a copy.
     converted->channels_last = is_channels_last(conv->weight) && !converted->group_size();
     return converted;
   }
   const auto& embedding = dynamic_cast<const nn::FakeQuantizedEmbeddingImpl&>(prepared);
-  const auto& how = prepared.config().weight();
+  const nn::QuantizedEmbeddingOptions given(integers.qweight, integers.scale);
   return std::make_shared<nn::QuantizedEmbeddingImpl>(
-      nn::QuantizedEmbeddingOptions(integers.qweight, integers.scale)
-          .weight_zero_point(integers.zero_point)
-          .group_size(how.group_size())
-          .dtype(prepared.weight.scalar_type())
-          .padding_idx(embedding.options.padding_idx())
-          .weight_bits(how.bits()));
+      filled(given, prepared, integers, floating_input)
+          .padding_idx(embedding.options.padding_idx()));
 }
 
 std::string about_input(const nn::FakeQuantizedLayer& prepared) {

@@ -3,6 +3,9 @@
 /// Layers for inference; they store integers.
 #pragma once
 
+#include <vector>
+
+#include "layer_options.h"
 #include "training.h"
 
 namespace baraquant::nn {
@@ -15,6 +18,10 @@ class BARAQUANT_API QuantizedLayer : public Layer {
  public:
   /// The floating weight that the integers stand for.
   virtual torch::Tensor dequantized_weight() = 0;
+  /// The integers as int8, in the layout of the weight.
+  virtual torch::Tensor int8_weight() const { return qweight; }
+  /// The sizes of int8_weight(), for which nothing is unpacked.
+  virtual std::vector<int64_t> weight_sizes() const { return qweight.sizes().vec(); }
   /// The dtype of dequantized_weight(); it follows the conversions of the module.
   torch::Dtype dtype() const { return dtype_; }
   /// The width of the weight's integers, 2 to 8.
@@ -46,6 +53,9 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   void store_scales(const Given& given, at::IntArrayRef shape);
   /// The input as the integers need it: rotated, or as it is.
   torch::Tensor rotated(const torch::Tensor& input) const;
+  /// Print the name and the sizes of a linear layer, or the block of a rotation and the end.
+  void print_begin(std::ostream& stream) const;
+  void print_end(std::ostream& stream) const;
   torch::Dtype dtype_ = torch::kFloat32;
   int64_t weight_bits_ = 8;
   std::optional<int64_t> rotate_;
@@ -67,32 +77,6 @@ struct BARAQUANT_API QuantizedInput {
   torch::Tensor scale;       ///< of each token, `[..., 1]`, of the dtype of the layer's scales
   torch::Tensor zero_point;  ///< int32 `[..., 1]`; a symmetric layer ignores it, as it is 0
   torch::Dtype dtype;        ///< of the numbers, which the output will have
-};
-
-/// Options of QuantizedLinear.
-struct BARAQUANT_API QuantizedLinearOptions {
-  /// int8 `[out_features, in_features]`, and its scale `[out_features]`, float32 (float64 for
-  /// float64 inputs).
-  QuantizedLinearOptions(torch::Tensor qweight, torch::Tensor weight_scale)
-      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
-  TORCH_ARG(torch::Tensor, qweight);
-  TORCH_ARG(torch::Tensor, weight_scale);
-  /// `[out_features]`, of the dtype of the scale or of the inputs.
-  TORCH_ARG(torch::Tensor, bias);
-  /// true for no zero point of the input.
-  TORCH_ARG(bool, symmetric) = true;
-  /// The width of the input's integers, 2 to 8.
-  TORCH_ARG(int64_t, bits) = 8;
-  /// "per_token", or "per_tensor": one scale for the whole input.
-  TORCH_ARG(std::string, granularity) = "per_token";
-  /// `[in_features]`: the input is first divided by it (SmoothQuant).
-  TORCH_ARG(torch::Tensor, smooth);
-  TORCH_ARG(int64_t, weight_bits) = 8;
-  /// Of dequantized_weight(). Nothing: of the bias, else of the scale.
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  /// The block of hadamard(), by which the weight is rotated and the input is to be; not beside
-  /// smoothing. std::nullopt: no rotation.
-  TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
 /// An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
@@ -133,30 +117,6 @@ class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
 };
 TORCH_MODULE(QuantizedLinear);
 
-/// Options of StaticQuantizedLinear.
-struct BARAQUANT_API StaticQuantizedLinearOptions {
-  /// As in QuantizedLinearOptions; `act_scale` is `[]` or `[1]`, of the dtype of `weight_scale`.
-  StaticQuantizedLinearOptions(torch::Tensor qweight, torch::Tensor weight_scale,
-                               torch::Tensor act_scale)
-      : qweight_(std::move(qweight)),
-        weight_scale_(std::move(weight_scale)),
-        act_scale_(std::move(act_scale)) {}
-  TORCH_ARG(torch::Tensor, qweight);
-  TORCH_ARG(torch::Tensor, weight_scale);
-  TORCH_ARG(torch::Tensor, act_scale);
-  TORCH_ARG(torch::Tensor, bias);
-  /// Integer `[]` or `[1]`; undefined stands for 0.
-  TORCH_ARG(torch::Tensor, act_zero_point);
-  /// `[in_features]`: the scale of each feature of the input; undefined: no smoothing.
-  TORCH_ARG(torch::Tensor, smooth_scale);
-  TORCH_ARG(int64_t, bits) = 8;
-  TORCH_ARG(int64_t, weight_bits) = 8;
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  /// The block of hadamard(), by which the weight is rotated and the input is to be; not beside
-  /// smoothing. std::nullopt: no rotation.
-  TORCH_ARG(std::optional<int64_t>, rotate);
-};
-
 /// An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
 ///
 /// @throws c10::ValueError A shape or width does not fit.
@@ -183,29 +143,6 @@ class BARAQUANT_API StaticQuantizedLinearImpl : public IntegerLinear {
 };
 TORCH_MODULE(StaticQuantizedLinear);
 
-/// Options of the layers that store integers and may compute in floating point: WeightOnlyLinear and
-/// QuantizedConv2d.
-struct BARAQUANT_API DequantizedOptions {
-  /// int8 with the output channels first, and its scale: `[channels]`, or `[channels, groups]` with
-  /// `group_size`.
-  DequantizedOptions(torch::Tensor qweight, torch::Tensor weight_scale)
-      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
-  TORCH_ARG(torch::Tensor, qweight);
-  TORCH_ARG(torch::Tensor, weight_scale);
-  TORCH_ARG(torch::Tensor, bias);
-  /// Integer, shaped like `weight_scale`; undefined stands for 0.
-  TORCH_ARG(torch::Tensor, weight_zero_point);
-  /// The number of adjacent inputs of an output channel that share a scale.
-  TORCH_ARG(std::optional<int64_t>, group_size);
-  /// Rounds the input; empty leaves it as it is.
-  TORCH_ARG(std::shared_ptr<FakeQuantizeImpl>, input_fake_quant);
-  TORCH_ARG(int64_t, weight_bits) = 8;
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  /// Of a linear layer: the block of hadamard(), by which the weight is rotated and the input is to
-  /// be, before it is rounded. std::nullopt: no rotation.
-  TORCH_ARG(std::optional<int64_t>, rotate);
-};
-
 /// A layer that stores integers and may compute in floating point.
 class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
  public:
@@ -219,14 +156,8 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
   /// A layer whose weight is not stored yet.
   DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
                    std::shared_ptr<FakeQuantizeImpl> rounder);
-  /// The integers as int8, in the layout of the weight.
-  virtual torch::Tensor integers() const { return qweight; }
-  std::shared_ptr<FakeQuantizeImpl> cloned_rounder(
-      const std::optional<torch::Device>& device) const;
   torch::Tensor dequantized(torch::Dtype dtype);
   torch::Tensor rounded_input(const torch::Tensor& input);
-  /// This layer's options, with copies of its tensors.
-  DequantizedOptions copied(const std::optional<torch::Device>& device) const;
   void print_scheme(std::ostream& stream) const;
 
  private:
@@ -253,32 +184,6 @@ class BARAQUANT_API WeightOnlyLinearImpl : public DequantizedLayer {
 };
 TORCH_MODULE(WeightOnlyLinear);
 
-/// Options of WeightOnlyInt4Linear.
-struct BARAQUANT_API WeightOnlyInt4LinearOptions {
-  /// uint8 `[out_features, ceil(in_features / 2)]` as pack_int4() returns it, and its scale:
-  /// `[out_features]`, or `[out_features, groups]` with `group_size`.
-  WeightOnlyInt4LinearOptions(torch::Tensor packed, torch::Tensor weight_scale, int64_t in_features)
-      : packed_(std::move(packed)),
-        weight_scale_(std::move(weight_scale)),
-        in_features_(in_features) {}
-  TORCH_ARG(torch::Tensor, packed);
-  TORCH_ARG(torch::Tensor, weight_scale);
-  TORCH_ARG(int64_t, in_features);
-  TORCH_ARG(torch::Tensor, bias);
-  /// Integer, shaped like `weight_scale`; undefined stands for 0.
-  TORCH_ARG(torch::Tensor, weight_zero_point);
-  /// The number of adjacent inputs of an output channel that share a scale.
-  TORCH_ARG(std::optional<int64_t>, group_size);
-  /// Rounds the input; empty leaves it as it is.
-  TORCH_ARG(std::shared_ptr<FakeQuantizeImpl>, input_fake_quant);
-  /// The width of the weight's integers, 2 to 4. Each takes four bits.
-  TORCH_ARG(int64_t, weight_bits) = 4;
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  /// The block of hadamard(), by which the weight is rotated and the input is to be, before it is
-  /// rounded. std::nullopt: no rotation.
-  TORCH_ARG(std::optional<int64_t>, rotate);
-};
-
 /// A WeightOnlyLinear whose weights of at most four bits take half a byte each; `qweight` is
 /// undefined. It has the bits of a WeightOnlyLinear of int8_weight().
 ///
@@ -289,8 +194,8 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
   explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
   torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
-  /// The integers, int8 `[out_features, in_features]`.
-  torch::Tensor int8_weight() const;
+  torch::Tensor int8_weight() const override;
+  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return packed.size(0); }
 
@@ -299,9 +204,6 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor packed;  ///< uint8 `[out_features, ceil(in_features / 2)]`
-
- protected:
-  torch::Tensor integers() const override { return int8_weight(); }
 
  private:
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
@@ -341,23 +243,6 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(QuantizedConv2d);
-
-/// Options of QuantizedEmbedding.
-struct BARAQUANT_API QuantizedEmbeddingOptions {
-  /// int8 `[num_embeddings, embedding_dim]`, and its scale `[num_embeddings]`, or
-  /// `[num_embeddings, groups]` with `group_size`.
-  QuantizedEmbeddingOptions(torch::Tensor qweight, torch::Tensor weight_scale)
-      : qweight_(std::move(qweight)), weight_scale_(std::move(weight_scale)) {}
-  TORCH_ARG(torch::Tensor, qweight);
-  TORCH_ARG(torch::Tensor, weight_scale);
-  TORCH_ARG(torch::Tensor, weight_zero_point);
-  TORCH_ARG(std::optional<int64_t>, group_size);
-  /// Of the output.
-  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
-  /// Kept for other code that reads it; here it is an ordinary row.
-  TORCH_ARG(std::optional<int64_t>, padding_idx);
-  TORCH_ARG(int64_t, weight_bits) = 8;
-};
 
 /// An embedding whose table is int8, with a scale for each row or for each group within it.
 ///

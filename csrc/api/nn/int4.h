@@ -182,8 +182,8 @@ TORCH_MODULE(LearnedFakeQuantizeInt4);
 class BARAQUANT_API Int4Linear : public QuantizedLayer {
  public:
   torch::Tensor dequantized_weight() override;
-  /// The int8 that is multiplied, `[out_features, in_features]`.
-  torch::Tensor int8_weight() const;
+  torch::Tensor int8_weight() const override;
+  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return packed.size(0); }
   int64_t group_size() const { return group_size_; }
@@ -209,33 +209,10 @@ class BARAQUANT_API Int4Linear : public QuantizedLayer {
     std::optional<int64_t> rotate;
   };
   void store(const GivenInt4& given);
-  PackedInt4 copied(const std::optional<torch::Device>& device) const;
   void print_scheme(std::ostream& stream) const;
 
  private:
   int64_t in_features_ = 0, group_size_ = 0, bits_ = 8;
-};
-
-/// Options of QuantizedInt4Linear.
-struct BARAQUANT_API QuantizedInt4LinearOptions {
-  /// The weight; the zero points may be undefined, which stands for 8.
-  QuantizedInt4LinearOptions(PackedInt4 weight, int64_t group_size, int64_t in_features)
-      : weight_(std::move(weight)), group_size_(group_size), in_features_(in_features) {}
-  TORCH_ARG(PackedInt4, weight);
-  TORCH_ARG(int64_t, group_size);
-  TORCH_ARG(int64_t, in_features);
-  /// `[out_features]`, of the dtype of the scale or of the inputs.
-  TORCH_ARG(torch::Tensor, bias);
-  /// true for no zero point of the input.
-  TORCH_ARG(bool, symmetric) = true;
-  /// The width of the input's integers, 2 to 8.
-  TORCH_ARG(int64_t, bits) = 8;
-  /// "per_token", or "per_tensor": one scale for the whole input.
-  TORCH_ARG(std::string, granularity) = "per_token";
-  /// Of dequantized_weight(). Nothing: of the bias, else of the scale.
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  /// The block of hadamard(), by which the weight is rotated and the input is to be.
-  TORCH_ARG(std::optional<int64_t>, rotate);
 };
 
 /// A linear layer of four-bit weights that computes the scale of its input from the input.
@@ -259,27 +236,6 @@ class BARAQUANT_API QuantizedInt4LinearImpl : public Int4Linear {
   std::string granularity_;
 };
 TORCH_MODULE(QuantizedInt4Linear);
-
-/// Options of StaticQuantizedInt4Linear.
-struct BARAQUANT_API StaticQuantizedInt4LinearOptions {
-  /// As in QuantizedInt4LinearOptions; `act_scale` is `[]` or `[1]`, of the dtype of the scale.
-  StaticQuantizedInt4LinearOptions(PackedInt4 weight, int64_t group_size, int64_t in_features,
-                                   torch::Tensor act_scale)
-      : weight_(std::move(weight)),
-        group_size_(group_size),
-        in_features_(in_features),
-        act_scale_(std::move(act_scale)) {}
-  TORCH_ARG(PackedInt4, weight);
-  TORCH_ARG(int64_t, group_size);
-  TORCH_ARG(int64_t, in_features);
-  TORCH_ARG(torch::Tensor, act_scale);
-  TORCH_ARG(torch::Tensor, bias);
-  /// Integer `[]` or `[1]`; undefined stands for 0.
-  TORCH_ARG(torch::Tensor, act_zero_point);
-  TORCH_ARG(int64_t, bits) = 8;
-  TORCH_ARG(std::optional<torch::Dtype>, dtype);
-  TORCH_ARG(std::optional<int64_t>, rotate);
-};
 
 /// A linear layer of four-bit weights whose input has one scale, fixed in advance.
 ///

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Writes the C++ side of baraquant/workflow/layers.json: how each class of layers is stored.
+
+    python scripts/layer_table.py            write it; `make format` then breaks the lines
+    python scripts/layer_table.py --check    exit with 1 if something is stale, white space aside
+
+Written are, for the classes that C++ has, the options of their constructors,
+csrc/api/nn/layer_options.h; the options of a copy, csrc/nn/copied_options.h; and the forms in which
+files hold them, csrc/files/form_table.cpp. baraquant/workflow/forms.py explains the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ops import LICENCE, ROOT, same
+
+LAYERS = ("Linear", "Embedding", "Conv2d")  # of which C++ has the classes
+WRITTEN = "Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit."
+HEAD = f"// {LICENCE}\n// {WRITTEN}\n"
+SHARED = dict.fromkeys(("WeightOnlyLinear", "QuantizedConv2d"), "DequantizedOptions")
+CONV = "torch::nn::Conv2dOptions"  # has some options of a convolution
+OF_CONV = {
+    "groups": "int64_t",
+    "padding_mode": "torch::nn::detail::conv_padding_mode_t",
+    "stride": "torch::ExpandingArray<2>",
+    "padding": "torch::nn::detail::conv_padding_t<2>",
+    "dilation": "torch::ExpandingArray<2>",
+}
+TYPES = {
+    "tensor": "torch::Tensor",
+    "bool": "bool",
+    "int": "int64_t",
+    "maybe_int": "std::optional<int64_t>",
+    "index": "std::optional<int64_t>",
+    "name": "std::string",
+    "mode": "std::string",
+    "dtype": "torch::Dtype",
+    "rounder": "std::shared_ptr<FakeQuantizeImpl>",
+}
+DEVICE = "const std::optional<torch::Device>& device"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor or a plain argument of a class."""
+
+    name: str
+    kind: str
+    required: bool
+    default: Any = None
+
+    @property
+    def type(self) -> str:
+        """The type of a member of the options."""
+        is_optional = self.kind == "dtype" and self.default is None
+        return f"std::optional<{TYPES[self.kind]}>" if is_optional else TYPES[self.kind]
+
+    @property
+    def initial(self) -> str:
+        """What follows the member's declaration."""
+        if self.default is None:
+            return ""
+        is_dtype = self.kind == "dtype"
+        return f" = {f'torch::k{self.default.title()}' if is_dtype else json.dumps(self.default)}"
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of layers, or what rounds an input."""
+
+    name: str
+    layer: str
+    tensors: dict[str, bool]
+    kinds: dict[str, list[Any]]
+
+    @property
+    def options(self) -> str:
+        """The struct of the constructor's arguments."""
+        return SHARED.get(self.name, f"{self.name}Options")
+
+    @property
+    def arguments(self) -> list[Argument]:
+        """The members of that struct, the required ones first."""
+        found = [Argument(name, "tensor", required) for name, required in self.tensors.items()]
+        found += [
+            Argument(name, kind, not default, *default)
+            for name, (kind, *default) in self.kinds.items()
+            if name != "transposed" and not self.is_of_conv(name)
+        ]
+        return sorted(found, key=lambda argument: not argument.required)
+
+    def is_of_conv(self, name: str) -> bool:
+        """Whether PyTorch's options of a convolution have an argument."""
+        return self.layer == "Conv2d" and name in OF_CONV
+
+    def reader(self, name: str) -> str:
+        """An option as JSON, of a module `layer`."""
+        if name == "transposed":  # no layer is a Conv1D of transformers
+            return "false"
+        value = f"layer.{name}()"
+        if name == "input_fake_quant":
+            value = f"layer.{name}"
+        elif self.name == "FakeQuantize":
+            value = f"layer.options.{name}()"
+        elif self.is_of_conv(name):
+            value = f"layer.conv.{name}()"
+        return f"{'above_zero' if self.kinds[name][0] == 'maybe_int' else 'json_of'}({value})"
+
+    def made(self, value: Callable[[Argument], str]) -> str:
+        """The options, each with a value."""
+        required = ", ".join(value(one) for one in self.arguments if one.required)
+        rest = "".join(f".{one.name}({value(one)})" for one in self.arguments if not one.required)
+        return f"{self.options}({required}){rest}"
+
+
+def classes() -> tuple[list[Class], Class, dict[str, str]]:
+    """The classes that C++ has, what rounds an input, and texts about arguments."""
+    table = json.loads((ROOT / "baraquant" / "workflow" / "layers.json").read_text())
+    found = []
+    for layer in LAYERS:
+        for name in table["layers"][layer]:
+            entry = table["classes"][name]
+            entry = table["classes"][entry] if isinstance(entry, str) else entry
+            found.append(Class(name, layer, entry["tensors"], entry["options"]))
+    return found, Class("FakeQuantize", "", {}, table["rounder"]["options"]), table["texts"]
+
+
+def structs(found: list[Class], texts: dict[str, str]) -> Iterator[str]:
+    """The structs of options."""
+    for name in dict.fromkeys(one.options for one in found):
+        own = [one for one in found if one.options == name]
+        yield f"/// Options of {' and '.join(one.name for one in own)}."
+        yield f"struct BARAQUANT_API {name} {{"
+        required = [argument for argument in own[0].arguments if argument.required]
+        moved = [
+            f"{a.name}_({f'std::move({a.name})' if a.kind == 'tensor' else a.name})"
+            for a in required
+        ]
+        parameters = ", ".join(f"{a.type} {a.name}" for a in required)
+        yield "/// What has no default."
+        yield f"{name}({parameters}) : {', '.join(moved)} {{}}"
+        for a in own[0].arguments:
+            text = texts.get(f"{own[0].name}.{a.name}", texts[a.name])
+            yield from textwrap.wrap(text, 96, initial_indent="/// ", subsequent_indent="/// ")
+            yield f"TORCH_ARG({a.type}, {a.name}){a.initial};"
+        yield "};\n"
+
+
+def copies(found: list[Class]) -> Iterator[str]:
+    """The functions that return the options of a copy."""
+    for one in found:
+        yield f"// The options of a copy of a {one.name}."
+        yield f"inline {one.options} copied_options(const {one.name}Impl& layer, {DEVICE}) {{"
+        yield f"return {one.made(_copied)};"
+        yield "}\n"
+
+
+def _copied(argument: Argument) -> str:
+    if argument.kind in ("tensor", "rounder"):
+        return f"cloned(layer.{argument.name}, device)"
+    return f"layer.{argument.name}()"
+
+
+def _stored(argument: Argument) -> str:
+    if argument.kind == "tensor":
+        return f'tensor_of(tensors, "{argument.name}")'
+    if argument.kind == "rounder":
+        return "rounder_of(options, tensors)"
+    return f'value_of<{TYPES[argument.kind]}>(options, "{argument.name}")'
+
+
+def forms(found: list[Class], rounder: Class) -> Iterator[str]:
+    """The functions of csrc/files/form_table.cpp."""
+    yield "const std::vector<Form>& form_table() {\nstatic const std::vector<Form> all = {"
+    for one in found:
+        tensors = ", ".join(f'{{"{n}", {json.dumps(r)}}}' for n, r in one.tensors.items())
+        made = f"nn::{one.made(_stored)}"
+        if one.layer == "Conv2d":
+            of_conv = (f'.{n}(value_of<{t}>(options, "{n}"))' for n, t in OF_CONV.items())
+            made += f", {CONV}(1, 1, 1){''.join(of_conv)}"
+        yield f'{{"{one.name}", "{one.layer}", {{{_options(one)}}}, {{{tensors}}},'
+        yield f"is<nn::{one.name}Impl>,"
+        yield "[](const torch::nn::Module& module) -> Options {"
+        yield f"const auto& layer = dynamic_cast<const nn::{one.name}Impl&>(module);"
+        yield f"return {{{_read(one)}}}; }},"
+        yield "[](const Options& options, const Tensors& tensors) -> "
+        yield "std::shared_ptr<torch::nn::Module> {"
+        yield f"return std::make_shared<nn::{one.name}Impl>({made}); }}}},"
+    yield "};\nreturn all;\n}\n"
+    yield "const std::vector<Option>& rounder_table() {"
+    yield f"static const std::vector<Option> all = {{{_options(rounder)}}};\nreturn all;\n}}\n"
+    yield "Options read_rounder(const nn::FakeQuantizeImpl& layer) {"
+    yield f"return {{{_read(rounder)}}};\n}}\n"
+    yield "nn::FakeQuantizeOptions rounder_options(const Options& options) {"
+    yield f"return nn::{rounder.made(_stored)};\n}}\n"
+
+
+def _options(one: Class) -> str:
+    kinds = {name: kind.title().replace("_", "") for name, (kind, *_) in one.kinds.items()}
+    return ", ".join(f'{{"{name}", k{kind}}}' for name, kind in kinds.items())
+
+
+def _read(one: Class) -> str:
+    return ", ".join(f'{{"{name}", {one.reader(name)}}}' for name in one.kinds)
+
+
+def outputs() -> dict[Path, str]:
+    """The text of each written file."""
+    found, rounder, texts = classes()
+
+    def text(head: str, namespace: str, lines: Iterator[str]) -> str:
+        body = "\n".join(lines)
+        end = f"}}  // namespace {namespace}\n"
+        return f"{HEAD}{head}\nnamespace {namespace} {{\n\n{body}\n{end}"
+
+    written = {
+        "csrc/api/nn/layer_options.h": text(
+            "/// @file\n/// The options of the layers for inference.\n#pragma once\n\n"
+            "#include <torch/arg.h>\n\n#include <memory>\n#include <optional>\n"
+            '#include <string>\n#include <utility>\n\n#include "quantizers.h"\n',
+            "baraquant::nn",
+            structs(found, texts),
+        ),
+        "csrc/nn/copied_options.h": text(
+            '#pragma once\n\n#include "api/nn/int4.h"\n#include "nn/clone.h"\n',
+            "baraquant::nn",
+            copies(found),
+        ),
+        "csrc/files/form_table.cpp": text(
+            '#include "api/nn/int4.h"\n#include "files/forms.h"\n',
+            "baraquant::files",
+            forms(found, rounder),
+        ),
+    }
+    return {ROOT / name: content for name, content in written.items()}
+
+
+def stale() -> dict[Path, str]:
+    """What differs from the table, white space aside, and how it should be."""
+    return {path: text for path, text in outputs().items() if not same(path, text)}
+
+
+def problems() -> list[str]:
+    """A line for each stale file."""
+    return [f"{p.relative_to(ROOT)}: stale; run python scripts/layer_table.py" for p in stale()]
+
+
+def main() -> int:
+    """Write the files, or compare them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a file is stale")
+    if parser.parse_args().check:
+        print("".join(f"{problem}\n" for problem in problems()), end="")
+        return int(bool(stale()))
+    for path, text in stale().items():  # the others need not be compiled anew
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
