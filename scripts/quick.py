@@ -26,6 +26,7 @@ TESTS_OF = {
     "csrc/few_rows": ["tests/weight_only", "tests/int8_mm"],
     "csrc/files": ["tests/cpp_api"],
     "csrc/nn": ["tests/cpp_api"],
+    "csrc/search": ["tests/workflow", "tests/cpp_api"],
     "csrc/workflow": ["tests/cpp_api"],
     "csrc": ["tests/ops"],
     "benchmarks": ["benchmarks/tests"],

@@ -86,8 +86,9 @@ def compiled_sources() -> list[Path]:
 
 
 def families() -> list[str]:
-    """The folders of csrc that have ops, sorted."""
-    return sorted(path.parent.name for path in CSRC.glob("*/schema.cpp"))
+    """The folders of csrc that have public ops, sorted."""
+    folders = (path.parent for path in CSRC.glob("*/schema.cpp"))
+    return sorted(folder.name for folder in folders if (folder / "ops.txt").exists())
 
 
 def headers() -> list[Path]:

@@ -3,22 +3,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..configs import QuantConfig
 from ..nn import FakeQuantize, FakeQuantizeInt4
 from ..nn.shared.int4_search import searched_factors
-from ..nn.shared.range import power_to_one, qparams_of_range
-
-# The candidates, as shares of the weights' range: from all of it down to half, the widest first.
-FACTORS = [1.0 - step / 50 for step in range(26)]
-
-# The number of elements at a time, so that the temporaries stay small.
-_CHUNK = 1 << 22
+from ..nn.shared.range import qparams_of_range
 
 
 def searches_scales(config: QuantConfig) -> bool:
@@ -113,46 +104,11 @@ def qparams_of_rows(
         weights: What the squared errors are multiplied by, for as many rows as there are, or for
             fewer, which then repeat; None: 1.
     """
+    ends = quantizer.quant_min, quantizer.quant_max
     if not searches:
         low, high = torch.aminmax(rows, dim=1)
-        ends = quantizer.quant_min, quantizer.quant_max
         return qparams_of_range(low, high, *ends, quantizer.symmetric, quantizer.scale_dtype)
-    repeated = 1 if weights is None else len(weights)
-    step = max(1, _CHUNK // max(1, rows.shape[1] * repeated)) * repeated
-    parts = [_fit(part, quantizer, weights) for part in rows.split(step)]
-    scale, zero_point = (torch.cat(part) for part in zip(*parts, strict=True))
-    return scale, zero_point
-
-
-def _fit(
-    segments: Tensor, quantizer: FakeQuantize, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the scale and the zero point of each row."""
-    low_end, high_end, symmetric = quantizer.quant_min, quantizer.quant_max, quantizer.symmetric
-    values = segments.to(torch.float64 if segments.dtype == torch.float64 else torch.float32)
-    low, high = torch.aminmax(values, dim=1)
-    best = torch.full_like(low, math.inf)
-    # Errors are compared where the largest value is near 1: their squares neither overflow nor
-    # vanish, and neither do the products with the weights, whose sizes alone do not count.
-    power = power_to_one(torch.maximum(low.abs(), high.abs()))
-    near_one = values * power[:, None]
-    if weights is not None:
-        weights = weights.to(values)
-        weights = weights * power_to_one(weights.amax(dim=1, keepdim=True))
-        weights = weights.repeat(len(values) // len(weights), 1)
-    how = (low_end, high_end, symmetric, quantizer.scale_dtype)
-    scale, zero_point = qparams_of_range(low, high, *how)
-    for factor in FACTORS:
-        tried, zeros = qparams_of_range(low * factor, high * factor, *how)
-        rounded = ops.fake_quantize_per_channel(
-            near_one, tried * power, zeros, 0, low_end, high_end
-        )
-        squares = (rounded - near_one).square_()
-        if weights is not None:
-            squares.mul_(weights)
-        error = squares.sum(dim=1)
-        is_better = error < best
-        best = torch.where(is_better, error, best)
-        scale = torch.where(is_better, tried, scale)
-        zero_point = torch.where(is_better, zeros, zero_point)
-    return scale, zero_point
+    qparams: tuple[Tensor, Tensor] = torch.ops.baraquant._search_scale(
+        rows, *ends, quantizer.symmetric, quantizer.scale_dtype, weights
+    )
+    return qparams

@@ -23,12 +23,18 @@ void for_groups(int64_t numel, const F& one) {
   });
 }
 
+// The number of bytes that integers of 2 to 8 bits take.
+int64_t packed_size(int64_t numel, int64_t bits) {
+  TORCH_INTERNAL_ASSERT(2 <= bits && bits <= 8);
+  return (numel * bits + 7) / 8;
+}
+
 }  // namespace
 
 at::Tensor pack(const at::Tensor& integers, int64_t bits) {
   const at::Tensor flat = integers.detach().cpu().contiguous();
   const int64_t numel = flat.numel();
-  at::Tensor packed = at::empty({(numel * bits + 7) / 8}, at::kByte);
+  at::Tensor packed = at::empty({packed_size(numel, bits)}, at::kByte);
   const int8_t* from = flat.const_data_ptr<int8_t>();
   uint8_t* to = packed.mutable_data_ptr<uint8_t>();
   const uint64_t mask = (uint64_t{1} << bits) - 1;
@@ -44,8 +50,10 @@ at::Tensor pack(const at::Tensor& integers, int64_t bits) {
   return packed;
 }
 
-at::Tensor unpack(const at::Tensor& packed, int64_t bits, c10::IntArrayRef shape) {
+at::Tensor unpack(const at::Tensor& given, int64_t bits, c10::IntArrayRef shape) {
   at::Tensor integers = at::empty(shape, at::kChar);
+  const at::Tensor packed = given.contiguous();
+  TORCH_INTERNAL_ASSERT(packed.is_cpu() && packed.numel() == packed_size(integers.numel(), bits));
   const uint8_t* from = packed.const_data_ptr<uint8_t>();
   int8_t* to = integers.mutable_data_ptr<int8_t>();
   const int unused = static_cast<int>(8 - bits);

@@ -2,6 +2,8 @@
 // The one place that chooses among the ops of a verb by the granularity of a module.
 #pragma once
 
+#include <c10/util/accumulate.h>
+
 #include <string>
 
 #include "api/ops.h"
@@ -68,6 +70,25 @@ struct ByGranularity {
       return dynamic_range_quantize_per_token(input, low, high, symmetric);
     }
     return dynamic_range_quantize_per_group(input, group_size, axis, low, high, symmetric);
+  }
+
+  // A matrix with a row of values for each scale.
+  at::Tensor segments(const char* owner, const at::Tensor& input) const {
+    const auto as_rows = [](const at::Tensor& values) {
+      const auto rows = values.size(0);
+      return values.reshape({rows, rows == 0 ? 0 : values.numel() / rows});
+    };
+    if (granularity == "per_tensor") return input.reshape({1, input.numel()});
+    if (granularity == "per_channel") return as_rows(input.movedim(axis, 0));
+    if (granularity == "per_token") {
+      const auto tokens = c10::multiply_integers(input.sizes().slice(0, input.sizes().size() - 1));
+      return input.reshape({tokens, input.size(-1)});
+    }
+    TORCH_CHECK_VALUE(axis == -1 || axis == input.dim() - 1, owner,
+                      ": expected groups along the last dimension");
+    TORCH_CHECK_VALUE(input.size(-1) % group_size == 0, owner, ": expected group_size to divide ",
+                      input.size(-1), ", but got ", group_size);
+    return input.reshape({-1, group_size});
   }
 };
 

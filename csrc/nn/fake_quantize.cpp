@@ -7,8 +7,8 @@
 #include "nn/clone.h"
 #include "nn/freeze.h"
 #include "nn/quantizer_arguments.h"
-#include "nn/range.h"
 #include "nn/text.h"
+#include "search/range.h"
 
 namespace baraquant::nn {
 
@@ -33,7 +33,7 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
     fake_quant_enabled = register_buffer("fake_quant_enabled", torch::ones({1}, torch::kUInt8));
     skipped_batches = register_buffer("skipped_batches", torch::zeros({}, torch::kInt64));
   } else if (!is_dynamic()) {
-    const auto given = rounded_scale(scale_tensor(options), options.scale_dtype());
+    const auto given = search::rounded_scale(scale_tensor(options), options.scale_dtype());
     scale = register_buffer("scale", given);
     zero_point = register_buffer("zero_point", zero_point_tensor(options, scale));
   }
@@ -77,13 +77,12 @@ torch::Tensor FakeQuantizeImpl::observe_and_round(const torch::Tensor& input) {
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::qparams_of(
     const torch::Tensor& input) const {
   const auto values = input.detach();
-  auto rows = segments("FakeQuantize", options.granularity(), options.axis().value_or(-1),
-                       options.group_size().value_or(0), values)
-                  .to(compute_dtype(input.scalar_type()));
+  auto rows =
+      ops_of(options).segments("FakeQuantize", values).to(compute_dtype(input.scalar_type()));
   if (rows.size(1) == 0) rows = rows.new_zeros({rows.size(0), 1});
   const auto [step, zeros] =
-      qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
-                       options.symmetric(), options.scale_dtype());
+      search::qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
+                               options.symmetric(), options.scale_dtype());
   std::vector<int64_t> shape;
   if (options.granularity() == "per_channel") shape = {rows.size(0)};
   if (options.granularity() == "per_token" || options.granularity() == "per_group") {
@@ -126,8 +125,8 @@ Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
 
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::calculate_qparams() const {
   if (is_observed()) {
-    return qparams_of_range(min_val, max_val, options.quant_min(), options.quant_max(),
-                            options.symmetric(), options.scale_dtype());
+    return search::qparams_of_range(min_val, max_val, options.quant_min(), options.quant_max(),
+                                    options.symmetric(), options.scale_dtype());
   }
   TORCH_CHECK(!is_dynamic(),
               "FakeQuantize: expected mode 'fixed' or 'observed' for a scale, but got 'dynamic', "

@@ -6,7 +6,7 @@
 #include "frame/dtypes.h"
 #include "nn/clone.h"
 #include "nn/master.h"
-#include "nn/range.h"
+#include "search/range.h"
 
 namespace baraquant::nn {
 
@@ -111,7 +111,7 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                                   .group_size(config->group_size()));
   }
   auto options = range_of(*config).mode("observed");
-  if (scheme.observer() == "moving_average") options.averaging_constant(kAveragingConstant);
+  if (scheme.observer() == "moving_average") options.averaging_constant(search::kAveragingConstant);
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
   // Evaluation before the first batch gives NaN, not values that look valid.
   observed->scale.fill_(std::numeric_limits<double>::quiet_NaN());

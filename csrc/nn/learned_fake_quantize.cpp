@@ -10,7 +10,7 @@
 #include "nn/master.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
-#include "nn/range.h"
+#include "search/range.h"
 
 namespace baraquant::nn {
 
@@ -92,15 +92,14 @@ void LearnedFakeQuantizeImpl::note_if_known() {
 
 void LearnedFakeQuantizeImpl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
-  const auto rows = segments("LearnedFakeQuantize", options.granularity(),
-                             options.axis().value_or(-1), options.group_size().value_or(0),
-                             input.detach())
+  const auto rows = ops_of(options)
+                        .segments("LearnedFakeQuantize", input.detach())
                         .to(scale.scalar_type());  // [scales, values]
   torch::Tensor step, zeros;
   if (zero_point.defined()) {
-    std::tie(step, zeros) =
-        qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
-                         /*symmetric=*/false, options.scale_dtype());
+    std::tie(step, zeros) = search::qparams_of_range(rows.amin(1), rows.amax(1),
+                                                     options.quant_min(), options.quant_max(),
+                                                     /*symmetric=*/false, options.scale_dtype());
   } else {
     const auto magnitude = rows.abs();
     const auto root = std::pow(static_cast<double>(options.quant_max()), 0.5);
@@ -147,7 +146,8 @@ torch::Tensor LearnedFakeQuantizeImpl::round_to_grid(const torch::Tensor& input)
     return parameter.detach() + (part - part.detach());
   };
   const auto gradient = step * factor;
-  step = rounded_scale(step.detach(), options.scale_dtype()) + (gradient - gradient.detach());
+  step =
+      search::rounded_scale(step.detach(), options.scale_dtype()) + (gradient - gradient.detach());
   if (zeros.defined()) zeros = scaled(zeros);
   return ops_of(options).fake_quantize(input, step, maybe(zeros), std::nullopt);
 }
@@ -161,7 +161,7 @@ Quantized LearnedFakeQuantizeImpl::quantize(const torch::Tensor& input) {
 
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::calculate_qparams() const {
   auto [step, zeros] = parameters_of(scale.scalar_type());
-  step = rounded_scale(step.detach(), options.scale_dtype());
+  step = search::rounded_scale(step.detach(), options.scale_dtype());
   if (!zeros.defined()) return {step, torch::zeros_like(step, torch::kInt32)};
   const auto low = options.quant_min(), high = options.quant_max();
   const auto rounded = zeros.detach().round().clamp(low, high);
@@ -173,7 +173,7 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
   const auto compute = compute_dtype(dtype);
   const auto step = round_master(scale, options.master()).to(compute).abs();
   const auto zeros = round_master(zero_point, options.master());
-  return {step.clamp_min(kSmallestNormal), zeros.defined() ? zeros.to(compute) : zeros};
+  return {step.clamp_min(search::kSmallestNormal), zeros.defined() ? zeros.to(compute) : zeros};
 }
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(

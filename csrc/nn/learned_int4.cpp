@@ -11,12 +11,12 @@
 #include "int4/math.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
-#include "nn/int4_search.h"
 #include "nn/layer_arguments.h"
 #include "nn/master.h"
 #include "nn/product.h"
-#include "nn/range.h"
 #include "nn/text.h"
+#include "search/int4_factors.h"
+#include "search/range.h"
 
 namespace baraquant::nn {
 
@@ -83,7 +83,8 @@ void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only
   const auto weight = input.detach();
   PackedInt4 given;
   if (scale_rule_ == "search") {
-    given = searched_factors(weight, group_size(), options.symmetric());
+    std::tie(given.scale, given.group_factor, given.group_zero_point) =
+        search::search_int4_factors(weight, group_size(), options.symmetric());
   } else {
     std::tie(given.scale, given.group_factor, given.group_zero_point) =
         choose_int4_qparams(weight, group_size(), options.symmetric());
@@ -176,7 +177,7 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
 torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
   const auto rounded = round_master(largest_step, options.master());
   const auto largest = rounded.to(compute_dtype(dtype)).abs();
-  return (largest / largest_factor).clamp_min(kSmallestNormal);
+  return (largest / largest_factor).clamp_min(search::kSmallestNormal);
 }
 
 void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {

@@ -2,11 +2,10 @@
 // Observers: find the range of a tensor over the batches of a calibration, in constant memory.
 #pragma once
 
-#include <optional>
+#include <ATen/core/Tensor.h>
+
 #include <string>
 #include <tuple>
-
-#include "workflow/histogram.h"
 
 namespace baraquant::workflow {
 
@@ -29,14 +28,8 @@ class Observer {
                                            bool symmetric) const;
 
  private:
-  // The bins, cut at the minimum and the maximum.
-  Bins cut_bins() const;
-  std::tuple<double, double> percentile_ends(bool symmetric) const;
-  std::tuple<double, double> mse_ends(int64_t quant_min, int64_t quant_max, bool symmetric) const;
-
   std::string name_;
-  at::Tensor min_val_, max_val_, skipped_;  // undefined before the first input
-  std::optional<Histogram> histogram_;
+  at::Tensor min_val_, max_val_, skipped_, counts_;  // undefined before the first input
 };
 
 }  // namespace baraquant::workflow

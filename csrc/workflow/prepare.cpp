@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/workflow.h"
-#include "nn/range.h"
+#include "search/range.h"
 #include "workflow/calibrate.h"
 #include "workflow/select.h"
 
@@ -19,7 +19,7 @@ void start_range(nn::Quantizer& quantizer, const Observer& observer, bool follow
     const bool symmetric = learned->options.symmetric();
     const auto [low, high] = observer.range(quant_min, quant_max, symmetric);
     const auto [scale, zero_point] =
-        nn::qparams_of_range(low, high, quant_min, quant_max, symmetric);
+        search::qparams_of_range(low, high, quant_min, quant_max, symmetric);
     learned->start(scale, zero_point);
     return;
   }

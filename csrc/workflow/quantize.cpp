@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/workflow.h"
-#include "nn/range.h"
+#include "search/range.h"
 #include "workflow/calibrate.h"
 #include "workflow/convert.h"
 #include "workflow/fit.h"
@@ -58,7 +58,7 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
     const auto& activation = *one.prepared->config().activation();
     const auto [low, high] = found->second->range(activation.quant_min(), activation.quant_max(),
                                                   activation.symmetric());
-    const auto [scale, zero_point] = nn::qparams_of_range(
+    const auto [scale, zero_point] = search::qparams_of_range(
         low, high, activation.quant_min(), activation.quant_max(), activation.symmetric());
     const auto device = one.prepared->weight.device();
     one.prepared->set_input_quantizer(

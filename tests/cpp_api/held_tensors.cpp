@@ -225,28 +225,6 @@ void unknown_scales() {
   show("evaluation before any data is an error", message.find("seen no data") != std::string::npos);
 }
 
-void scales_are_equivariant() {
-  for (const int64_t size : {0, 4}) {
-    for (const double factor : {0x1p-100, 0x1p-70, 0x1p70, 0x1p100}) {
-      torch::manual_seed(1);
-      auto usual = linear();
-      torch::manual_seed(1);
-      auto scaled = linear();
-      {
-        const torch::NoGradGuard no_grad;
-        scaled->at<torch::nn::LinearImpl>(0).weight.mul_(factor);
-      }
-      const auto config = size > 0 ? baraquant::W4A8(size) : baraquant::W4A16(8);
-      baraquant::quantize_(*usual, config);
-      baraquant::quantize_(*scaled, config);
-      const auto a = usual->named_buffers(), b = scaled->named_buffers();
-      show("searches of scaled weights",
-           torch::equal(a["0.packed"], b["0.packed"]) &&
-               torch::equal(a["0.weight_scale"] * factor, b["0.weight_scale"]));
-    }
-  }
-}
-
 void empty_layers() {
   const auto config = baraquant::W8A8();
   auto model = torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 0));
@@ -266,6 +244,5 @@ int main() {
   calibration_leaves_the_state();
   all_or_nothing();
   unknown_scales();
-  scales_are_equivariant();
   empty_layers();
 }

@@ -25,10 +25,6 @@ from torch import Tensor
 
 from ... import ops
 from ...nn.shared.range import qparams_of_range
-from .histogram import Histogram, magnitudes, quantile, squared_error
-
-# The candidates of MSEObserver go down to 2^-12 of the widest range.
-_OCTAVES = 12
 
 
 class Observer(ABC):
@@ -152,29 +148,19 @@ class MovingAverageObserver(MinMaxObserver):
 
 
 class _HistogramObserver(Observer):
+    """Counts the numbers of all batches, in bins whose width is less than 1/64 of them."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.histogram: Histogram | None = None
+        self._counts: Tensor | None = None
 
     def _observe(self, input: Tensor) -> None:
         assert self.skipped_batches is not None
         before = self.skipped_batches.clone()
         super()._observe(input)
-        if self.histogram is None:
-            self.histogram = Histogram(input.device)
-        self.histogram.add(input, where=self.skipped_batches == before)
-
-    def _bins(self) -> tuple[tuple[Tensor, Tensor, Tensor], float, float]:
-        """Return the bins, cut at the minimum and the maximum, and these two."""
-        assert self.histogram is not None and self.min_val is not None and self.max_val is not None
-        least, most = float(self.min_val), float(self.max_val)
-        low, high, count = self.histogram.bins()
-        # All values lie between the minimum and the maximum, so the outermost bins end there. A bin
-        # with a single value keeps a width, because a formula divides by it.
-        tight_low, tight_high = low.clamp(min=least), high.clamp(max=most)
-        whole = tight_low >= tight_high
-        bins = torch.where(whole, low, tight_low), torch.where(whole, high, tight_high), count
-        return bins, least, most
+        is_counted = self.skipped_batches == before
+        counts = torch.ops.baraquant._histogram(input) * is_counted
+        self._counts = counts if self._counts is None else self._counts + counts
 
 
 class PercentileObserver(_HistogramObserver):
@@ -197,15 +183,10 @@ class PercentileObserver(_HistogramObserver):
         self.percentile = percentile
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
-        bins, least, most = self._bins()
-        fraction = self.percentile / 100
-        if fraction == 1.0:
-            return least, most
-        if symmetric:
-            widest = min(quantile(magnitudes(bins), fraction), max(-least, most))
-            return -widest, widest
-        low, high = quantile(bins, (1 - fraction) / 2), quantile(bins, (1 + fraction) / 2)
-        return max(low, least), min(high, most)
+        ends: tuple[float, float] = torch.ops.baraquant._percentile_range(
+            self._counts, self.min_val, self.max_val, self.percentile, symmetric
+        )
+        return ends
 
 
 class MSEObserver(_HistogramObserver):
@@ -216,35 +197,10 @@ class MSEObserver(_HistogramObserver):
     """
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
-        bins, least, most = self._bins()
-        least, most = min(least, 0.0), max(most, 0.0)
-        if symmetric:
-            least, most = -max(-least, most), max(-least, most)
-        ends = torch.tensor([least, most], dtype=torch.float64)
-
-        def errors(candidates: Tensor) -> Tensor:  # [S, 2] to [S]
-            scale, zero_point = qparams_of_range(
-                candidates[:, 0], candidates[:, 1], quant_min, quant_max, symmetric
-            )
-            return squared_error(bins, scale, zero_point, quant_min, quant_max)
-
-        ends = _narrow(ends, torch.tensor([True, True]), errors)
-        if not symmetric:
-            for moved in ([True, False], [False, True]) * 2:
-                ends = _narrow(ends, torch.tensor(moved), errors)
-        return float(ends[0]), float(ends[1])
-
-
-def _narrow(ends: Tensor, moved: Tensor, errors: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``ends``, with the ``moved`` ones scaled by the factor of minimum error."""
-    best = torch.ones((), dtype=torch.float64)
-    coarse = torch.linspace(0, -_OCTAVES, 4 * _OCTAVES + 1, dtype=torch.float64)
-    fine = torch.linspace(1 / 4, -1 / 4, 17, dtype=torch.float64)
-    for exponents in (coarse, fine):
-        factors = (best * torch.exp2(exponents)).clamp(max=1.0)
-        candidates = torch.where(moved, ends * factors[:, None], ends)
-        best = factors[errors(candidates).argmin()]
-    return torch.where(moved, ends * best, ends)
+        ends: tuple[float, float] = torch.ops.baraquant._least_error_range(
+            self._counts, self.min_val, self.max_val, quant_min, quant_max, symmetric
+        )
+        return ends
 
 
 class Through:

@@ -136,6 +136,17 @@ def test_the_order_and_the_size_of_batches_do_not_matter(kind):
             assert torch.equal(one, other)
 
 
+def test_a_histogram_counts_by_the_upper_bits() -> None:
+    data = gaussian(size=4096) * torch.logspace(-30, 30, 4096)
+    histogram = torch.ops.baraquant._histogram
+    parts = sum(histogram(part) for part in data.flip(0).split(100))
+    upper_bits = data.view(torch.int32).numpy().view(np.uint32) >> 17
+    assert np.array_equal(parts, np.bincount(upper_bits, minlength=2**15))
+    assert torch.equal(histogram(data), parts)
+    beyond = torch.tensor([1e300, torch.finfo(torch.float32).max], dtype=torch.float64)
+    assert histogram(beyond).max() == 2  # beyond float32 is its largest finite bin
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", OBSERVERS)
 def test_memory_is_constant(kind):

@@ -4,10 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
+#include <string_view>
 #include <tuple>
 
-namespace baraquant::nn {
+namespace baraquant::search {
 
 // The weight of each batch in a moving average, the same as in torch.ao's observers.
 constexpr double kAveragingConstant = 0.01;
@@ -17,23 +17,19 @@ constexpr double kSmallestNormal = 0x1p-126;
 // The nearest number of a dtype ("float32", "bfloat16" or "float16") for each scale, of two the even
 // one, in the scale's own dtype. The smallest positive number of the dtype takes the place of 0
 // (bfloat16: the smallest normal one). Beyond the largest number it is infinite.
-at::Tensor rounded_scale(const at::Tensor& scale, const std::string& scale_dtype);
+at::Tensor rounded_scale(const at::Tensor& scale, std::string_view scale_dtype);
 
 // What choose_qparams gives for data with these ends; both `[]` or `[C]`. An empty range (inf, -inf)
 // gets the ends 0, and so the scale 1. A NaN stays. The scale is rounded to `scale_dtype`, and the
 // zero point is that of the rounded scale.
 std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
-                                                    const at::Tensor& max_val, int64_t low,
-                                                    int64_t high, bool symmetric,
-                                                    const std::string& scale_dtype = "float32");
+                                                    const at::Tensor& max_val, int64_t quant_min,
+                                                    int64_t quant_max, bool symmetric,
+                                                    std::string_view scale_dtype = "float32");
 
-// A power of two for each magnitude, whose product with it lies in [1, 2); 1 for zeros, NaN and
-// infinity. The product with it is exact, so sums of squares of what it multiplies neither overflow
-// nor vanish, and compare as those of other magnitudes do.
+// A power of two for each magnitude, float32 or float64, whose product with it lies in [1, 2); 1 for
+// zeros, NaN and infinity. The product with it is exact, so sums of squares of what it multiplies
+// neither overflow nor vanish, and compare as those of other magnitudes do.
 at::Tensor power_to_one(const at::Tensor& magnitude);
 
-// A matrix with a row of values for each scale. `axis` and `size` are those of the granularity.
-at::Tensor segments(const std::string& owner, const std::string& granularity, int64_t axis,
-                    int64_t size, const at::Tensor& input);
-
-}  // namespace baraquant::nn
+}  // namespace baraquant::search
