@@ -11,11 +11,7 @@ import baraquant
 from baraquant import W8A8, QuantConfig, SmoothQuant
 from baraquant.nn import QuantizedConv1d, QuantizedConv2d
 from baraquant.qat import convert_, prepare_
-from tests.support.models import user_models
 from tests.support.models.outlier_models import SCHEMES
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = user_models.one_thread
 
 
 class Picture(nn.Module):

@@ -16,10 +16,22 @@ from torch.nn.parallel import DistributedDataParallel
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
 from baraquant.qat import Report, convert_, prepare_
-from tests.support.models import training_models, user_models
+from tests.support.models import training_models
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = user_models.one_thread
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer, as Hugging Face has it: its weight lies the other way round."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.2)
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(
+            *x.shape[:-1], self.nf
+        )
 
 
 class Scaled(nn.Embedding):
@@ -104,10 +116,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "subclass_of_tensor": (subclassed, "its weight is a Kept"),
     "int8": (lambda: of_dtype(torch.int8), "its weight is torch.int8"),
     "float8": (lambda: of_dtype(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
-    "complex": (
-        lambda: nn.Linear(8, 8, dtype=torch.complex64),
-        "its weight is torch.complex64",
-    ),
+    "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is torch.complex64"),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
     "bag": (lambda: nn.EmbeddingBag(8, 8), "there is no quantized form of EmbeddingBag"),
@@ -122,7 +131,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "it is converted already",
     ),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
-    "conv1d_of_gpt2": (lambda: user_models.Conv1D(8, 8), "there is no quantized form of Conv1D"),
+    "conv1d_of_gpt2": (lambda: Conv1D(8, 8), "there is no quantized form of Conv1D"),
 }
 
 
@@ -163,8 +172,13 @@ def test_layers_that_are_plain_after_all(build: Callable[[], nn.Module], action:
     assert list(report.changed) == ["0", "1"] and not report.left_out
 
 
-class Merged(user_models.LoRALinear):
+class Merged(nn.Linear):
     """It computes with one weight, as a LoRA layer does that was merged."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
+        super().__init__(inputs, outputs)
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias) + self.up(self.down(x))

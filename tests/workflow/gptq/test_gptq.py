@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import (
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    QuantConfig,
-    SmoothQuant,
-    W8A8Static,
-    ops,
-)
+from baraquant import GPTQ, W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, W8A8Static, ops
 from baraquant.nn import WeightOnlyInt4Linear
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, unchanged
 from tests.workflow.every_family import OTHERS, PARTS, TOKENS, EveryFamily

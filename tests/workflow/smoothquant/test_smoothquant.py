@@ -12,12 +12,7 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from tests.support.models.outlier_models import (
-    Block,
-    batches,
-    relative_error,
-    seeded,
-)
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
