@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import PerTensor, QuantConfig, TensorConfig, ops
-from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from tests.export.tiny_decoders import tiny
 from tests.support.optional_packages import package
@@ -237,29 +235,6 @@ def test_saved_and_loaded(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(loaded(inputs()), model(inputs()))
     baraquant.save(loaded, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_scripted(scheme: str) -> None:
-    model = block()
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    for _ in ("prepared", "converted"):
-        file = io.BytesIO()
-        torch.jit.save(torch.jit.script(model), file)
-        file.seek(0)
-        found = []
-        for one in (torch.jit.load(file), model):
-            x = inputs().requires_grad_()
-            y = one(x)
-            y.sum().backward()
-            found.append((y, x.grad))
-        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
-        if not isinstance(model.up, bnn.HoldsIntegers):
-            convert_(model.eval())
-    graph = str(torch.jit.script(model.up).inlined_graph)
-    fused = scheme in ("w8a8", "w8a8_asymmetric", "w4a8")
-    assert ("hadamard_quantize_per_token" in graph) is fused
 
 
 @pytest.mark.exhaustive
