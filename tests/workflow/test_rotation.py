@@ -78,43 +78,6 @@ def test_which_blocks_and_what_the_reports_say() -> None:
     assert str(model.head).endswith(", rotate=8)") and "rotate" not in str(model.odd)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_prepare_train_and_convert(scheme: str) -> None:
-    """The parameters stay the same objects, so an optimizer from before trains them."""
-    model, wanted = block(), block()(inputs()).detach()
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    assert all(dict(model.named_parameters())[name] is p for name, p in parameters.items())
-    losses = []
-    for step in range(6):
-        y = model(inputs())
-        if step == 0:
-            limit = 0.25 if "w4" in scheme else 0.05
-            assert (y - wanted).norm() < limit * wanted.norm()
-        loss = (y - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    evaluated = model.eval()(inputs())
-    weights = [layer.weight.detach().clone() for layer in (model.up, model.head, model.odd)]
-    convert_(model)
-    assert torch.equal(model(inputs()), evaluated)
-    assert all(map(torch.equal, weights, (model.up.weight, model.head.weight, model.odd.weight)))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "static", "w8a16", "per_tensor"])
-def test_quantized_at_once_is_prepared_and_converted(scheme: str) -> None:
-    model = block()
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    convert_(model.eval())
-    assert torch.equal(quantized(scheme)(inputs()), model(inputs()))
-
-
 class Tied(nn.Module):
     """An embedding with its output layer, two layers of one weight, and a layer in two places."""
 
@@ -221,20 +184,6 @@ def test_a_subclass_and_hooks() -> None:
 
 
 # --- files, graphs, exports ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_saved_and_loaded(scheme: str, tmp_path: Path) -> None:
-    model = quantized(scheme)
-    baraquant.save(model, tmp_path / "file")
-    with torch.device("meta"):
-        meta = Block()
-    for like in (block(3), Block, meta):
-        loaded = baraquant.load_(like, tmp_path / "file").eval()
-        assert str(loaded) == str(model)
-        assert torch.equal(loaded(inputs()), model(inputs()))
-    baraquant.save(loaded, tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
 
 
 @pytest.mark.exhaustive

@@ -19,21 +19,6 @@ from baraquant.qat import Report, convert_, prepare_
 from tests.support.models import training_models
 
 
-class Conv1D(nn.Module):
-    """GPT-2's linear layer, as Hugging Face has it: its weight lies the other way round."""
-
-    def __init__(self, nf: int, nx: int) -> None:
-        super().__init__()
-        self.nf, self.nx = nf, nx
-        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.2)
-        self.bias = nn.Parameter(torch.zeros(nf))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(
-            *x.shape[:-1], self.nf
-        )
-
-
 class Scaled(nn.Embedding):
     """It looks at the table beside what its parent returns."""
 
@@ -85,6 +70,12 @@ def patched() -> nn.Module:
     return layer
 
 
+def patched_convolution() -> nn.Module:
+    layer = nn.Conv1d(8, 8, 1)
+    layer._conv_forward = lambda x, weight, bias: x
+    return layer
+
+
 def lazy_run() -> nn.Module:
     layer = nn.LazyLinear(8)
     layer(torch.ones(2, 8))
@@ -113,6 +104,7 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "doubled": (doubled, "Doubled has a weight of its own"),
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
+    "patched_convolution": (patched_convolution, "its forward was replaced by another"),
     "subclass_of_tensor": (subclassed, "its weight is a Kept"),
     "int8": (lambda: of_dtype(torch.int8), "its weight is torch.int8"),
     "float8": (lambda: of_dtype(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
@@ -131,7 +123,6 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "it is converted already",
     ),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
-    "conv1d_of_gpt2": (lambda: Conv1D(8, 8), "there is no quantized form of Conv1D"),
 }
 
 
@@ -191,23 +182,6 @@ def test_layers_within_what_is_left_out(action: str) -> None:
     assert list(report.changed) == ["0.down", "0.up", "1"]
     assert report.left_out == {"0": "Merged has a forward of its own"}
     assert model(torch.randn(3, 8)).isfinite().all()
-
-
-def test_weights_beside_layers_are_reported() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.gain = nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(8))
-            self.layer = nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x @ self.table * self.gain)
-
-    model = Own()
-    report = prepare_(model, W8A8())
-    assert report.left_out == {"": "there is no quantized form of Own for table"}
-    assert "(the model)  left out: there is no quantized form of Own for table" in str(report)
-    assert convert_(model).left_out == {"": "it was not prepared"}
 
 
 def test_a_compiled_block_is_followed() -> None:

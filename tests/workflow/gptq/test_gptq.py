@@ -214,9 +214,6 @@ class Runs:
         self.count, self.runs, self.most = count, 0, 0
         self._alive: list[Any] = []
 
-    def __len__(self) -> int:
-        return self.count
-
     def __iter__(self) -> Any:
         self.runs += 1
         for index in range(self.count):
