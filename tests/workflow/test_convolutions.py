@@ -1,21 +1,276 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``quantize_`` of convolutions: the layers and bits of ``prepare_`` and ``convert_``."""
+"""Convolutions: ``conv_inputs`` rounds their inputs too, by training and without it."""
 
 from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import baraquant
-from baraquant import W8A8, QuantConfig, SmoothQuant
+import baraquant.nn as bnn
+from baraquant import W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.nn import QuantizedConv1d, QuantizedConv2d
 from baraquant.qat import convert_, prepare_
-from tests.support.models import user_models
+from tests.support.models.one_layer import Holder
 from tests.support.models.outlier_models import SCHEMES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = user_models.one_thread
+TENSOR = TensorConfig(8, "per_tensor")
+CONFIGS: dict[str, QuantConfig] = {
+    "static": W8A8Static(conv_inputs=True),
+    "asymmetric": W8A8Static(symmetric=False, conv_inputs=True),
+    "average": W8A8Static("moving_average", False, conv_inputs=True, scale_dtype="float16"),
+    "percentile": W8A8Static("percentile", conv_inputs=True),
+    "mse": W8A8Static("mse", symmetric=False, conv_inputs=True),
+    "dynamic": QuantConfig(TensorConfig(8), TENSOR, conv_inputs=True),
+    "dynamic_asymmetric": QuantConfig(
+        TensorConfig(4), TensorConfig(8, "per_tensor", symmetric=False), conv_inputs=True
+    ),
+    "learned": QuantConfig(
+        TensorConfig(8), TensorConfig(8, "per_tensor", False, learned=True), conv_inputs=True
+    ),
+}
+KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "Conv1d": ({"groups": 2, "padding": 1, "padding_mode": "reflect"}, (3, 8, 7)),
+    "Conv2d": ({"stride": (2, 1), "padding": "valid", "bias": False}, (2, 8, 6, 5)),
+    "Conv3d": ({"groups": 8, "padding": 1}, (2, 8, 3, 4, 5)),
+    "ConvTranspose1d": ({"stride": 2, "output_padding": 1, "dilation": 2}, (3, 8, 5)),
+    "ConvTranspose2d": ({"groups": 2, "stride": (2, 1), "padding": 1}, (2, 8, 4, 5)),
+    "ConvTranspose3d": ({"groups": 4, "stride": 2}, (2, 8, 2, 3, 3)),
+}
+by_kind = pytest.mark.parametrize("kind", KINDS)
+by_config = pytest.mark.parametrize("config", CONFIGS)
+
+
+def rounds(layer: Any) -> bool:
+    return isinstance(layer.input_fake_quant, bnn.FakeQuantize)
+
+
+class Block(nn.Module):
+    """A residual block, as in a ResNet."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), Block(8, 8, 1), Block(8, 16, 2),
+        nn.Conv2d(16, 16, 3, groups=16), nn.Hardswish(), nn.Conv2d(16, 16, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
+    )  # fmt: skip
+
+
+def convolution(kind: str, dtype: torch.dtype = torch.float32) -> Holder:
+    torch.manual_seed(0)
+    arguments = {"in_channels": 8, "out_channels": 16, "kernel_size": 3} | KINDS[kind][0]
+    return Holder(getattr(nn, kind)(**arguments).to(dtype)).eval()
+
+
+def batches(shape: tuple[int, ...], count: int = 3, dtype: torch.dtype = torch.float32) -> Any:
+    """Inputs as they come from ReLU: not negative."""
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(shape, generator=generator).relu().to(dtype) for _ in range(count)]
+
+
+def trained(model: nn.Module, config: QuantConfig, data: list[Tensor]) -> nn.Module:
+    needs = config.observer in ("percentile", "mse")
+    prepare_(model, config, calibration=data if needs else None, progress=False)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for x in data:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    return model.eval()
+
+
+def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:
+    """Check a converted convolution against the sums of the input's integers, in float64."""
+    integers, scale, zeros = layer.input_fake_quant.quantize(x)
+    assert integers.dtype == torch.int8 and scale.numel() == 1
+    floats = convolution(kind, torch.float64).child
+    with torch.no_grad():
+        floats.weight.copy_(layer.dequantized_weight())
+        floats.bias = None
+        wanted = floats(integers.double() - zeros) * scale
+    if layer.bias is not None:
+        wanted += layer.bias.reshape(-1, *[1] * len(layer.kernel_size))
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@by_kind
+@by_config
+@pytest.mark.exhaustive
+def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -> None:
+    """In float32, and some in the other dtypes."""
+    others = {"static": torch.float16, "asymmetric": torch.bfloat16, "dynamic": torch.float64}
+    cases = itertools.product((torch.float32, others.get(config)), (False, True))
+    for dtype, quantizes in cases:
+        if dtype is None:
+            continue
+        data = batches(KINDS[kind][1], dtype=dtype)
+        model = convolution(kind, dtype)
+        if quantizes:
+            baraquant.quantize_(model, CONFIGS[config], calibration=data, progress=False)
+            expected = model(data[0])
+        else:
+            trained(model, CONFIGS[config], data)
+            expected = model(data[0])
+            convert_(model)
+            assert torch.equal(model(data[0]), expected)
+        layer = model.child
+        assert type(layer) is getattr(bnn, f"Quantized{kind}")
+        assert rounds(layer)
+        if dtype == torch.float32:
+            check_product(kind, layer, data[0], expected)
+        baraquant.save(model, tmp_path / "model.safetensors")
+        loaded = convolution(kind, dtype)
+        baraquant.load_(loaded, tmp_path / "model.safetensors")
+        assert torch.equal(loaded(data[0]), expected)
+
+
+@by_kind
+def test_the_range_comes_from_the_calibration(kind: str) -> None:
+    data = batches(KINDS[kind][1])
+    for symmetric in (True, False):
+        model = convolution(kind)
+        weight, floats = model.child.weight.detach().clone(), copy.deepcopy(model)
+        config = W8A8Static(symmetric=symmetric, conv_inputs=True)
+        report = baraquant.quantize_(model, config, calibration=data, progress=False)
+        rounder = model.child.input_fake_quant
+        most = torch.stack(data).max()
+        scale = most / 127 if symmetric else 0.5 * most / (0.5 * 255)
+        assert torch.equal(rounder.scale, scale)
+        assert int(rounder.zero_point) == (0 if symmetric else -128)
+        about = f"input=int8 per_tensor {'' if symmetric else 'a'}symmetric static"
+        assert report.changed == {"child": f"Quantized{kind}, {about}"}
+        # The products of the rounded input and the rounded weight, by PyTorch's layer.
+        with torch.no_grad():
+            floats.child.weight.copy_(model.child.dequantized_weight())
+        assert not torch.equal(floats.child.weight, weight)
+        zero = int(rounder.zero_point)
+        integers = ((data[0] / scale).round() + zero).clamp(-128, 127)
+        near = (integers - zero) * scale
+        torch.testing.assert_close(model(data[0]), floats(near), rtol=1e-5, atol=1e-5)
+        assert not torch.equal(near, data[0])
+
+
+def test_padding_is_exact_and_so_is_zero() -> None:
+    """The zeros of the padding are those of the integers: nothing leaks in at the border."""
+    model = Holder(nn.Conv2d(2, 3, 3, padding=2)).eval()
+    config = W8A8Static(symmetric=False, conv_inputs=True)
+    baraquant.quantize_(model, config, calibration=[torch.rand(1, 2, 4, 4) + 5], progress=False)
+    zeros = torch.zeros(1, 2, 4, 4)
+    assert torch.equal(model.child.input_fake_quant(zeros), zeros)
+    bias = model.child.bias.reshape(1, 3, 1, 1)
+    assert torch.equal(model(zeros), bias.expand(1, 3, 6, 6))
+
+
+@pytest.mark.parametrize("config", ["static", "asymmetric", "mse", "dynamic", "learned"])
+@pytest.mark.exhaustive
+def test_a_model_for_images(config: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    floating = resnet().train()
+    data = [torch.randn(4, 3, 12, 12) for _ in range(4)]
+    for x in data:
+        floating(x)
+    floating.eval()
+    convolutions = [n for n, m in floating.named_modules() if isinstance(m, nn.Conv2d)]
+    expected = floating(data[0])
+    model = copy.deepcopy(floating)
+    report = baraquant.quantize_(model, CONFIGS[config], calibration=data, progress=False)
+    assert set(convolutions) < report.changed.keys() and not report.left_out
+    assert all("input=int8 per_tensor" in report.changed[path] for path in convolutions)
+    assert "input=int8 per_tensor" in str(report)
+    got = model(data[0])
+    assert 0 < (got - expected).norm() < 0.1 * expected.norm()
+    baraquant.save(model, tmp_path / "model.safetensors")
+    loaded = resnet().eval()
+    baraquant.load_(loaded, tmp_path / "model.safetensors")
+    assert torch.equal(loaded(data[0]), got)
+    prepared = copy.deepcopy(floating)
+    trained(prepared, CONFIGS[config], data)
+    evaluated = prepared(data[0])
+    changed = convert_(prepared).changed
+    assert torch.equal(prepared(data[0]), evaluated)
+    assert all("input=int8 per_tensor" in changed[path] for path in convolutions)
+
+
+def test_the_default_and_off() -> None:
+    data = batches((2, 8, 6, 5))
+    for option, trains, after in ((None, True, False), (False, False, False), (True, True, True)):
+        for activation in (TENSOR, TensorConfig(8, "per_tensor", dynamic=False)):
+            config = QuantConfig(TensorConfig(8), activation, conv_inputs=option)
+            model = Holder(nn.Conv2d(8, 4, 1))
+            report = prepare_(model, config)
+            assert model.child.rounds_input == trains
+            assert ("input=float" in report.changed["child"]) == (not trains)
+            model(data[0])
+            words = convert_(model).changed["child"]
+            assert rounds(model.child) == trains
+            assert ("input=" in words) == (option is True)
+            model = Holder(nn.Conv2d(8, 4, 1))
+            baraquant.quantize_(model, config, calibration=data, progress=False)
+            assert rounds(model.child) == after
+    linear = Holder(nn.Linear(5, 3))
+    baraquant.quantize_(linear, W8A8Static(conv_inputs=False), calibration=data, progress=False)
+    assert isinstance(linear.child, bnn.StaticQuantizedLinear), "an option of convolutions alone"
+
+
+@pytest.mark.exhaustive
+def test_a_convolution_that_the_data_does_not_reach() -> None:
+    class Forked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    data = batches((2, 8, 6, 5))
+    model = Forked()
+    report = baraquant.quantize_(model, CONFIGS["static"], calibration=data, progress=False)
+    note = "; its input stays floating, as the calibration data does not reach it"
+    assert report.changed["unused"] == f"QuantizedConv2d{note}"
+    assert not rounds(model.unused) and rounds(model.used)
+    model = Forked()
+    prepare_(model, CONFIGS["static"])
+    model(data[0])
+    changed = convert_(model).changed
+    note = "; its input stays floating, as training never called it"
+    assert changed["unused"] == f"QuantizedConv2d{note}"
+    assert changed["used"] == "QuantizedConv2d, input=int8 per_tensor symmetric static"
+
+
+def test_what_is_refused() -> None:
+    text = "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got "
+    with pytest.raises(ValueError, match=text + "'per_token'; .* W8A8Static"):
+        QuantConfig(TensorConfig(8), TensorConfig(8, "per_token"), conv_inputs=True)
+    with pytest.raises(ValueError, match=text + "None"):
+        QuantConfig(TensorConfig(8), conv_inputs=True)
+    with pytest.raises(TypeError, match="QuantConfig: expected conv_inputs to be a bool, but got"):
+        W8A8Static(conv_inputs="yes")
+    assert W8A16().conv_inputs is None
+    assert QuantConfig(TensorConfig(8), conv_inputs=False).conv_inputs is False
+
+
+# --- without it, after quantize_ ------------------------------------------------------------------
 
 
 class Picture(nn.Module):

@@ -61,15 +61,6 @@ def test_an_empty_layer_stays_floating(layer, scheme, entry, tmp_path):
     assert all(map(torch.equal, other(*batch), model(*batch)))
 
 
-@pytest.mark.parametrize("scheme", PRESETS)
-@pytest.mark.parametrize("entry", ["quantize_", "prepare_"])
-def test_inputs_without_rows(scheme, entry):
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    enter(entry, model, PRESETS[scheme], (torch.randn(5, 8),))
-    for shape in [(0, 8), (0, 3, 8), (3, 0, 8)]:
-        assert model(torch.zeros(shape)).shape == (*shape[:-1], 4)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scheme", PRESETS)
 def test_a_model_of_empty_layers_alone_is_an_error(scheme):

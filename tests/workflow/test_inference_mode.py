@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,14 +41,11 @@ def converted(kind: str, folder: Path) -> nn.Module:
     return model
 
 
-def loaded(kind: str, folder: Path) -> nn.Module:
+def loaded(kind: str, folder: Path, *, is_built: bool = False) -> nn.Module:
     baraquant.save(quantized(kind, floating(kind)), folder / "model")
-    return baraquant.load_(floating(kind), folder / "model")
-
-
-def built(kind: str, folder: Path) -> nn.Module:
-    baraquant.save(quantized(kind, floating(kind)), folder / "model")
-    return baraquant.load_(lambda: floating(kind), folder / "model")
+    return baraquant.load_(
+        (lambda: floating(kind)) if is_built else floating(kind), folder / "model"
+    )
 
 
 ENTRIES: dict[str, Callable[[str, Path], nn.Module]] = {
@@ -55,7 +53,7 @@ ENTRIES: dict[str, Callable[[str, Path], nn.Module]] = {
     "prepare_": prepared,
     "convert_": converted,
     "load_": loaded,
-    "load_ of a function": built,
+    "load_ of a function": functools.partial(loaded, is_built=True),
 }
 
 

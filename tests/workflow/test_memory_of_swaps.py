@@ -4,7 +4,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,45 +148,30 @@ def test_load_frees_the_float_layers(tmp_path: Path) -> None:
         assert alive(weights) == []
 
 
-def _sensitivity(model: nn.Module) -> None:
-    schemes = [baraquant.W8A8(), baraquant.W4A16(32)]
-    baraquant.sensitivity(model, schemes, batches(), progress=False).choose(bits=7)
-
-
-def _nan(model: nn.Module) -> None:
-    with torch.no_grad():
-        model.down.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="down: expected a finite weight"):
-        baraquant.quantize_(model, baraquant.W8A8())
-
-
-def _bad_filter(model: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match="of the user"):
-        baraquant.qat.prepare_(model, baraquant.W8A8(), filter_fn=_raises)
-
-
 def _raises(module: nn.Module, name: str) -> bool:
-    if name == "head":
-        raise RuntimeError("of the user")
-    return True
+    raise KeyError("of the user")
 
 
-def _no_data(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match="got no batch"):
-        baraquant.quantize_(model, baraquant.W8A8Static(), calibration=[], progress=False)
+KEEPS: dict[str, Callable[[nn.Module], Any]] = {
+    "measured": lambda model: baraquant.sensitivity(
+        model, [baraquant.W8A8(), baraquant.W4A16(32)], batches(), progress=False
+    ).choose(bits=7),
+    "too large": lambda model: baraquant.quantize_(model, baraquant.W8A16(scale_dtype="float16")),
+    "of the filter": lambda model: baraquant.qat.prepare_(model, baraquant.W8A8(), _raises),
+    "no data": lambda model: baraquant.quantize_(model, baraquant.W8A8Static(), calibration=[]),
+    "unprepared": baraquant.qat.convert_,
+}
 
 
-def _unprepared(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match="expected a model prepared"):
-        baraquant.qat.convert_(model)
-
-
-@pytest.mark.parametrize("call", [_sensitivity, _nan, _bad_filter, _no_data, _unprepared])
-def test_what_leaves_the_model_as_it_was_keeps_nothing(call: Callable[[nn.Module], None]) -> None:
+@pytest.mark.parametrize("name", KEEPS)
+def test_what_leaves_the_model_as_it_was_keeps_nothing(name: str) -> None:
     model = Model()
-    references = {name: weakref.ref(module) for name, module in model.named_modules()}
+    with torch.no_grad():
+        model.down.weight[0, 0] = 1e12 if name == "too large" else 0
+    references = {path: weakref.ref(module) for path, module in model.named_modules()}
     with no_collector():
-        call(model)
+        with nullcontext() if name == "measured" else pytest.raises((ValueError, KeyError)):
+            KEEPS[name](model)
         assert len(alive(references)) == len(references)
         del model
         assert alive(references) == []

@@ -4,28 +4,25 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
-import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 import baraquant
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
-from baraquant.nn import (
-    QuantizedLinear,
-    StaticQuantizedLinear,
-    WeightOnlyLinear,
-)
+from baraquant.nn import QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.models import training_models
+from tests.support.models import outlier_models, training_models
 from tests.support.models.training_models import SCHEMES, data, linear_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -155,21 +152,78 @@ def test_modes_and_hooks_are_taken_over() -> None:
     assert calls[3:] == ["before", "after"]
 
 
-@by_scheme
-def test_a_prepared_model_is_copied_and_stored(scheme: str) -> None:
-    x = data(4, 3, 16)
-    model = trained(linear_model(), SCHEMES[scheme], x, 2 * x).eval()
-    y = model(x)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(other(x), y)
-        assert_converts_to_the_same_bits(other, x)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other = linear_model()
-    prepare_(other, SCHEMES[scheme])
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(other.eval()(x), y)
+def run_once(scheme: str, *, is_converted: bool, seed: int = 0) -> nn.Module:
+    """A model with tied weights and shared modules that has seen a batch, in evaluation."""
+    torch.manual_seed(seed)
+    model = outlier_models.Tied()
+    prepare_(model, SCHEMES[scheme])
+    model(outlier_models.tokens()[1])
+    if is_converted:
+        convert_(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["prepared", "converted"])
+@pytest.mark.parametrize("scheme", ["learned", "w8a8"])
+def test_tools_of_pytorch(scheme: str, is_converted: bool, tmp_path: Path) -> None:
+    model, x = run_once(scheme, is_converted=is_converted), outlier_models.tokens()[0]
+    with torch.no_grad():
+        expected = model(x)
+        assert torch.equal(torch.export.export(model, (x,)).module()(x), expected)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), expected)
+        # safetensors' own functions: plain tensors, and ties that they can see.
+        safetensors.torch.save_model(model, tmp_path / "model")
+        other = run_once(scheme, is_converted=is_converted, seed=7)
+        assert not torch.equal(other(x), expected)
+        safetensors.torch.load_model(other, tmp_path / "model")
+        assert torch.equal(other(x), expected)
+    with torch.inference_mode():
+        assert torch.equal(model(x), expected)
+
+
+SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "no_rows": lambda: torch.empty(0, 16),
+    "no_tokens": lambda: torch.empty(2, 0, 16),
+    "vector": lambda: data(16),
+    "five_dimensions": lambda: data(2, 1, 3, 2, 16),
+    "transposed": lambda: data(16, 7).T,
+    "every_other": lambda: data(7, 32)[:, ::2],
+    "expanded": lambda: data(1, 16).expand(5, 16),
+    "permuted": lambda: data(2, 16, 3, 5).permute(0, 2, 3, 1),
+    "zeros": lambda: torch.zeros(3, 16),
+    "huge": lambda: data(4, 16) * 3e37,
+    "tiny": lambda: data(4, 16) * 1e-40,
+    **{
+        name: lambda value=value: data(4, 16).index_fill(1, torch.tensor(3), value)
+        for name, value in SPECIAL.items()
+    },
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_inputs_of_every_shape(scheme: str) -> None:
+    model = linear_model()
+    prepare_(model, SCHEMES[scheme])
+    model(data(6, 16))
+    converted = copy.deepcopy(model).eval()
+    convert_(converted)
+    for name, make in INPUTS.items():
+        x = make()
+        with torch.no_grad():
+            prepared, served = model.eval()(x), converted(x)
+        assert served.shape == (*x.shape[:-1], 4), name
+        for got in (prepared, converted(x.contiguous())):
+            assert torch.equal(got.isnan(), served.isnan()), name
+            assert torch.equal(got.nan_to_num(), served.nan_to_num()), name
+        trained = copy.deepcopy(model).train()
+        trained(x).sum().backward()
+        gradients = [parameter.grad for parameter in trained.parameters()]
+        assert all(gradient is not None for gradient in gradients), name
+        if x.numel() == 0:
+            assert not any(gradient.any() for gradient in gradients), name
+            assert trained.eval()(data(3, 16)).isfinite().all(), name
 
 
 def test_on_the_meta_device() -> None:

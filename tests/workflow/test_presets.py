@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,16 @@ TRAINED: dict[str, QuantConfig] = {
     "moving average": W8A8Static("moving_average", symmetric=False),
     "three bits": QuantConfig(TensorConfig(3, symmetric=False)),
 }
-by_preset = pytest.mark.parametrize("name", PRESETS)
+ROTATED = {
+    f"{name} rotated": dataclasses.replace(config, rotate=16)
+    for name, config in (PRESETS | TRAINED).items()
+}
+PLAIN_AND_ROTATED = [*PRESETS, *(name for name in ROTATED if name.split(" rotated")[0] in PRESETS)]
+by_preset = pytest.mark.parametrize("name", PLAIN_AND_ROTATED)
 SHORT = ("W8A8", "W8A8Static mse", "W4A16", "learned", "learned factors")
 SOME_SHORT = [
     pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive])
-    for name in PRESETS | TRAINED
+    for name in PRESETS | TRAINED | ROTATED
 ]
 
 
@@ -72,9 +78,9 @@ def assert_stored(model: nn.Module, build: Any, x: Tensor, path: Path) -> None:
             assert torch.equal(loaded.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("name", [*PRESETS, *SMOOTHED])
+@pytest.mark.parametrize("name", [*PLAIN_AND_ROTATED, *SMOOTHED])
 def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
-    config = (PRESETS | SMOOTHED)[name]
+    config = (PRESETS | SMOOTHED | ROTATED)[name]
     model = seeded(EveryFamily)
     wanted = model(TOKENS)
     report = baraquant.quantize_(model, config, **needed(config))
@@ -85,7 +91,7 @@ def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SOME_SHORT)
 def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
-    config = (PRESETS | TRAINED)[name]
+    config = (PRESETS | TRAINED | ROTATED)[name]
     torch.manual_seed(0)
     model = EveryFamily()
     report = prepare_(model, config, **needed(config))
@@ -110,13 +116,12 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
 @by_preset
 def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None:
     """Both ways give the same integers where the numbers alone decide."""
-    config = PRESETS[name]
-    plain = QuantConfig(config.weight, config.activation, config.observer, scale_rule="max")
+    plain = dataclasses.replace((PRESETS | ROTATED)[name], scale_rule="max")
     for build, data in ((Block, batches()), (EveryFamily, [TOKENS])):
-        if build is EveryFamily and config.is_static:
+        if build is EveryFamily and plain.is_static:
             continue  # convolutions round their inputs in training
         quantized, trained = seeded(build), seeded(build)
-        needs = {"calibration": data} if config.is_static else {}
+        needs = {"calibration": data} if plain.is_static else {}
         baraquant.quantize_(quantized, plain, **needs)
         prepare_(trained, plain, **needs)
         convert_(trained)
@@ -207,16 +212,13 @@ def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
     return model[0].weight.detach() * 1
 
 
-def error_of(weight: Tensor, config: QuantConfig) -> float:
-    return relative_error(rounded(weight, config), weight)
-
-
 @pytest.mark.parametrize(
     ("group_size", "search", "largest"), [(32, 0.0866, 0.0973), (128, 0.1014, 0.118)]
 )
 def test_errors_of_normal_weights(group_size: int, search: float, largest: float) -> None:
-    assert error_of(NORMAL, W4A16(group_size)) == pytest.approx(search, rel=0.02)
-    assert error_of(NORMAL, W4A16(group_size, scale_rule="max")) == pytest.approx(largest, rel=0.02)
+    for rule, error in (("search", search), ("max", largest)):
+        got = rounded(NORMAL, W4A16(group_size, scale_rule=rule))
+        assert relative_error(got, NORMAL) == pytest.approx(error, rel=0.02)
 
 
 KINDS = [

@@ -2,6 +2,7 @@
 """What a model keeps of a layer beside its registration, and what a user has put into a layer."""
 
 import collections
+import copy
 import functools
 import types
 import weakref
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
+from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, SmoothQuant
 
 
 @dataclass(frozen=True)
@@ -155,17 +157,115 @@ def test_attributes_of_the_user_are_copied(
     assert model[0].next[0] is model[1]
 
 
-def test_a_forward_that_was_replaced_stays() -> None:
-    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Conv1d(16, 16, 1))
-    model[0].forward = lambda x: x
-    model[2]._conv_forward = lambda x, weight, bias: x
-    report = baraquant.quantize_(model, baraquant.W8A8())
-    reason = "its forward was replaced by another"
-    assert report.left_out == {"0": reason, "2": reason}
-
-
 def test_the_fused_ops_follow_references_too() -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))
     model.norm_of = model[1].forward
     baraquant.use_fused_ops_(model)
     assert model.norm_of.__self__ is model[1]
+
+
+# --- what a user has registered in a layer --------------------------------------------------------
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(32, 32),
+    "conv": lambda: nn.Conv1d(32, 32, 1),
+    "transposed": lambda: nn.ConvTranspose1d(32, 32, 1),
+    "embedding": lambda: nn.Embedding(32, 32),
+}
+by_layer = pytest.mark.parametrize("layer", LAYERS)
+
+
+def _hook(module: Any, args: Any, output: Tensor) -> Tensor:
+    return output * module.mask * module.gain + module.scalar + module.bend(module.gain)[0]
+
+
+def model_of(layer: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(LAYERS[layer](), nn.Linear(32, 32)).eval()
+    first = model[0]
+    first.register_buffer("mask", torch.full((32,), 0.5))
+    first.register_buffer("scalar", torch.tensor(0.25), persistent=False)
+    first.register_buffer("absent", None)
+    first.gain = nn.Parameter(torch.full((32,), 2.0))
+    first.bend = nn.Linear(32, 1)
+    first.register_forward_hook(_hook)
+    return model
+
+
+def input_of(layer: str) -> Tensor:
+    x = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+    if layer == "embedding":
+        return x.argsort(dim=1)[:, :8]
+    return x if layer == "linear" else x.T.contiguous()[None].repeat(2, 1, 8)
+
+
+SCHEMES = W8A8(), W4A16(16), W4A8(16), SmoothQuant(), AWQ(W4A16(16)), GPTQ(W4A16(16))
+
+
+@by_layer
+@pytest.mark.parametrize("tool", ["prepare_", "convert_", *SCHEMES], ids=str)
+def test_carried_over(layer: str, tool: Any) -> None:
+    model, x = model_of(layer), input_of(layer)
+    if layer == "embedding":
+        model[1] = nn.Linear(32, 32).eval()
+    x = x if layer in ("linear", "embedding") else x[..., :32]
+    before, gain, bend = model(x), model[0].gain, model[0].bend
+    if isinstance(tool, str):
+        _convert(model) if tool == "convert_" else _prepare(model)
+    else:
+        baraquant.quantize_(model, tool, calibration=[x], progress=False)
+    first = model[0]
+    assert type(first) is not LAYERS[layer] and not type(first).__module__.startswith("torch.")
+    assert first.gain is gain and first.bend is bend and first.absent is None
+    assert "0.mask" in model.state_dict() and "0.scalar" not in model.state_dict()
+    assert (model(x) - before).norm() < 0.5 * before.norm()
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+@by_layer
+def test_saved_and_loaded(layer: str, tmp_path: Path) -> None:
+    model, x = model_of(layer), input_of(layer)
+    x = x if layer in ("linear", "embedding") else x[..., :32]
+    with torch.no_grad():
+        model[0].gain.fill_(3.0)
+    baraquant.quantize_(model, W8A8())
+    baraquant.save(model, tmp_path / "model")
+    loaded = baraquant.load_(model_of(layer), tmp_path / "model")
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_the_report_names_a_layer_in_a_layer() -> None:
+    report = baraquant.quantize_(model_of("linear"), W8A8())
+    assert report.left_out == {"0.bend": "it is a part of 0, beside the weight of that layer"}
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "qweight", "input_fake_quant"])
+def test_a_name_of_the_new_layer(name: str) -> None:
+    """It is refused with the layer's path, and the model is as it was."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    model[0].register_buffer(name, torch.ones(32))
+    with pytest.raises(ValueError, match=rf"0: expected a layer without '{name}'"):
+        _convert(model)
+        baraquant.quantize_(model, W8A8())
+    assert torch.equal(getattr(model[0], name), torch.ones(32))
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [lambda: nn.MultiheadAttention(32, 4), lambda: nn.LSTM(32, 32), lambda: nn.GRUCell(8, 8)],
+)
+def test_attentions_and_recurrent_layers_stay_floating(whole: Callable[[], nn.Module]) -> None:
+    model = nn.ModuleList([whole(), nn.Linear(32, 32)])
+    model[0].register_buffer("mask", torch.ones(32))
+    report = baraquant.quantize_(model, W8A8())
+    assert report.left_out["0"] == "it has mask beside its own weights"
+    assert torch.equal(model[0].mask, torch.ones(32))
+
+
+def test_a_layer_registered_in_another_is_the_new_one() -> None:
+    """As long as it is replaced at all, all places get the same one."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    model[1].register_module("other", model[0])
+    baraquant.quantize_(model, W8A8())
+    assert model[1].other is model[0] and isinstance(model[0], baraquant.nn.QuantizedLinear)

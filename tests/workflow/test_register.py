@@ -26,6 +26,7 @@ from tests.workflow.registered_layer import (
     model_of,
     register,
 )
+from tests.workflow.test_presets import assert_stored
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 forgotten = registered_layer.forgotten
@@ -42,17 +43,6 @@ SCHEMES: dict[str, QuantConfig] = {
         TensorConfig(3, learned=True), TensorConfig(8, "per_tensor", learned=True)
     ),
 }
-
-
-def assert_stored(model: nn.Module, path: Path) -> None:
-    expected = model(X)
-    baraquant.save(model, path)
-    with torch.device("meta"):
-        empty = model_of()
-    for fresh in (model_of(), model_of, empty, copy.deepcopy(model)):
-        loaded = baraquant.load_(fresh, path).eval()
-        assert torch.equal(loaded(X), expected)
-        assert [type(m) for m in loaded.modules()] == [type(m) for m in model.modules()]
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -77,14 +67,14 @@ def test_a_layer_of_ones_own(name: str, tmp_path: Path) -> None:
         report = convert_(model)
         assert [report.changed[name] for name in GAINED] == ["QuantizedGained"] * 2
         assert torch.equal(model(X), evaluated)
-    assert_stored(model, tmp_path / "trained")
+    assert_stored(model, model_of, X, tmp_path / "trained")
 
     served = model_of()
     data = {"calibration": [X]} if config.is_static else {}
     report = baraquant.quantize_(served, config, **data)
     assert set(report.changed) == {"0.0", "1", "2"} and report.share > 0.85
     assert relative_error(served(X), wanted) < (0.06 if config.weight.bits == 8 else 0.5)
-    assert_stored(served, tmp_path / "served")
+    assert_stored(served, model_of, X, tmp_path / "served")
 
 
 def test_rules_and_filters_and_subclasses() -> None:

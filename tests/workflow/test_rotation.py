@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import PerTensor, QuantConfig, TensorConfig, ops
-from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from tests.export.tiny_decoders import tiny
 from tests.support.optional_packages import package
@@ -78,43 +76,6 @@ def test_which_blocks_and_what_the_reports_say() -> None:
     assert convert_(model).changed == converted
     assert baraquant.quantize_(block(), config).changed == converted
     assert str(model.head).endswith(", rotate=8)") and "rotate" not in str(model.odd)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_prepare_train_and_convert(scheme: str) -> None:
-    """The parameters stay the same objects, so an optimizer from before trains them."""
-    model, wanted = block(), block()(inputs()).detach()
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    assert all(dict(model.named_parameters())[name] is p for name, p in parameters.items())
-    losses = []
-    for step in range(6):
-        y = model(inputs())
-        if step == 0:
-            limit = 0.25 if "w4" in scheme else 0.05
-            assert (y - wanted).norm() < limit * wanted.norm()
-        loss = (y - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    evaluated = model.eval()(inputs())
-    weights = [layer.weight.detach().clone() for layer in (model.up, model.head, model.odd)]
-    convert_(model)
-    assert torch.equal(model(inputs()), evaluated)
-    assert all(map(torch.equal, weights, (model.up.weight, model.head.weight, model.odd.weight)))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "static", "w8a16", "per_tensor"])
-def test_quantized_at_once_is_prepared_and_converted(scheme: str) -> None:
-    model = block()
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    convert_(model.eval())
-    assert torch.equal(quantized(scheme)(inputs()), model(inputs()))
 
 
 class Tied(nn.Module):
@@ -223,43 +184,6 @@ def test_a_subclass_and_hooks() -> None:
 
 
 # --- files, graphs, exports ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_saved_and_loaded(scheme: str, tmp_path: Path) -> None:
-    model = quantized(scheme)
-    baraquant.save(model, tmp_path / "file")
-    with torch.device("meta"):
-        meta = Block()
-    for like in (block(3), Block, meta):
-        loaded = baraquant.load_(like, tmp_path / "file").eval()
-        assert str(loaded) == str(model)
-        assert torch.equal(loaded(inputs()), model(inputs()))
-    baraquant.save(loaded, tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_scripted(scheme: str) -> None:
-    model = block()
-    prepare_(model, SCHEMES[scheme], calibration=[inputs()], progress=False)
-    for _ in ("prepared", "converted"):
-        file = io.BytesIO()
-        torch.jit.save(torch.jit.script(model), file)
-        file.seek(0)
-        found = []
-        for one in (torch.jit.load(file), model):
-            x = inputs().requires_grad_()
-            y = one(x)
-            y.sum().backward()
-            found.append((y, x.grad))
-        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
-        if not isinstance(model.up, bnn.HoldsIntegers):
-            convert_(model.eval())
-    graph = str(torch.jit.script(model.up).inlined_graph)
-    fused = scheme in ("w8a8", "w8a8_asymmetric", "w4a8")
-    assert ("hadamard_quantize_per_token" in graph) is fused
 
 
 @pytest.mark.exhaustive

@@ -320,18 +320,6 @@ def test_smoothing_of_a_part() -> None:
     assert relative_error(model(data[0]), expected) < 0.2
 
 
-def test_a_layer_of_few_bits_before_a_smoothed_one() -> None:
-    """Its outputs are divided, and its scales fit what they then are."""
-    data = batches()
-    model = seeded(Block)
-    expected = model(data[0])
-    rules = {"down": SmoothQuant(0.5), "up": W4A8(8, group_factors=False), "*": W8A8()}
-    report = baraquant.quantize_(model, rules, calibration=data)
-    assert report.changed["down"].endswith("folded into up")
-    assert report.changed["up"] == "WeightOnlyInt4Linear" and model.up.weight_bits == 4
-    assert relative_error(model(data[0]), expected) < 0.1
-
-
 def test_several_observers_in_one_run() -> None:
     runs = []
 
@@ -366,14 +354,6 @@ def test_rules_of_a_model_that_trains() -> None:
     report = convert_(model)
     assert set(report.changed) == set(ALL) and torch.equal(model(TOKENS), evaluated)
     assert widths(model)["head"] == widths(model)["table"] == 4
-
-
-def test_the_rest_can_be_prepared_by_other_rules() -> None:
-    model = seeded(Model)
-    prepare_(model, {"blocks.*": SIX})
-    report = prepare_(model, {nn.Linear: W8A8(), "*": None})
-    assert {report.left_out[name] for name in LINEARS} == {"it is prepared already"}
-    assert widths(model)["blocks.0"] == 6 and widths(model)["head"] == 8
 
 
 # --- keys that decide nothing ---------------------------------------------------------------------

@@ -184,16 +184,10 @@ def test_stored(scheme: str, how: str, build: Callable[[], nn.Module], tmp_path:
         model.around.mask[4] = 0.25
         model.lora.adapter[1].weight.fill_(0.75)
     baraquant.save(model, tmp_path / "a")
-    torch.manual_seed(5)
-    fresh: nn.Module | Callable[[], nn.Module] = build
-    if how == "built":
-        fresh = build()
-    elif how == "meta":
-        with torch.device("meta"):
-            fresh = build()
-    elif how == "quantized":
-        fresh = copy.deepcopy(model)
-    loaded = baraquant.load_(fresh, tmp_path / "a").eval()
+    with torch.device("meta"):
+        empty = build()
+    into = {"built": build(), "function": build, "meta": empty, "quantized": copy.deepcopy(model)}
+    loaded = baraquant.load_(into[how], tmp_path / "a").eval()
     assert [type(m) for m in loaded.modules()] == [type(m) for m in model.modules()]
     states = loaded.state_dict(), model.state_dict()
     assert list(states[0]) == list(states[1])

@@ -150,20 +150,12 @@ def test_two_processes_train_as_one(name: str, wrapper: str, results: list[dict[
     for key, tensor in ours["state"].items():
         assert torch.equal(tensor, theirs["state"][key]), f"{key}: the processes agree"
         torch.testing.assert_close(tensor, alone["state"][key], rtol=1e-2, atol=2e-3)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_what_they_trained_is_converted(
-    name: str, wrapper: str, results: list[dict[str, Any]]
-) -> None:
     model = training_models.block()
     prepare_(model, CONFIGS[name])
-    model.load_state_dict(results[0][f"{wrapper} {name}"]["state"])
+    model.load_state_dict(ours["state"])
     y = model.eval()(batch(0))
     convert_(model)
-    assert torch.equal(model(batch(0)), y)
+    assert torch.equal(model(batch(0)), y), "what they trained is converted"
 
 
 @pytest.mark.process

@@ -16,10 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
 from baraquant.qat import Report, convert_, prepare_
-from tests.support.models import training_models, user_models
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-one_thread = user_models.one_thread
+from tests.support.models import training_models
 
 
 class Scaled(nn.Embedding):
@@ -73,6 +70,12 @@ def patched() -> nn.Module:
     return layer
 
 
+def patched_convolution() -> nn.Module:
+    layer = nn.Conv1d(8, 8, 1)
+    layer._conv_forward = lambda x, weight, bias: x
+    return layer
+
+
 def lazy_run() -> nn.Module:
     layer = nn.LazyLinear(8)
     layer(torch.ones(2, 8))
@@ -101,13 +104,11 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "doubled": (doubled, "Doubled has a weight of its own"),
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
+    "patched_convolution": (patched_convolution, "its forward was replaced by another"),
     "subclass_of_tensor": (subclassed, "its weight is a Kept"),
     "int8": (lambda: of_dtype(torch.int8), "its weight is torch.int8"),
     "float8": (lambda: of_dtype(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
-    "complex": (
-        lambda: nn.Linear(8, 8, dtype=torch.complex64),
-        "its weight is torch.complex64",
-    ),
+    "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is torch.complex64"),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
     "bag": (lambda: nn.EmbeddingBag(8, 8), "there is no quantized form of EmbeddingBag"),
@@ -122,7 +123,6 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "it is converted already",
     ),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
-    "conv1d_of_gpt2": (lambda: user_models.Conv1D(8, 8), "there is no quantized form of Conv1D"),
 }
 
 
@@ -163,8 +163,13 @@ def test_layers_that_are_plain_after_all(build: Callable[[], nn.Module], action:
     assert list(report.changed) == ["0", "1"] and not report.left_out
 
 
-class Merged(user_models.LoRALinear):
+class Merged(nn.Linear):
     """It computes with one weight, as a LoRA layer does that was merged."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
+        super().__init__(inputs, outputs)
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight, self.bias) + self.up(self.down(x))
@@ -177,23 +182,6 @@ def test_layers_within_what_is_left_out(action: str) -> None:
     assert list(report.changed) == ["0.down", "0.up", "1"]
     assert report.left_out == {"0": "Merged has a forward of its own"}
     assert model(torch.randn(3, 8)).isfinite().all()
-
-
-def test_weights_beside_layers_are_reported() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.gain = nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(8))
-            self.layer = nn.Linear(8, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x @ self.table * self.gain)
-
-    model = Own()
-    report = prepare_(model, W8A8())
-    assert report.left_out == {"": "there is no quantized form of Own for table"}
-    assert "(the model)  left out: there is no quantized form of Own for table" in str(report)
-    assert convert_(model).left_out == {"": "it was not prepared"}
 
 
 def test_a_compiled_block_is_followed() -> None:

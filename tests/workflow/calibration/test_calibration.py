@@ -59,10 +59,17 @@ def test_moving_average_follows_the_formula():
     assert float(scale) < float(torch.cat(batches).max() - torch.cat(batches).min()) / 255
 
 
-@pytest.mark.parametrize("constant", [0.0, 1.5, -0.1, math.nan])
-def test_moving_average_refuses_a_constant(constant):
-    with pytest.raises(ValueError, match="expected averaging_constant to lie in"):
-        MovingAverageObserver(constant)
+@pytest.mark.parametrize(
+    ("kind", "field", "values"),
+    [
+        (MovingAverageObserver, "averaging_constant", [0.0, 1.5, -0.1, math.nan]),
+        (PercentileObserver, "percentile", [50.0, 100.1, math.nan]),
+    ],
+)
+def test_what_observers_refuse(kind, field, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"expected {field} to lie in"):
+            kind(value)
 
 
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 75.0, 100.0])
@@ -81,12 +88,6 @@ def test_percentile_of_an_asymmetric_range_leaves_out_both_tails():
     low, high = np.percentile(data.numpy(), [1.0, 99.0])
     assert float(scale) == pytest.approx((high - low) / 255, rel=1 / 64)
     assert int(zero_point) == pytest.approx(-low / float(scale), abs=2)
-
-
-@pytest.mark.parametrize("percentile", [50.0, 100.1, math.nan])
-def test_percentile_refuses(percentile):
-    with pytest.raises(ValueError, match="expected percentile to lie in"):
-        PercentileObserver(percentile)
 
 
 def error(data, scale, zero_point, quant_range):

@@ -8,16 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baraquant import (
-    W4A8,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    TensorConfig,
-    ops,
-    quantize_,
-)
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, ops, quantize_
 
 K, N = 48, 20
 SCHEMES: dict[str, QuantConfig] = {

@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import (
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    QuantConfig,
-    SmoothQuant,
-    W8A8Static,
-    ops,
-)
+from baraquant import GPTQ, W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, W8A8Static, ops
 from baraquant.nn import WeightOnlyInt4Linear
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, unchanged
 from tests.workflow.every_family import OTHERS, PARTS, TOKENS, EveryFamily
@@ -222,9 +213,6 @@ class Runs:
     def __init__(self, count: int) -> None:
         self.count, self.runs, self.most = count, 0, 0
         self._alive: list[Any] = []
-
-    def __len__(self) -> int:
-        return self.count
 
     def __iter__(self) -> Any:
         self.runs += 1

@@ -13,18 +13,21 @@ from torch import nn
 
 import baraquant
 from baraquant import (
+    AWQ,
+    GPTQ,
     W4A8,
     W4A16,
     W8A8,
     PerGroup,
     QuantConfig,
     Sensitivity,
+    SmoothQuant,
     TensorConfig,
     W8A8Static,
 )
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
+from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 CONFIGS = {
     "W4": W4A16(16),
     "W8": W8A8(),
@@ -64,7 +67,6 @@ def by_hand(model, path, config, data):
     return float(lost / sum(out.double().square().sum() for _, out in calls))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_errors_are_those_of_the_layers_that_are_served(device):
     model = seeded(Block).to(device)
     data = [batch.to(device) for batch in batches()]
@@ -80,25 +82,11 @@ def test_errors_are_those_of_the_layers_that_are_served(device):
 
 
 def test_every_kind_of_layer():
-    torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {
-            "conv": nn.Conv2d(3, 16, 3),
-            "lstm": nn.LSTM(16, 16, batch_first=True),
-            "attention": nn.MultiheadAttention(16, 2, batch_first=True),
-        }
-    ).train()
-
-    def run(net):
-        rows = net["conv"](torch.ones(2, 3, 6, 6)).flatten(2).transpose(1, 2)
-        rows, _ = net["lstm"](rows)
-        return net["attention"](rows, rows, rows)
-
+    model = seeded(EveryFamily).train()
     original = copy.deepcopy(model)
-    report = measured(model, [W8A8(), W4A16(None)], run)
+    report = measured(model, [W8A8(), W4A16(None)], [TOKENS])
     assert unchanged(model, original)
-    kinds = {layer.path.partition(".")[0] for layer in report.layers}
-    assert kinds == {"conv", "lstm", "attention"}
+    assert {layer.path for layer in report.layers} == PARTS
     choice = report.choose(bits=8.5)
     baraquant.quantize_(copy.deepcopy(model), choice)
     baraquant.qat.prepare_(copy.deepcopy(model), choice)
@@ -411,3 +399,78 @@ def test_wrong_arguments() -> None:
     model.register_forward_hook(lambda module, args, output: output.argmax(-1))
     with pytest.raises(ValueError, match="to return floating tensors"):
         baraquant.sensitivity(model, [W8A8()], [torch.ones(1, 8)], of="output")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+TWO = {"W4": W4A16(16), "W8": W8A8()}
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, message",
+    [
+        ({"configs": W8A8()}, TypeError, "expected configs to be a list .* but got QuantConfig"),
+        ({"configs": "W8A8"}, TypeError, "expected configs to be a list .* but got str"),
+        ({"configs": []}, ValueError, "expected configs to have a configuration, but it is empty"),
+        ({"configs": [W8A8]}, TypeError, r"the function W8A8; write W8A8\(\)"),
+        ({"configs": [W8A8(), None]}, TypeError, "to hold QuantConfig, but got NoneType"),
+        ({"configs": [W8A8(), W8A8()]}, ValueError, "expected different configurations"),
+        ({"configs": [SmoothQuant()]}, ValueError, "a calibration of its own .* for the whole"),
+        ({"configs": [AWQ(W4A16())]}, ValueError, "changes the layers before: measure weight="),
+        ({"configs": [GPTQ(W4A16())]}, ValueError, "follows the layers before"),
+        ({"configs": {"float": W8A8()}}, ValueError, "'float', which stands for a layer as it is"),
+        ({"configs": {"": W8A8()}}, ValueError, "expected the name of a configuration, but got ''"),
+        ({"configs": {3: W8A8()}}, TypeError, "the keys of configs to be names, but got 3"),
+        ({"model": 3}, TypeError, "expected model to be a Module, but got int"),
+        ({"model": nn.Linear(16, 2)}, ValueError, r"itself; wrap it in nn\.Sequential"),
+        ({"model": nn.Sequential(nn.ReLU())}, ValueError, "expected a model with a Linear"),
+        ({"calibration": torch.ones(2)}, TypeError, "an iterable of batches, but got one Tensor"),
+        ({"calibration": 3}, TypeError, "expected calibration to be .* but got int"),
+        ({"calibration": []}, ValueError, "expected calibration data, but got no batch"),
+        ({"filter_fn": "query"}, TypeError, "expected filter_fn to be a function"),
+        ({"filter_fn": lambda module, name: False}, ValueError, "has none .*filter_fn"),
+        ({"together": "query"}, TypeError, "together to be a list of lists .* but got str"),
+        ({"together": ["query"]}, TypeError, "together .* but an entry is a str"),
+        ({"together": [[]]}, ValueError, "together .* but an entry is empty"),
+        ({"together": [[nn.Linear]]}, TypeError, "together .* but a pattern is a type"),
+        ({"together": [["q_proj"]]}, ValueError, "'q_proj' of together to match .* query, key"),
+        (
+            {"configs": [W8A8Static()], "calibration": iter(batches())},
+            ValueError,
+            r"gone through 2 times for static inputs \(W8A8 static\)",
+        ),
+    ],
+)
+def test_what_it_refuses(arguments, kind, message):
+    given = {"model": seeded(Block), "configs": TWO, "calibration": batches(), **arguments}
+    with pytest.raises(kind, match=f"^baraquant.sensitivity: .*{message}"):
+        baraquant.sensitivity(**given, progress=False)
+    if arguments.keys() != {"model"}:
+        assert unchanged(given["model"], seeded(Block))
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, message",
+    [
+        ({}, ValueError, "expected either budget_bytes or bits, but got neither"),
+        ({"budget_bytes": 10**6, "bits": 4}, ValueError, "but got both"),
+        ({"budget_bytes": 1e6}, TypeError, "expected budget_bytes to be an int, but got float"),
+        ({"budget_bytes": True}, TypeError, "expected budget_bytes to be an int, but got bool"),
+        ({"budget_bytes": -1}, ValueError, "expected budget_bytes to be at least"),
+        ({"bits": "4"}, TypeError, "expected bits to be a number, but got str"),
+        ({"bits": math.nan}, ValueError, "expected bits to be finite, but got nan"),
+        ({"bits": 9, "floating": 1}, TypeError, "expected floating to be a bool, but got int"),
+    ],
+)
+def test_what_a_choice_refuses(arguments, kind, message):
+    with pytest.raises(kind, match=f"^baraquant.Sensitivity.choose: .*{message}"):
+        baraquant.sensitivity(seeded(Block), TWO, batches(), progress=False).choose(**arguments)
+
+
+def test_the_weight_has_to_be_finite():
+    model = seeded(Block)
+    with torch.no_grad():
+        model.up.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="sensitivity: up: expected a finite weight"):
+        baraquant.sensitivity(model, TWO, batches(), progress=False)

@@ -363,4 +363,6 @@ def test_the_layers_of_a_block_stay_folded() -> None:
         "mlp.down_proj": "mlp.up_proj",
     }.items():
         assert report.changed[f"{block}.{layer}"].endswith(f"folded into {block}.{producer}")
+    o_proj = report.changed[f"{block}.self_attn.o_proj"]
+    assert o_proj.endswith("in its input"), "its heads share a value"
     assert report.changed["lm_head"].endswith("as other calls may read the output of model.norm")

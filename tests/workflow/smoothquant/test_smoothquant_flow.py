@@ -9,13 +9,7 @@ from torch.nn import functional as F
 from baraquant import ops
 from baraquant.workflow.smoothquant.flow import Flow
 from baraquant.workflow.smoothquant.producers import fold, producers
-from tests.support.models.outlier_models import (
-    Block,
-    OffsetRMSNorm,
-    OwnRMSNorm,
-    batches,
-    seeded,
-)
+from tests.support.models.outlier_models import Block, OffsetRMSNorm, OwnRMSNorm, batches, seeded
 
 
 def feeds(model, *data):
