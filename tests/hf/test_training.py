@@ -61,19 +61,6 @@ def test_trainer_to_folder(checkpointing: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    package("accelerate")
-    folder = saved(tmp_path / "float", "llama")
-    results = []
-    for checkpointing in (False, True):
-        model = load("llama", folder)
-        baraquant.qat.prepare_(model, baraquant.W8A8())
-        trained(model, tmp_path / "runs", gradient_checkpointing=checkpointing)
-        results.append(logits(model))
-    assert torch.equal(*results)
-
-
-@pytest.mark.exhaustive
 def test_accelerate(tmp_path: Path) -> None:
     """A loop of one's own with Accelerator.prepare, and what it unwraps."""
     accelerate = package("accelerate")
@@ -135,18 +122,6 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
             )
         results.append(step.logits)
     assert torch.equal(*results)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.inductor
-def test_generate_compiled_by_inductor(tmp_path: Path) -> None:
-    model = load(
-        "llama", saved(tmp_path, "llama"), quantization_config=BaraquantConfig(baraquant.W8A8())
-    )
-    compiled = torch.compile(model)
-    with torch.no_grad():
-        outputs, wanted = compiled(TOKENS).logits, model(TOKENS).logits
-    assert (outputs - wanted).norm() < 0.05 * wanted.norm()
 
 
 @pytest.mark.exhaustive
