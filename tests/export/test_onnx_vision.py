@@ -172,7 +172,6 @@ def conv(inputs: int, outputs: int, size: int = 3, **options: Any) -> nn.Module:
 
 
 def basic(n: int) -> nn.Module:
-    """A block of ResNet-18."""
     return nn.Sequential(Residual(conv(n, n), nn.ReLU(), conv(n, n)), nn.ReLU())
 
 

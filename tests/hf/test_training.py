@@ -23,7 +23,6 @@ SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
 
 
 def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
-    """The model after a few steps of Trainer."""
     arguments = transformers.TrainingArguments(
         str(folder),
         max_steps=3,

@@ -34,7 +34,6 @@ EIGHT_BITS = [k for k, config in CONFIGS.items() if not any(few in str(config) f
 
 
 def gradients(module: nn.Module, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the gradients in the input, the routing weights, and the parameters."""
     leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
     output = module(*leaves)
     wanted = [leaf for leaf in leaves if leaf.requires_grad]

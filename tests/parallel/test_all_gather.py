@@ -122,7 +122,6 @@ def message_of(call: Callable[[], Any]) -> str:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     results: dict[str, Any] = {}
     for name in SCHEMES:
         for policy in POLICIES:
