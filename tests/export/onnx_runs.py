@@ -44,7 +44,6 @@ def run(path: Path, *inputs: Tensor, optimize: bool = True, save: Path | None = 
 
 
 def nodes(path: Path) -> Counter[str]:
-    """How often each kind of node stands in a file."""
     import onnx
 
     return Counter(node.op_type for node in onnx.load(path).graph.node)
@@ -62,7 +61,6 @@ def constants(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def error_of(theirs: Tensor, ours: Tensor) -> float:
-    """The relative error, of the norms."""
     assert theirs.shape == ours.shape and theirs.dtype == ours.dtype
     assert bool(torch.isfinite(ours).all()) and float(ours.norm()) > 0
     return float((theirs.double() - ours.double()).norm() / ours.double().norm())

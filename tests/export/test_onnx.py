@@ -20,7 +20,6 @@ package("onnx")
 package("onnxscript")
 package("onnxruntime")
 
-INT8_TOKEN = TensorConfig(8, "per_token")
 INTEGER: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,29 +11,14 @@ from torch import nn
 
 import baraquant
 from tests.export.onnx_runs import error_of, nodes, run
-from tests.export.tiny_decoders import tiny
 from tests.support.optional_packages import package
+from tests.support.tiny_transformers.build import build
 
 package("onnx")
 package("onnxscript")
 package("onnxruntime")
 package("transformers")
 pytestmark = pytest.mark.exhaustive
-
-
-def encoder() -> Any:
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=96,
-        vocab_size=96,
-        max_position_embeddings=64,
-    )
-    return BertModel(config, add_pooling_layer=False).eval()
 
 
 class First(nn.Module):
@@ -58,11 +42,11 @@ SCHEMES = {
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
-@pytest.mark.parametrize("make", [encoder, lambda: tiny("llama")], ids=["BERT", "Llama"])
-def test_transformers(make: Any, scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_transformers(name: str, scheme: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokens = torch.randint(96, (3, 12))
-    model = First(make())
+    tokens = torch.randint(64, (3, 12))
+    model = First(build(name))
     given = [tokens] if scheme == "static" else None
     baraquant.quantize_(model, SCHEMES[scheme], calibration=given, progress=False)
     path = tmp_path / "model.onnx"

@@ -90,7 +90,6 @@ BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
 def quantized(
     model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> nn.Module:
-    """The model with quantized layers."""
     baraquant.quantize_(model.eval(), SCHEMES[scheme](), progress=False)
     return model.to(device, dtype)
 

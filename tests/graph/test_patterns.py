@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -165,201 +165,177 @@ def test_the_same_view_stays_where_it_is() -> None:
     assert found == {DYNAMIC: 1, "int8_linear": 2}
 
 
-# --- what else reads it --------------------------------------------------------------------------
+# --- what else reads it, other options, what is written in place ---------------------------------
 
 
-@pytest.mark.exhaustive
-def test_the_sum_of_a_residual_keeps_its_readers() -> None:
-    def function(m: Weights, x: Tensor, r: Tensor) -> Any:
-        h, total = ops.rms_norm(x, None, EPS, residual=r)
-        return m.product(h), total, total.relu()
-
-    found, _ = fuse(function, example(), example())
-    assert found == {FUSED: 1, "int8_linear": 1}
-
-    def normed(m: Weights, x: Tensor, r: Tensor) -> Any:
-        h, total = ops.layer_norm(x, None, None, EPS, residual=r)
-        return m.product(h), m.product(total), h
-
-    found, report = fuse(normed, example(), example())
-    assert found == {"layer_norm": 1, "quantized_linear": 2}
-    assert report.left_out == {"layer_norm": "its output is also read by output"}
+def sum_of_a_residual(m: Weights, x: Tensor, r: Tensor) -> Any:
+    h, total = ops.rms_norm(x, None, EPS, residual=r)
+    return m.product(h), total, total.relu()
 
 
-@pytest.mark.exhaustive
-def test_other_readers_of_a_norm() -> None:
-    """The norm stays, and the products still share."""
+def sum_and_norm(m: Weights, x: Tensor, r: Tensor) -> Any:
+    h, total = ops.layer_norm(x, None, None, EPS, residual=r)
+    return m.product(h), m.product(total), h
 
-    def function(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        return m.product(h), m.product(h, "b"), h
 
-    found, report = fuse(function, example())
-    assert found == {"rms_norm": 1, DYNAMIC: 1, "int8_linear": 2}
-    assert report.left_out == {"rms_norm": "its output is also read by output"}
+def returned_norm(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    return m.product(h), m.product(h, "b"), h
 
-    def as_weight_scale(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        return ops.quantized_linear(h, m.a[:, :N].contiguous(), h)
 
-    found, report = fuse(as_weight_scale, torch.rand(N))
-    assert found == {"rms_norm": 1, "quantized_linear": 1}
-    assert report.before == report.after == 1
+def norm_as_a_scale(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    return ops.quantized_linear(h, m.a[:, :N].contiguous(), h)
+
+
+def two_options(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    four = {"quant_min": -8, "quant_max": 7}
+    return m.product(h), m.product(h, "b"), m.product(h, **four), m.product(h, "b", **four)
 
 
 def with_options(options: dict[str, Any], m: Weights, x: Tensor) -> Any:
     return m.product(x), m.product(x, **options)
 
 
+def dtypes_of_products(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    return tuple(m.product(h, dtype=dtype) for dtype in (torch.float16, torch.float32, None))
+
+
+def explicit(m: Weights, x: Tensor, y: Tensor) -> Any:
+    results = []
+    for h in (norm(x), y):
+        q, s, _ = ops.dynamic_range_quantize_per_token(h)
+        again, _, z = ops.dynamic_range_quantize_per_token(h.view(-1, K), -128, 127)
+        results += [m.product(h), q.int(), s * 2, again.sum(-1), z + 1]
+    return tuple(results)
+
+
+def unsigned(m: Weights, x: Tensor) -> Any:
+    given = {"symmetric": False, "dtype": torch.uint8}
+    q, s, z = ops.dynamic_range_quantize_per_token(norm(x), 0, 255, **given)
+    return ops.int8_linear(q, m.a, s, m.scale, input_zero_point=z)
+
+
+def other_granularities(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    q, s, _ = ops.dynamic_range_quantize_per_tensor(h)
+    g, t, _ = ops.dynamic_range_quantize_per_group(h, K)
+    return m.product(h), q * s, g.float().view(-1) * t.sum()
+
+
+def two_results(m: Weights, x: Tensor) -> Any:
+    one, _, _ = ops.dynamic_range_quantize_per_token(x)
+    two, _, _ = ops.dynamic_range_quantize_per_token(x)
+    return one, two.view(-1), m.product(x)
+
+
+def two_results_of_a_norm(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    return tuple(ops.dynamic_range_quantize_per_token(h)[0] for _ in range(2))
+
+
+def written_input(m: Weights, x: Tensor) -> Any:
+    x = x * 2
+    first = m.product(x)
+    x[0].add_(1)
+    return first, m.product(x, "b")
+
+
+def written_view(m: Weights, x: Tensor) -> Any:
+    x = x * 2
+    row = x[0]
+    first = m.product(x), m.product(x, "b")
+    row.mul_(3)
+    return *first, m.product(x), m.product(x, "b")
+
+
+def written_norm(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    first = m.product(h)
+    h.view(-1).add_(1)
+    return first, m.product(h)
+
+
+def written_integers(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    q, s, _ = ops.dynamic_range_quantize_per_token(h)
+    q.view(-1).clamp_(-3, 3)
+    return q * s, m.product(h)
+
+
+class Case(NamedTuple):
+    """A function, its inputs, what its graph calls then, and what the report leaves out."""
+
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...]
+    found: dict[str, int]
+    left_out: dict[str, str] | None = None
+    decompose: bool = False
+
+
+X, LINEAR = example(), "quantized_linear"
+READ, OPTIONS = "its output is also read by output", "its quantizations have different options"
+WRITTEN = "the graph may write in place between its quantizations"
+CASES: dict[str, Case] = {
+    # The sum keeps its readers; a norm that something else reads stays, and the products share.
+    "sum": Case(sum_of_a_residual, (X, X), {FUSED: 1, "int8_linear": 1}),
+    "sum and norm": Case(sum_and_norm, (X, X), {"layer_norm": 1, LINEAR: 2}, {"layer_norm": READ}),
+    "norm": Case(returned_norm, (X,), {"rms_norm": 1, DYNAMIC: 1, "int8_linear": 2},
+        {"rms_norm": READ}),
+    "scale": Case(norm_as_a_scale, (torch.rand(N),), {"rms_norm": 1, LINEAR: 1}),
+    "two options": Case(two_options, (X,), {"rms_norm": 1, DYNAMIC: 2, "int8_linear": 4},
+        {"rms_norm": OPTIONS}),
+    **{
+        str(options): Case(partial(with_options, options), (X,), {LINEAR: 2}, {"args_0": OPTIONS})
+        for options in (
+            {"symmetric": False}, {"quant_min": -127}, {"quant_min": -8, "quant_max": 7}
+        )
+    },
+    # The dtype of a product is no option of the quantization.
+    **{
+        str(dtype): Case(dtypes_of_products, (X.to(dtype),), {FUSED: 1, "int8_linear": 3})
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    },
+    # Explicit quantizations merge with products and with each other, and into a norm.
+    "explicit": Case(explicit, (X, example(4)), {FUSED: 1, DYNAMIC: 1, "int8_linear": 2}),
+    "explicit, decomposed": Case(explicit, (X, example(4)),
+        {"norm_quantize": 1, DYNAMIC: 1, "int8_linear": 2}, decompose=True),
+    "uint8": Case(unsigned, (X,), {FUSED: 1, "int8_linear": 1}),
+    "other granularities": Case(other_granularities, (X,), {"rms_norm": 1, LINEAR: 1}),
+    "other granularities, decomposed": Case(other_granularities, (X,), {"norm": 1, LINEAR: 1},
+        decompose=True),
+    "two results": Case(two_results, (X,), {DYNAMIC: 2, "int8_linear": 1}),
+    "two results of a norm": Case(two_results_of_a_norm, (X,), {"rms_norm": 1, DYNAMIC: 2},
+        {"rms_norm": "more than one quantization of it is returned"}),
+    # Nothing moves across a write, as exported, before it is functional.
+    "written input": Case(written_input, (X,), {LINEAR: 2}, {"mul": WRITTEN}),
+    "written view": Case(written_view, (X,), {DYNAMIC: 2, "int8_linear": 4}),
+    "written norm": Case(written_norm, (X,), {"rms_norm": 1, LINEAR: 2}),
+    "written norm, decomposed": Case(written_norm, (X,), {"norm": 1, LINEAR: 2}, decompose=True),
+    "written integers": Case(written_integers, (X,), {"rms_norm": 1, DYNAMIC: 1, LINEAR: 1},
+        {"rms_norm": "the integers of a quantization are written in place"}),
+}  # fmt: skip
+
+
 @pytest.mark.exhaustive
-def test_different_options() -> None:
-    def function(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        four = {"quant_min": -8, "quant_max": 7}
-        return m.product(h), m.product(h, "b"), m.product(h, **four), m.product(h, "b", **four)
-
-    found, report = fuse(function, example())
-    assert found == {"rms_norm": 1, DYNAMIC: 2, "int8_linear": 4}
-    assert report.left_out == {"rms_norm": "its quantizations have different options"}
-    for other in ({"symmetric": False}, {"quant_min": -127}, {"quant_min": -8, "quant_max": 7}):
-        found, report = fuse(partial(with_options, other), example())
-        assert found == {"quantized_linear": 2}
-        assert report.left_out == {"args_0": "its quantizations have different options"}
-
-
-@pytest.mark.exhaustive
-def test_the_dtype_of_a_product_is_its_own() -> None:
-    """It is no option of the quantization."""
-
-    def function(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        to = torch.float16, torch.float32, None
-        return tuple(m.product(h, dtype=dtype) for dtype in to)
-
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert fuse(function, example(dtype=dtype))[0] == {FUSED: 1, "int8_linear": 3}
-
-
-# --- explicit quantizations ----------------------------------------------------------------------
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("decompose", (False, True), ids=("exported", "decomposed"))
-def test_explicit_quantizations(decompose: bool) -> None:
-    """They merge with products and with each other, and into a norm."""
-
-    def function(m: Weights, x: Tensor, y: Tensor) -> Any:
-        results = []
-        for h in (norm(x), y):
-            q, s, _ = ops.dynamic_range_quantize_per_token(h)
-            again, _, z = ops.dynamic_range_quantize_per_token(h.view(-1, K), -128, 127)
-            results += [m.product(h), q.int(), s * 2, again.sum(-1), z + 1]
-        return tuple(results)
-
-    found, report = fuse(function, example(), example(4), decompose=decompose)
-    name = "norm_quantize" if decompose else FUSED
-    assert found == {name: 1, DYNAMIC: 1, "int8_linear": 2} and report.after == 2
-
-
-@pytest.mark.exhaustive
-def test_explicit_quantizations_with_other_options() -> None:
-    """uint8 can be fused; other granularities are no such quantization."""
-
-    def unsigned(m: Weights, x: Tensor) -> Any:
-        given = {"symmetric": False, "dtype": torch.uint8}
-        q, s, z = ops.dynamic_range_quantize_per_token(norm(x), 0, 255, **given)
-        return ops.int8_linear(q, m.a, s, m.scale, input_zero_point=z)
-
-    assert fuse(unsigned, example())[0] == {FUSED: 1, "int8_linear": 1}
-
-    def per_tensor(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        q, s, _ = ops.dynamic_range_quantize_per_tensor(h)
-        g, t, _ = ops.dynamic_range_quantize_per_group(h, K)
-        return m.product(h), q * s, g.float().view(-1) * t.sum()
-
-    for decompose in (False, True):
-        found, _ = fuse(per_tensor, example(), decompose=decompose)
-        assert found["norm" if decompose else "rms_norm"] == 1 and found["quantized_linear"] == 1
+@pytest.mark.parametrize("name", CASES)
+def test_what_becomes_one(name: str) -> None:
+    case = CASES[name]
+    found, report = fuse(case.function, *case.inputs, decompose=case.decompose)
+    is_whole = not name.startswith("other granularities")
+    assert found == case.found if is_whole else case.found.items() <= found.items()
+    assert case.left_out is None or report.left_out == case.left_out
 
 
 @pytest.mark.exhaustive
 def test_two_results_of_the_caller_share_no_memory() -> None:
-    """One of them may be that of the products."""
-
-    def function(m: Weights, x: Tensor) -> Any:
-        one, _, _ = ops.dynamic_range_quantize_per_token(x)
-        two, _, _ = ops.dynamic_range_quantize_per_token(x)
-        return one, two.view(-1), m.product(x)
-
-    found, _ = fuse(function, example())
-    assert found == {DYNAMIC: 2, "int8_linear": 1}
     with torch.no_grad():
-        program = torch.export.export(Weights(function), (example(),))
+        program = torch.export.export(Weights(two_results), (X,))
         baraquant.graph.fuse_(program)
-        one, two, _ = program.module()(example())
+        one, two, _ = program.module()(X)
     assert one.data_ptr() != two.data_ptr()
-
-    def of_norm(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        one, _, _ = ops.dynamic_range_quantize_per_token(h)
-        two, _, _ = ops.dynamic_range_quantize_per_token(h)
-        return one, two
-
-    found, report = fuse(of_norm, example())
-    assert found == {"rms_norm": 1, DYNAMIC: 2}
-    assert report.left_out == {"rms_norm": "more than one quantization of it is returned"}
-
-
-# --- writing in place ----------------------------------------------------------------------------
-
-
-@pytest.mark.exhaustive
-def test_nothing_moves_across_a_write() -> None:
-    """As exported, before it is functional."""
-
-    def of_input(m: Weights, x: Tensor) -> Any:
-        x = x * 2
-        first = m.product(x)
-        x[0].add_(1)
-        return first, m.product(x, "b")
-
-    found, report = fuse(of_input, example())
-    assert found == {"quantized_linear": 2}
-    assert report.left_out == {"mul": "the graph may write in place between its quantizations"}
-
-    def of_a_view(m: Weights, x: Tensor) -> Any:
-        x = x * 2
-        row = x[0]
-        first = m.product(x), m.product(x, "b")
-        row.mul_(3)
-        return *first, m.product(x), m.product(x, "b")
-
-    assert fuse(of_a_view, example())[0] == {DYNAMIC: 2, "int8_linear": 4}
-
-    def of_norm(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        first = m.product(h)
-        h.view(-1).add_(1)
-        return first, m.product(h)
-
-    found, report = fuse(of_norm, example())
-    assert found == {"rms_norm": 1, "quantized_linear": 2}
-    found, _ = fuse(of_norm, example(), decompose=True)
-    assert found == {"norm": 1, "quantized_linear": 2}
-
-
-@pytest.mark.exhaustive
-def test_integers_that_are_written_are_not_shared() -> None:
-    def function(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        q, s, _ = ops.dynamic_range_quantize_per_token(h)
-        q.view(-1).clamp_(-3, 3)
-        return q * s, m.product(h)
-
-    found, report = fuse(function, example())
-    assert found == {"rms_norm": 1, DYNAMIC: 1, "quantized_linear": 1}
-    assert report.left_out["rms_norm"] == "the integers of a quantization are written in place"
 
 
 @pytest.mark.exhaustive

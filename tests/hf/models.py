@@ -53,7 +53,6 @@ def build(name: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> nn.Mod
 def saved(
     folder: Path, name: str, dtype: torch.dtype = torch.float32, shard: str = "5GB", **sizes: Any
 ) -> Path:
-    """The folder of a float model."""
     build(name, dtype, **sizes).save_pretrained(folder, max_shard_size=shard)
     return folder
 

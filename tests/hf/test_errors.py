@@ -154,8 +154,6 @@ def truncate(folder: Path) -> None:
 
 Q = "model.layers.1.self_attn.q_proj"
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "group size": (change_group(group_size=64), r"weight_scale: expected the shape \[\d+, \d\]"),
-    "width": (change_group(num_bits=8), "weight_packed: expected the shape"),
     "asymmetric": (change_group(symmetric=False), "weight_zero_point.*it is missing"),
     "floats": (change_group(type="float"), "expected integers, but type is 'float'"),
     "format": (lambda f: change_config(f, lambda c: [group.update(format="marlin-24")

@@ -23,7 +23,6 @@ SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
 
 
 def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
-    """The model after a few steps of Trainer."""
     arguments = transformers.TrainingArguments(
         str(folder),
         max_steps=3,
@@ -58,19 +57,6 @@ def test_trainer_to_folder(checkpointing: bool, tmp_path: Path) -> None:
     with use_for_compressed_tensors():
         read = load("llama", tmp_path / "served")
     assert torch.equal(logits(read), wanted)
-
-
-@pytest.mark.exhaustive
-def test_gradient_checkpointing_changes_nothing(tmp_path: Path) -> None:
-    package("accelerate")
-    folder = saved(tmp_path / "float", "llama")
-    results = []
-    for checkpointing in (False, True):
-        model = load("llama", folder)
-        baraquant.qat.prepare_(model, baraquant.W8A8())
-        trained(model, tmp_path / "runs", gradient_checkpointing=checkpointing)
-        results.append(logits(model))
-    assert torch.equal(*results)
 
 
 @pytest.mark.exhaustive
@@ -135,18 +121,6 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
             )
         results.append(step.logits)
     assert torch.equal(*results)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.inductor
-def test_generate_compiled_by_inductor(tmp_path: Path) -> None:
-    model = load(
-        "llama", saved(tmp_path, "llama"), quantization_config=BaraquantConfig(baraquant.W8A8())
-    )
-    compiled = torch.compile(model)
-    with torch.no_grad():
-        outputs, wanted = compiled(TOKENS).logits, model(TOKENS).logits
-    assert (outputs - wanted).norm() < 0.05 * wanted.norm()
 
 
 @pytest.mark.exhaustive

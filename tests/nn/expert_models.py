@@ -64,7 +64,6 @@ KINDS = {kind: name for kind, name in _KINDS.items() if _exists(kind)}
 
 
 def existing(*kinds: str) -> list[str]:
-    """Return those kinds that the transformers that is installed has."""
     return [kind for kind in kinds if kind in KINDS]
 
 
@@ -97,7 +96,6 @@ def routing(dtype: torch.dtype = torch.float32, seed: int = 2) -> tuple[Tensor, 
 
 
 def inputs(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-    """Return what the forward of a kind takes."""
     if kind == "llama4":
         return (torch.cat([tokens(dtype), tokens(dtype, 3)])[: 4 * EXPERTS],)
     return (tokens(dtype), *routing(dtype))

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from baraquant import W8A8
 from baraquant import nn as bnn
-from baraquant.qat import convert_, prepare_
 from tests.support.models.training_models import data
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -74,15 +72,3 @@ def test_what_attention_refuses() -> None:
         module(x, x, x, is_causal=True)
     with pytest.raises(ValueError, match="no quantized form of add_bias_kv"):
         bnn.MultiheadAttention.from_float(nn.MultiheadAttention(8, 2, add_zero_attn=True))
-
-
-def test_every_projection_of_attention_is_quantized() -> None:
-    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
-    prepare_(model, W8A8())
-    x = data(5, 2, 8)
-    model.eval()
-    y = model["attention"](x, x, x)[0]
-    report = convert_(model)
-    names = [f"attention.{name}_proj" for name in ("q", "k", "v", "out")]
-    assert list(report.changed) == names
-    assert torch.equal(model["attention"](x, x, x)[0], y)

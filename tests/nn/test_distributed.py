@@ -95,7 +95,6 @@ def join(rank: int) -> dict[str, Any]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     return {
         "train": train(rank, broadcast_buffers=False),
         "train_broadcast": train(rank, broadcast_buffers=True),

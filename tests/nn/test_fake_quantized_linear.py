@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from torch.nn.functional import linear
 import baraquant
 from baraquant import QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
-from baraquant.nn.training.linear import is_whole_product
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
 from tests.support.bits import assert_same_bits
@@ -116,27 +114,6 @@ def test_one_op_computes_it(device: str) -> None:
     assert plan == baraquant.plan(ops.qat_linear, *arguments) and len(plan) == 3
     ok, kind, reason = baraquant.can_implement(ops.qat_linear, *arguments, weight_quant_min=-9)
     assert (ok, kind) == (False, "ValueError") and "weight_quant_max to have 0" in reason
-
-
-def others() -> Iterator[QuantConfig]:
-    """What one op does not do."""
-    weight, input = TensorConfig(4), TensorConfig(4, "per_token")
-    yield QuantConfig(weight)
-    yield QuantConfig(weight, TensorConfig(4, "per_tensor"))
-    yield QuantConfig(weight, TensorConfig(4, "per_tensor", dynamic=False))
-    yield QuantConfig(weight, TensorConfig(4, "per_group", group_size=8))
-    yield QuantConfig(TensorConfig(4, symmetric=False), input)
-    yield QuantConfig(TensorConfig(4, "per_tensor"), input)
-    yield QuantConfig(TensorConfig(4, dynamic=False), input)
-    yield QuantConfig(TensorConfig(4, learned=True), input)
-    yield QuantConfig(TensorConfig(4, "per_group", group_size=8), input)
-
-
-def test_which_schemes_are_one_op() -> None:
-    for weight, input in itertools.product(range(2, 9), range(2, 9)):
-        for symmetric in (True, False):
-            assert is_whole_product(config_of(weight, input, symmetric))
-    assert not any(map(is_whole_product, others()))
 
 
 def test_switches_act_in_training(device: str) -> None:

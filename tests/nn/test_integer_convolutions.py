@@ -56,7 +56,6 @@ def example(name: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Ten
 
 
 def converted(model: nn.Module) -> Any:
-    """A converted copy."""
     model = copy.deepcopy(model)
     convert_(model)
     return model

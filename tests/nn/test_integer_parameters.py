@@ -84,7 +84,6 @@ def test_offloaded(kind: str, way: str, tmp_path: Path) -> None:
 
 @by_kind
 def test_copies_and_places(kind: str) -> None:
-    """Copies, pickles, and the meta device and back."""
     model, x = made(kind, 1), example(kind)
     with torch.no_grad():
         wanted = model(x)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from baraquant import ops
 from baraquant.nn import FakeQuantize, QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear
+from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
@@ -147,13 +147,6 @@ def test_bits_are_those_of_the_ops(name: str) -> None:
     else:
         pytest.skip("of several ops")
     assert torch.equal(layer(x), y)
-
-
-def saved(save: Callable[..., None], what: Any) -> io.BytesIO:
-    file = io.BytesIO()
-    save(what, file)
-    file.seek(0)
-    return file
 
 
 @by_layer

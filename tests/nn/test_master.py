@@ -261,34 +261,6 @@ def test_quantize_rounds_first(scheme: str, master: str) -> None:
         assert torch.equal(value, state[name]), name
 
 
-def test_a_rotated_weight_is_the_parameter() -> None:
-    """It is rounded after the rotation, as it is in training."""
-    config = W8A8(rotate=8, master="bfloat16")
-    model = nn.Sequential(nn.Linear(16, 12))
-    trained = copy.deepcopy(model)
-    quantize_(model, config)
-    prepare_(trained, config)
-    convert_(trained)
-    for value, other in zip(
-        model.state_dict().values(), trained.state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, other)
-
-
-def test_tied_weights_stay_one() -> None:
-    for config in (W4A16(4, master="bfloat16"), W8A8(master="bfloat16")):
-        model = nn.Sequential(nn.Embedding(8, 16), nn.Linear(16, 8, bias=False))
-        model[1].weight = model[0].weight
-        trained = copy.deepcopy(model)
-        quantize_(model, config)
-        prepare_(trained, config)
-        convert_(trained)
-        for one in (model, trained):
-            kept = [layer.state_dict() for layer in one]
-            first, second = (state.get("qweight", state.get("packed")) for state in kept)
-            assert first.data_ptr() == second.data_ptr()
-
-
 @by_master
 @pytest.mark.parametrize("kind", ["mixtral", "gpt_oss"])
 @pytest.mark.parametrize("scheme", ["w8a8", "asymmetric", "static", "w4a16", "learned"])

@@ -48,7 +48,6 @@ def floating(name: str, is_last: bool = True) -> nn.Sequential:
 
 
 def inputs(name: str) -> list[torch.Tensor]:
-    """Contiguous, channels_last and without a batch."""
     shape = CONVS[name][2]
     x = torch.randn(2, *shape, generator=cases.generator(1))
     rank = len(shape) + 1
@@ -57,7 +56,6 @@ def inputs(name: str) -> list[torch.Tensor]:
 
 
 def outputs(model: nn.Module, name: str) -> list[torch.Tensor]:
-    """Outputs and gradients of the inputs."""
     found = []
     for x in inputs(name):
         leaf = x.detach().requires_grad_()

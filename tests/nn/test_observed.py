@@ -274,17 +274,6 @@ def test_the_range_is_that_of_pytorch() -> None:
     assert torch.equal(ours.scale, theirs.scale[0])
 
 
-def test_state_of_other_shapes() -> None:
-    """PyTorch's rule: one element of shape [1] fits []."""
-    module = module_for("per_tensor")
-    module(example(2))
-    state = {name: value.reshape(1) for name, value in module.state_dict().items()}
-    other = module_for("per_tensor")
-    other.load_state_dict(state)
-    assert_same_state(other, module)
-    assert torch.equal(other(example(3)), module(example(3)))
-
-
 @by_averaging
 @by_granularity
 def test_script(granularity: str, averaging: float | None) -> None:

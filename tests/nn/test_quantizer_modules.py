@@ -115,9 +115,18 @@ for dtype in ("bfloat16", "float16"):
             for g in (cases.PER_TOKEN, cases.per_channel(1), cases.per_group(5, -1))
         },
     }
-by_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[pytest.mark.exhaustive] * ("float16" in k)) for k in KINDS]
-)
+EXHAUSTIVE = [pytest.mark.exhaustive]
+
+
+def facets(kind: str) -> set[str]:
+    """The short run holds each mode with each granularity, and both symmetries."""
+    words = kind.split()
+    return {" ".join(words[:2]), words[-1]}
+
+
+def by_kind(test: Callable[..., None]) -> Any:
+    kinds = [pytest.param(k, marks=EXHAUSTIVE if k.endswith("float16") else []) for k in KINDS]
+    return pytest.mark.cover(kind=facets)(pytest.mark.parametrize("kind", kinds)(test))
 
 
 def input_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:

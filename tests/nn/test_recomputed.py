@@ -170,10 +170,3 @@ def test_a_bfloat16_layer_takes_float32(scheme: str, bias: bool) -> None:
     assert got.dtype == torch.float32 and torch.equal(got, wanted)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(x).isfinite().all()
-
-
-@pytest.mark.exhaustive
-def test_a_bfloat16_convolution_takes_float32() -> None:
-    layer, x = layer_and_input("conv", dtype=torch.bfloat16)
-    wide = copy.deepcopy(layer).float()
-    assert torch.equal(layer(x.float()), wide(x.float()))

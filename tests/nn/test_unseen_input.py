@@ -65,18 +65,18 @@ def test_evaluation_before_the_first_batch(layer: str, scheme: str, grad: bool) 
 @by_layer
 @pytest.mark.parametrize("scheme", OBSERVED)
 def test_the_sentence_is_that_of_conversion(layer: str, scheme: str) -> None:
-    model, x = prepared(layer, scheme)
-    refused(model, x)
-    with pytest.raises(ValueError, match=UNSEEN):
-        convert_(model)
-
-
-def test_batches_that_took_no_part_are_counted() -> None:
-    model, x = prepared("linear")
-    model(x * float("inf"))
-    said = f"{UNSEEN}.*; 1 batch with a NaN or infinity took no part"
-    with pytest.raises(ValueError, match=said):
-        model.eval()(x)
+    """And counts the batches that took no part."""
+    for batches in (0, 1):
+        model, x = prepared(layer, scheme)
+        counted = f"{UNSEEN}.*; 1 batch with a NaN or infinity took no part" if batches else UNSEEN
+        for _ in range(batches):
+            model(x * float("inf"))
+        script = torch.jit.script(copy.deepcopy(model).eval())
+        for error, call in ((ValueError, model.eval()), (torch.jit.Error, script)):
+            with pytest.raises(error, match=f"FakeQuantize: {counted}"):
+                call(x)
+        with pytest.raises(ValueError, match=counted):
+            convert_(model)
 
 
 def test_copies_and_states() -> None:
@@ -123,12 +123,14 @@ def test_a_trace_is_refused(layer: str, scheme: str) -> None:
         torch.jit.trace(model.train(), (x,), check_trace=False)
 
 
-def test_no_trace_holds_the_check() -> None:
+def test_no_graph_of_a_known_range_holds_the_check() -> None:
     model, x = prepared("linear")
     model(x)
-    traced = torch.jit.trace(model.eval(), (x,))
+    wanted = model.eval()(x)
+    traced = torch.jit.trace(model, (x,))
+    frozen = torch.jit.freeze(torch.jit.script(copy.deepcopy(model)))
     assert "isnan" not in str(traced.inlined_graph)
-    assert torch.equal(traced(x), model(x))
+    assert torch.equal(traced(x), wanted) and torch.equal(frozen(x), wanted)
 
 
 @by_layer
@@ -143,17 +145,6 @@ def test_a_script_checks_as_it_runs(layer: str, scheme: str) -> None:
     script.eval()
     y = script(x)
     assert (y[0] if isinstance(y, tuple) else y).isfinite().all()
-
-
-def test_a_script_counts_batches_that_took_no_part() -> None:
-    model, x = prepared("linear")
-    model(x * float("inf"))
-    script = torch.jit.script(model.eval())
-    with pytest.raises(torch.jit.Error, match="; 1 batch with a NaN or infinity took no part"):
-        script(x)
-    model.train()(x)
-    frozen = torch.jit.freeze(torch.jit.script(model.eval()))
-    assert torch.equal(frozen(x), model(x))
 
 
 @by_layer

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, W4A16, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant import W4A16, PerGroup, QuantConfig, TensorConfig, ops
 from baraquant.nn import (
     FakeQuantize,
-    FakeQuantizedConv1D,
     FakeQuantizedLinear,
     QuantizedEmbedding,
     WeightOnlyInt4Linear,
@@ -138,36 +137,6 @@ def test_a_prepared_layer_becomes_it(
         assert model[0].weight_bits == bits
         assert torch.equal(model(x), wanted) and torch.equal(model[0].as_int8()(x), wanted)
         assert torch.equal(model[0].weight + 0, prepared.weight + 0)
-
-
-def test_a_conv1d_becomes_it() -> None:
-    torch.manual_seed(0)
-    prepared = FakeQuantizedConv1D(N, K, config=W4A16(16)).eval()
-    x = torch.randn(5, K)
-    wanted = prepared(x)
-    model = nn.Sequential(prepared)
-    baraquant.qat.convert_(model)
-    assert type(model[0]) is WeightOnlyInt4Linear and model[0].transposed
-    assert torch.equal(model(x), wanted) and model[0].weight.shape == (K, N)
-
-
-@pytest.mark.parametrize(
-    ("config", "kind"),
-    [
-        (W4A16(16), WeightOnlyInt4Linear),
-        (W4A8(16, group_factors=False), WeightOnlyInt4Linear),
-        (QuantConfig(TensorConfig(5, PerGroup(16))), WeightOnlyLinear),
-        (baraquant.W8A16(), WeightOnlyLinear),
-    ],
-    ids=["w4a16", "w4a8", "w5a16", "w8a16"],
-)
-def test_which_schemes_make_it(config: QuantConfig, kind: type[nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(K, N))
-    report = baraquant.quantize_(model, config)
-    assert type(model[0]) is kind and report.changed == {"0": kind.__name__}
-    if kind is WeightOnlyInt4Linear:
-        scales = model[0].weight_scale.nbytes
-        assert report.bytes_after == N * K // 2 + scales + model[0].bias.nbytes
 
 
 # --- state dicts and copies ----------------------------------------------------------------------

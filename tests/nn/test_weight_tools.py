@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from baraquant.qat import convert_, prepare_
+from tests.nn.test_quantizer_modules import saved
 from tests.support.models.one_layer import (
     AFTERWARDS,
     TRAINED,
@@ -126,19 +127,41 @@ def test_quantized(name: str, scheme: str) -> None:
     assert (model(X) - wanted).norm() < 0.05 * wanted.norm()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def rows_of(name: str) -> Any:
+    """Any number of them, where the parent allows it."""
+    return None if name == "kernel" else ({0: torch.export.Dim("rows")},)
+
+
+FORMS: dict[str, Callable[[nn.Module, str], Any]] = {
+    **{
+        backend: lambda model, name, b=backend: torch.compile(model, fullgraph=True, backend=b)
+        for backend in ("eager", "aot_eager")
+    },
+    **{
+        f"export, {strict=}": lambda model, name, strict=strict: torch.export.export(
+            model, (X,), dynamic_shapes=rows_of(name), strict=strict
+        ).module()
+        for strict in (True, False)
+    },
+    "trace": lambda model, name: torch.jit.trace(model, (X,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("scheme", ["w8a8", "static", "w4_channel"])
 @pytest.mark.parametrize("name", PARENTS)
-def test_compiled_in_one_graph(name: str, scheme: str, backend: str) -> None:
+def test_in_every_kind_of_graph(name: str, scheme: str, form: str) -> None:
+    """A graph of a prepared model in evaluation, and of a converted one."""
     if name in ONLY_READ and scheme == "static":
         scheme = "w4a8"  # a layer that is never called has no static range
     ready = prepared(parent(name), scheme, X)
     for model in (ready, converted(ready)):
         torch._dynamo.reset()
-        wanted = model(X)
-        compiled = torch.compile(model, fullgraph=True, backend=backend)
-        torch.testing.assert_close(compiled(X), wanted, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(compiled(X[:3]), wanted[:3], rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            graph = FORMS[form](model, name)
+            for x in (X, X[:3]) if name != "kernel" or "export" not in form else (X,):
+                torch.testing.assert_close(graph(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.inductor
@@ -164,26 +187,17 @@ def test_compiled_training_of_a_reading_parent() -> None:
         torch.testing.assert_close(a.grad, b.grad, msg=name)
 
 
-@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("scheme", ["w8a8", "w4_channel"])
 @pytest.mark.parametrize("name", PARENTS)
-def test_exported(name: str, scheme: str, strict: bool) -> None:
-    """The program holds the integers, and not a floating copy of the weight that is read."""
+def test_an_exported_program_holds_integers(name: str, scheme: str) -> None:
+    """And not a floating copy of the weight that is read; stored, it is the same."""
     model = converted(prepared(parent(name), scheme, X))
-    rows = torch.export.Dim("rows")
-    dynamic = None if name == "kernel" else ({0: rows},)
-    with torch.no_grad():
-        program = torch.export.export(model, (X,), dynamic_shapes=dynamic, strict=strict)
-        torch.testing.assert_close(program.module()(X), model(X), rtol=1e-5, atol=1e-6)
-    held = {n: t for n, t in program.state_dict.items() if t.dim() >= 2}
-    held |= {n: t for n, t in program.constants.items() if isinstance(t, Tensor) and t.dim() >= 2}
-    assert held and all(t.dtype in (torch.int8, torch.uint8) for t in held.values()), {
-        n: t.dtype for n, t in held.items()
-    }
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    torch.testing.assert_close(torch.export.load(file).module()(X), model(X), rtol=1e-5, atol=1e-6)
+    program = torch.export.export(model, (X,), dynamic_shapes=rows_of(name))
+    held = [*program.state_dict.values(), *program.constants.values()]
+    held = [t for t in held if isinstance(t, Tensor) and t.dim() >= 2]
+    assert held and {t.dtype for t in held} <= {torch.int8, torch.uint8}
+    loaded = torch.export.load(saved(torch.export.save, program)).module()
+    torch.testing.assert_close(loaded(X), model(X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -192,26 +206,13 @@ def test_exported(name: str, scheme: str, strict: bool) -> None:
 def test_scripted(name: str, scheme: str) -> None:
     """The numbers, or an error: a scripted parent never computes with raw integers."""
     model = converted(prepared(parent(name), scheme, X))
-    wanted = model(X)
     try:
         scripted = torch.jit.script(model)
     except Exception as error:
         assert "weight" in str(error), error
         return
-    torch.testing.assert_close(scripted(X), wanted, rtol=1e-5, atol=1e-6)
-    file = io.BytesIO()
-    torch.jit.save(scripted, file)
-    file.seek(0)
-    torch.testing.assert_close(torch.jit.load(file)(X), wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", PARENTS)
-def test_traced(name: str) -> None:
-    model = converted(prepared(parent(name), "w8a8", X))
-    with torch.no_grad():
-        traced = torch.jit.trace(model, (X,))
-    torch.testing.assert_close(traced(X), model(X), rtol=1e-5, atol=1e-6)
+    for one in (scripted, torch.jit.load(saved(torch.jit.save, scripted))):
+        torch.testing.assert_close(one(X), model(X), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", PARENTS)

@@ -107,7 +107,6 @@ def features(size: int, dtype: torch.dtype, special: bool = False) -> Tensor:
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """The gradients of all parameters, whole."""
     return {
         name: whole(parameter.grad).cpu().clone()
         for name, parameter in model.named_parameters()
@@ -116,7 +115,6 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """The state, whole."""
     return {name: whole(tensor).cpu().clone() for name, tensor in model.state_dict().items()}
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -189,18 +189,6 @@ def test_a_plan_names_floating_layers_too() -> None:
     for name, placement in (("a", Shard(0)), ("b", Shard(1))):
         assert built[name]._parameters["weight"].placements == (placement,)
     assert type(built["b"]) is nn.Linear and isinstance(built["a"], bnn.FakeQuantizedLinear)
-
-
-def test_how_a_split_layer_prints_itself() -> None:
-    built = model(W8A8(symmetric=False))
-    plan = {
-        "linear": ColwiseParallel(output_layouts=Replicate()), "table": RowwiseParallel(),
-        "output": ColwiseParallel(),
-    }  # fmt: skip
-    parallelize_module(built, mesh(), plan, src_data_rank=None)
-    assert "outputs split over 4 processes" in repr(built.linear)
-    assert "rows split over 4 processes" in repr(built.table)
-    assert built.table._parameters["weight"] is built.output._parameters["weight"]
 
 
 @pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])

@@ -107,7 +107,6 @@ def refusals() -> dict[str, str]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     results: dict[str, Any] = {f"stored {form}": stored(form) for form in FORMS}
     with tempfile.TemporaryDirectory() as folder:
         results["checkpoint"] = distributed_checkpoint(folder)

@@ -231,7 +231,6 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     return {name: scenario.run() for name, scenario in SCENARIOS.items()}
 
 

@@ -144,7 +144,6 @@ def refusals() -> dict[str, str]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     found: dict[str, Any] = {"refusals": refusals()}
     for name, config in SCHEMES.items():
         found[f"ddp {name}"] = by_ddp(config)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from baraquant import W4A8, W4A16, W8A8, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
-from tests.support.ranks import results_of, spawn
 
 SIZES = range(8, 8 + 4 * 13, 4)  # of more layers than code may be recompiled for
 SCHEMES: dict[str, Config] = {
@@ -110,9 +107,6 @@ def test_a_container_is_compiled_before_it_is_wrapped(name: str, one_process: No
     assert graphs_of(DistributedDataParallel(compiled), counter) == 1
 
 
-# --- two processes -------------------------------------------------------------------------------
-
-
 class Broken(Chain):
     """A loop over the layers that breaks the graph: Dynamo leaves such a frame to Python."""
 
@@ -123,45 +117,27 @@ class Broken(Chain):
         return x
 
 
-def trained(model: nn.Module, step: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The outputs of a few steps, and the gradients."""
-    outputs = []
-    model.zero_grad()
-    for seed in range(3):
-        torch.manual_seed(seed + 10 * dist.get_rank())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            y = step(torch.randn(4, SIZES[0]))
-        y.square().sum().backward()
-        outputs.append(y.detach())
-    return [*outputs, *(p.grad.clone() for p in model.parameters())]
-
-
-def compute(rank: int) -> dict[str, Any]:
-    """What each process does: compiled beside eager, both in DistributedDataParallel."""
-    results: dict[str, Any] = {}
-    for name, kind in itertools.product(("w8a8", "factors"), (Chain, Broken)):
-        torch._dynamo.reset()
-        counters.clear()
-        model = kind()
-        prepare_(model, SCHEMES[name])
-        eager, ours = (DistributedDataParallel(copy.deepcopy(model)) for _ in range(2))
-        expected = trained(eager, eager)
-        found = trained(ours, torch.compile(ours, backend="aot_eager"))
-        results[f"{name} {kind.__name__}"] = {
-            "graphs": counters["stats"]["unique_graphs"],
-            "same": all(map(torch.equal, found, expected)),
-        }
-    return results
-
-
 @pytest.mark.exhaustive
-@pytest.mark.process
-def test_two_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Chain, Broken])
+@pytest.mark.parametrize("name", ["w8a8", "factors"])
+def test_compiled_beside_eager(name: str, kind: type[Chain], one_process: None) -> None:
     """One graph for all sizes; where the frame is left to Python, up to the limit, and no error."""
-    spawn(tmp_path, compute)
-    for result in results_of(tmp_path):
-        for name in ("w8a8", "factors"):
-            chain, broken = result[f"{name} Chain"], result[f"{name} Broken"]
-            assert chain == {"graphs": 1, "same": True}
-            assert broken["same"] and broken["graphs"] <= torch._dynamo.config.recompile_limit
+    torch._dynamo.reset()
+    model = kind()
+    prepare_(model, SCHEMES[name])
+    eager, ours = (DistributedDataParallel(copy.deepcopy(model)) for _ in range(2))
+    compiled, results = torch.compile(ours, backend="aot_eager"), []
+    counters.clear()
+    for run, parallel in ((eager, eager), (compiled, ours)):
+        found = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                y = run(torch.randn(4, SIZES[0]))
+            y.square().sum().backward()
+            found.append(y.detach())
+        results.append([*found, *(p.grad.clone() for p in parallel.parameters())])
+    assert all(map(torch.equal, *results))
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs == 1 if kind is Chain else graphs <= torch._dynamo.config.recompile_limit

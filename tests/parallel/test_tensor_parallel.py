@@ -115,7 +115,6 @@ def table_of(name: str, style: str) -> dict[str, Pair]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     results: dict[str, Any] = {f"{name} {dtype}": mlp_of(name, dtype) for name, dtype in CASES}
     for name in SCHEMES:
         for style in TABLES:
@@ -134,7 +133,6 @@ def results(
     where: str,
     made_once: Callable[[str, Callable[[Path], None]], Path],
 ) -> list[dict[str, Any]]:
-    """What each rank brought home."""
     ranks = request.param
     skip_without_devices(where, ranks)
     folder = made_once(

@@ -53,7 +53,6 @@ def train(name: str, parallel: bool, evaluated_first: bool) -> dict[str, Tensor]
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     return {
         f"{name} {first}": [train(name, parallel, first) for parallel in (False, True)]
         for name in NAMES

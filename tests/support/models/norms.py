@@ -14,13 +14,11 @@ Norm = TypeVar("Norm", bound=nn.Module)
 def numbers(
     *shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
 ) -> Tensor:
-    """Normal numbers times three."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator, device="cpu") * 3).to(device, dtype)
 
 
 def random_norm(norm: Norm) -> Norm:
-    """The norm, with random parameters."""
     for seed, parameter in enumerate(norm.parameters()):
         parameter.data.copy_(numbers(*parameter.shape, seed=seed + 5))
     return norm

@@ -72,7 +72,6 @@ class Holder(nn.Module):
 
 
 def inputs(layer: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Tensor:
-    """Data that the layer of this name takes."""
     generator = torch.Generator().manual_seed(seed)
     if layer == "embedding":
         return torch.randint(0, 12, (4, 5), generator=generator)
@@ -81,7 +80,6 @@ def inputs(layer: str, dtype: torch.dtype = torch.float32, seed: int = 3) -> Ten
 
 
 def holder(layer: str, seed: int = 0, **more: Any) -> Holder:
-    """A float model of one layer."""
     torch.manual_seed(seed)
     return Holder(LAYERS[layer](**more))
 
@@ -97,26 +95,22 @@ def prepared(model: nn.Module, scheme: str, *batches: Any) -> nn.Module:
 
 
 def trained(layer: str, scheme: str, **more: Any) -> nn.Module:
-    """One prepared layer within its holder."""
     return prepared(holder(layer, **more), scheme, inputs(layer, more.get("dtype", torch.float32)))
 
 
 def served(layer: str, scheme: str, **more: Any) -> nn.Module:
-    """One layer of integers within its holder."""
     model = trained(layer, scheme, **more)
     convert_(model)
     return model
 
 
 def converted(model: nn.Module) -> nn.Module:
-    """A copy of a prepared model, converted."""
     model = copy.deepcopy(model)
     convert_(model)
     return model
 
 
 def quantized(model: nn.Module, scheme: str, *batches: Any, **more: Any) -> nn.Module:
-    """The model after `quantize_`."""
     config = AFTERWARDS[scheme]
     if config in (W8A8(), W8A8(False)):
         baraquant.quantize_(model, config, **more)

@@ -90,13 +90,11 @@ def seeded(build, *args, **kwargs):
 
 
 def batches(size: int = 16, count: int = 3) -> list[torch.Tensor]:
-    """Return inputs for a :class:`Block`."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(2, 5, size, generator=generator) for _ in range(count)]
 
 
 def tokens(count: int = 3) -> list[torch.Tensor]:
-    """Return inputs for :class:`Tied`."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(0, 20, (2, 5), generator=generator) for _ in range(count)]
 
@@ -108,7 +106,6 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def unchanged(model, original):
-    """Whether a model has the modules and the bits of another."""
     assert [type(m) for m in model.modules()] == [type(m) for m in original.modules()]
     for (name, value), expected in zip(
         model.state_dict().items(), original.state_dict().values(), strict=True

@@ -16,7 +16,6 @@ HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
 
 def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[TensorConfig]:
-    """Every kind of weight."""
     kinds = ("per_channel", "per_tensor", "per_group")
     return [
         TensorConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
