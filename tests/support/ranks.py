@@ -18,10 +18,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def spawn(
-    folder: Path,
-    compute: Callable[[int], dict[str, Any]],
-    ranks: int = RANKS,
-    device: str = "cpu",
+    folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
 ) -> None:
     """Let each rank compute, within one process group, and store what it returns."""
     torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
