@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tests csrc/elementwise/math.h and csrc/machine/float_types.h without torch and Python, against cases
 // made by hand and against arithmetic done in another way. The exit code is 1 if a check fails.
+#include "checks.h"
+
 #include "elementwise/elementwise_ops.h"
 #include "elementwise/math.h"
 
@@ -21,25 +23,11 @@ using namespace baraquant;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-int64_t checks = 0;
-int64_t failures = 0;
-
-bool same(double a, double b) {
-  return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
-}
-
+// Zeros have a sign.
 void expect(const char* what, double got, double expected) {
-  ++checks;
-  if (same(got, expected)) return;
-  if (++failures <= 20) std::printf("%s: expected %.17g, got %.17g\n", what, expected, got);
-}
-
-// xorshift64: random bits cover every exponent.
-uint64_t random_bits() {
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
+  if (checks::fails(checks::same(got, expected))) {
+    std::printf("%s: expected %.17g, got %.17g\n", what, expected, got);
+  }
 }
 
 // Returns the nearest number with `digits` significant binary digits, none of them below
@@ -75,9 +63,9 @@ void check_storage(const char* name, double (*oracle)(double)) {
            oracle(static_cast<float>(middle)));
   }
   for (int i = 0; i < 200000; ++i) {
-    const float x = bit_cast<float>(static_cast<uint32_t>(random_bits()));
+    const float x = bit_cast<float>(static_cast<uint32_t>(checks::random_bits()));
     expect(name, to_compute<float>(from_compute<T>(x)), oracle(x));
-    const double wide = bit_cast<double>(random_bits());
+    const double wide = bit_cast<double>(checks::random_bits());
     expect(name, to_compute<double>(from_compute<T>(wide)), oracle(wide));
   }
 }
@@ -157,10 +145,12 @@ void check_cases() {
 void check_float_steps() {
   const affine::QuantRange<float> range{-128, 127};
   for (int i = 0; i < 1000000; ++i) {
-    const float x = bit_cast<float>(static_cast<uint32_t>(random_bits()));
+    const float x = bit_cast<float>(static_cast<uint32_t>(checks::random_bits()));
     // A scale near |x| / 100, so that most positions lie in the range.
-    const float scale = std::fabs(x) * (0.002f + static_cast<float>(random_bits() % 1000) * 1e-5f);
-    const float zero_point = static_cast<float>(static_cast<int>(random_bits() % 256) - 128);
+    const float scale =
+        std::fabs(x) * (0.002f + static_cast<float>(checks::random_bits() % 1000) * 1e-5f);
+    const float zero_point =
+        static_cast<float>(static_cast<int>(checks::random_bits() % 256) - 128);
     const float ratio = static_cast<float>(static_cast<double>(x) / static_cast<double>(scale));
     const float v = std::nearbyint(ratio) + zero_point;
     const float q = v < -128 ? -128 : v > 127 ? 127 : v;
@@ -181,7 +171,5 @@ int main() {
   check_float_steps();
   check_storage<Float16>("float16", to_half);
   check_storage<BFloat16>("bfloat16", to_bfloat16);
-  std::printf("%lld checks, %lld failures\n", static_cast<long long>(checks),
-              static_cast<long long>(failures));
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

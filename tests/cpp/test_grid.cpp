@@ -3,6 +3,8 @@
 // random bits, quotients that are hard to round, ties and their neighbours, positions just outside
 // the range, subnormals, infinities, NaN. OwnGrid gives the same bits for the numbers that its scale
 // was computed from.
+#include "checks.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,27 +21,15 @@ using baraquant::affine::Grid;
 using baraquant::affine::OwnGrid;
 using baraquant::affine::PlainGrid;
 using baraquant::affine::QuantRange;
-
-long long checks = 0, failures = 0;
-
-uint64_t random_bits() {  // xorshift64
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
+using checks::random_bits;
+using checks::same;
 
 int random_integer(int low, int high) {
-  return low + static_cast<int>(random_bits() % static_cast<uint64_t>(high - low + 1));
-}
-
-bool same(float a, float b) {
-  return bit_cast<uint32_t>(a) == bit_cast<uint32_t>(b) || (a != a && b != b);
+  return static_cast<int>(checks::random_integer(low, high));
 }
 
 void expect(const char* what, bool equal, float x, float scale, float zero_point) {
-  ++checks;
-  if (!equal && ++failures <= 20) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
+  if (checks::fails(equal)) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
 }
 
 float random_scale() {
@@ -162,13 +152,13 @@ void check_own_grids() {
                                {0, 65535},     {-1048576, 1048576},
                                {-1048576, -7}, {0, 1048575}};
   for (const auto& range : ranges) {
-    const long long before = checks;
+    const long long before = checks::made;
     for (int i = 0; i < 20000; ++i) {
       check_own<true>(range[0], range[1]);
       check_own<false>(range[0], range[1]);
       check_own<true, OwnGrid<false>>(range[0], range[1]);
     }
-    expect("there are checks", checks > before + 20000, 0, 0, 0);
+    expect("there are checks", checks::made > before + 20000, 0, 0, 0);
   }
 }
 
@@ -187,6 +177,5 @@ int main() {
       check_value(random_value(k, scale, zero_point, range), scale, zero_point, range);
     }
   }
-  std::printf("%lld checks, %lld failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tests that rows of 16-bit numbers become float, and float rows 16-bit numbers, with the bits that
 // float_types.h gives one number, on every instruction set of this machine and at every length.
+#include "checks.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -15,19 +17,9 @@ namespace {
 
 using namespace baraquant;
 
-long long checks = 0, failures = 0;
-
-// Any NaN equals any other.
-template <typename T>
-bool same(T a, T b) {
-  const float x = to_compute<float>(a), y = to_compute<float>(b);
-  return std::memcmp(&a, &b, sizeof(T)) == 0 || (x != x && y != y);
-}
-
 template <typename T>
 void expect(const char* what, CpuIsa isa, T found, T expected) {
-  ++checks;
-  if (same(found, expected) || ++failures > 20) return;
+  if (!checks::fails(checks::same(found, expected))) return;
   std::printf("%s on %s: %g, not %g\n", what, cpu_isa_name(isa),
               static_cast<double>(to_compute<float>(found)),
               static_cast<double>(to_compute<float>(expected)));
@@ -95,14 +87,9 @@ void check_type(CpuIsa isa) {
 }  // namespace
 
 int main() {
-  for (const CpuIsa isa : kCpuIsas) {
-    if (!supports(isa)) {
-      std::printf("not run, since this machine has none: %s\n", cpu_isa_name(isa));
-      continue;
-    }
+  checks::for_each_isa([](CpuIsa isa) {
     check_type<Float16>(isa);
     check_type<BFloat16>(isa);
-  }
-  std::printf("%lld checks, %lld failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  });
+  return checks::result();
 }

@@ -2,6 +2,8 @@
 // Tests the CPU product of every instruction set of this machine against sums in int64: random and
 // extreme numbers, odd shapes, any division of the work, every kind of scale and zero point. The
 // operands end just before a page that cannot be read.
+#include "checks.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,19 +21,8 @@ namespace {
 
 using namespace baraquant;
 using namespace baraquant::int8_mm;
-
-long long checks = 0, failures = 0;
-
-uint64_t random_bits() {  // xorshift64
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-
-int64_t random_integer(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(random_bits() % static_cast<uint64_t>(high - low + 1));
-}
+using checks::random_bits;
+using checks::random_integer;
 
 // Has `size` bytes that end just before a page that cannot be read or written.
 class Guarded {
@@ -169,13 +160,6 @@ struct Parameters {
 };
 
 template <typename T>
-bool same(T a, T b) {
-  using C = ComputeType<T>;
-  const C x = to_compute<C>(a), y = to_compute<C>(b);
-  return std::memcmp(&a, &b, sizeof(T)) == 0 || (x != x && y != y);
-}
-
-template <typename T>
 void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, CpuIsa isa,
                   int threads) {
   using C = ComputeType<T>;
@@ -203,8 +187,7 @@ void check_output(const Problem& problem, const Parameters<ComputeType<T>>& p, C
     const C product_of_scales = static_cast<C>(acc) * r.weight_scale[n];
     const C y = r.bias ? std::fma(product_of_scales, r.input_scale.at(m), r.bias[n])
                        : product_of_scales * r.input_scale.at(m);
-    ++checks;
-    if (same(output[i], from_compute<T>(y)) || ++failures > 20) continue;
+    if (!checks::fails(checks::same(output[i], from_compute<T>(y)))) continue;
     std::printf("%s, %lld x %lld x %lld%s, %d threads: row %lld, column %lld: %g, not %g\n",
                 cpu_isa_name(isa), static_cast<long long>(s.m), static_cast<long long>(s.n),
                 static_cast<long long>(s.k), problem.is_unsigned ? " unsigned" : "", threads,
@@ -287,24 +270,12 @@ void check_extremes(const std::vector<CpuIsa>& isas) {
   }
 }
 
-std::vector<CpuIsa> isas_of_this_machine() {
-  std::vector<CpuIsa> isas;
-  for (const CpuIsa isa : kCpuIsas) {
-    if (supports(isa)) {
-      isas.push_back(isa);
-    } else {
-      std::printf("not run, since this machine has none: %s\n", cpu_isa_name(isa));
-    }
-  }
-  return isas;
-}
-
 }  // namespace
 
 int main() {
-  const std::vector<CpuIsa> isas = isas_of_this_machine();
+  std::vector<CpuIsa> isas;
+  checks::for_each_isa([&](CpuIsa isa) { isas.push_back(isa); });
   check_shapes(isas);
   check_extremes(isas);
-  std::printf("%lld checks, %lld failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

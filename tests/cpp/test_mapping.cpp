@@ -2,6 +2,8 @@
 // Tests on the host, thread by thread, which thread of a CUDA kernel takes which elements: every
 // element is taken once and every segment has one leading thread, for all kinds of maps, odd sizes
 // and chips. Tests also the keys of packed words against those of single elements.
+#include "checks.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -14,22 +16,8 @@ namespace {
 
 using namespace baraquant;
 using namespace baraquant::range;
-
-long long checks = 0, failures = 0;
-
-void expect(const char* what, bool right, int64_t a = 0, int64_t b = 0, int64_t c = 0) {
-  ++checks;
-  if (right || ++failures > 20) return;
-  std::printf("%s: %lld %lld %lld\n", what, static_cast<long long>(a), static_cast<long long>(b),
-              static_cast<long long>(c));
-}
-
-uint64_t random_bits() {  // xorshift64
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
+using checks::expect;
+using checks::random_bits;
 
 // Counts how often each element was visited.
 struct Visits {
@@ -277,6 +265,5 @@ int main() {
   check_words<double>();
   check_words<Float16>();
   check_words<BFloat16>();
-  std::printf("%lld checks, %lld failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Tests the arithmetic on packs (elementwise/packed_math.h, machine/packed_registers.h): it gives the
 // bits of elementwise/math.h for every byte and every number of 16 bits, with many scales.
+#include "checks.h"
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -13,23 +15,11 @@ namespace {
 
 using namespace baraquant;
 using namespace baraquant::affine;
-
-long long checks = 0, failures = 0;
-
-uint64_t random_bits() {  // xorshift64
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
-
-bool same(float a, float b) {
-  return bit_cast<uint32_t>(a) == bit_cast<uint32_t>(b) || (a != a && b != b);
-}
+using checks::random_bits;
+using checks::same;
 
 void expect(const char* what, bool equal, double x, double scale, double zero_point) {
-  ++checks;
-  if (!equal && ++failures <= 20) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
+  if (checks::fails(equal)) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
 }
 
 template <typename T>
@@ -120,7 +110,7 @@ void check_quotients() {
           const float number = static_cast<float>(x);
           const float high = 1.0f / scale, low = std::fmaf(-scale, high, 1.0f) * high;
           const float quotient = std::fmaf(number, high, number * low);
-          ++checks;
+          ++checks::made;
           if (std::rint(quotient) == std::rint(number / scale)) continue;
           ++different;
           expect("a quotient", !QuotientGrid<BFloat16>::accepts(scale, 0, {-128, 127}), number,
@@ -160,7 +150,7 @@ void check_scales() {
   const float ends[] = {0x1p-64f,        0x1.fffffcp-60f, 0x1p-22f,       0x1.8p-22f, 0x1.3p-17f,
                         0x1.fffffcp-15f, 0x1p-14f,        0x1.fffffcp-1f, 1.0f,       3.0f,
                         0x1p7f,          0x1.fffffcp6f,   0x1.fffffcp20f, 0x1p64f};
-  long long before = checks;
+  long long before = checks::made;
   for (const float scale : ends) check_quantize<T>(scale, 0, ranges[0]);
   for (int i = 0; i < 60; ++i) {
     const QuantRange<float> range = ranges[random_bits() % 5];
@@ -172,7 +162,7 @@ void check_scales() {
     const float zero_point = static_cast<float>(static_cast<int>(random_bits() % 256)) + range.min;
     check_quantize<T>(scale, zero_point, range);
   }
-  expect("there are checks", checks > before + 1000000, 0, 0, 0);
+  expect("there are checks", checks::made > before + 1000000, 0, 0, 0);
   for (const float scale : {0.0f, -1.0f, INFINITY, NAN, 0x1.fffffep-3f, 0x1p-65f, 0x1p65f}) {
     expect("accepts", !QuotientGrid<T>::accepts(scale, 0, ranges[0]), 0, scale, 0);
   }
@@ -214,6 +204,5 @@ int main() {
   check_quotients<11>();
   check_scales<BFloat16>();
   check_scales<Float16>();
-  std::printf("%lld checks, %lld failed\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

@@ -2,6 +2,8 @@
 // Tests on the host how kernels and tiles of the integer product on CUDA are chosen: every output
 // lies in one tile, every entry of the tables is chosen somewhere, and measured shapes get the best
 // tile.
+#include "checks.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <set>
@@ -14,22 +16,8 @@
 namespace {
 
 using namespace baraquant::int8_mm;
-
-long long checks = 0, failures = 0;
-
-void expect(const char* what, bool right, int64_t a = 0, int64_t b = 0, int64_t c = 0) {
-  ++checks;
-  if (right || ++failures > 20) return;
-  std::printf("%s: %lld %lld %lld\n", what, static_cast<long long>(a), static_cast<long long>(b),
-              static_cast<long long>(c));
-}
-
-uint64_t random_bits() {  // xorshift64
-  static uint64_t state = 88172645463325252ull;
-  state ^= state << 13;
-  state ^= state >> 7;
-  return state ^= state << 17;
-}
+using checks::expect;
+using checks::random_bits;
 
 // Sizes of all magnitudes.
 int64_t random_size(int max_log2) {
@@ -190,6 +178,5 @@ int main() {
       for (const int64_t n : {1, 31, 33, 64, 127, 300}) check_places(m, n, tile);
     }
   }
-  std::printf("%lld checks, %lld failures\n", checks, failures);
-  return failures == 0 ? 0 : 1;
+  return checks::result();
 }

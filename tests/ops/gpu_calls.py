@@ -8,10 +8,11 @@ that the sources name was not.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,31 +55,36 @@ VERBS = (
 Run = Callable[[], object]
 
 
-def tensors_of(call: Any, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> Any:
-    """On the device, the first one in a layout."""
-    first, *rest = call.tensors(shape, dtype, DEVICE)
-    made = cases.LAYOUTS[layout](first.detach()).requires_grad_(first.requires_grad)
-    return (made, *rest)
+def each(
+    calls: Iterable[Any],
+    shapes: Iterable[tuple[int, ...]],
+    dtypes: Iterable[torch.dtype] = cases.FLOAT_DTYPES,
+    layout: str = "contiguous",
+    gradients: bool = True,
+) -> Iterator[Run]:
+    """Every call in every shape and dtype, the first tensor in a layout, and the gradients."""
+    for call, shape, dtype in itertools.product(calls, shapes, dtypes):
+        if dtype == torch.float64 and not getattr(call, "takes_float64", True):
+            continue
+        first, *rest = call.tensors(shape, dtype, DEVICE)
+        made = cases.LAYOUTS[layout](first.detach())
+        if gradients:
+            tensors = (made.requires_grad_(first.requires_grad), *rest)
+            yield partial(value_and_gradients, call, tensors)
+        else:
+            yield partial(call, made, *(t.detach() for t in rest))
 
 
 def affine_calls() -> Iterator[Run]:
     """Each direction and gradient, granularity and dtype; aligned and not; sums in slices."""
-    places = [(SMALL, "contiguous", d) for d in cases.FLOAT_DTYPES]
-    places += [(ODD, "contiguous", d) for d in cases.FLOAT_DTYPES]
-    places += [(SMALL, "misaligned", d) for d in (torch.float32, torch.bfloat16)]
-    for shape, layout, dtype in places:
-        for granularity in GRANULARITIES:
-            for verb, options in VERBS:
-                call = Call(verb, granularity, **options)
-                tensors = tensors_of(call, shape, dtype, layout)
-                yield lambda c=call, t=tensors: value_and_gradients(c, t)
-            yield from integer_calls(shape, dtype, granularity)
-    for shape in SLICED:
-        for granularity in (cases.PER_TENSOR, cases.per_channel(0), cases.per_channel(-1)):
-            for dtype in (torch.float32, torch.float64, torch.float16):
-                call = Call("fake_quantize", granularity, learned=True)
-                tensors = call.tensors(shape, dtype, DEVICE)
-                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+    calls = [Call(verb, g, **options) for g in GRANULARITIES for verb, options in VERBS]
+    yield from each(calls, (SMALL, ODD))
+    yield from each(calls, (SMALL,), (torch.float32, torch.bfloat16), "misaligned")
+    for shape, dtype, g in itertools.product((SMALL, ODD), cases.FLOAT_DTYPES, GRANULARITIES):
+        yield from integer_calls(shape, dtype, g)
+    kinds = (cases.PER_TENSOR, cases.per_channel(0), cases.per_channel(-1))
+    learned = [Call("fake_quantize", g, learned=True) for g in kinds]
+    yield from each(learned, SLICED, (torch.float32, torch.float64, torch.float16))
 
 
 def integer_calls(shape: tuple[int, ...], dtype: torch.dtype, g: cases.Granularity) -> list[Run]:
@@ -99,20 +105,12 @@ def range_calls() -> Iterator[Run]:
     """Ranges, integers and fake-quantized values from the data; observers."""
     verbs = ("choose_qparams", "dynamic_range_quantize", "dynamic_fake_quantize")
     for symmetric in (True, False):
-        for shape, layout in ((SMALL, "contiguous"), (ODD, "contiguous"), (SMALL, "misaligned")):
-            for dtype in cases.FLOAT_DTYPES:
-                for granularity in GRANULARITIES:
-                    for verb in verbs:
-                        call = RangeCall(verb, granularity, symmetric)
-                        tensors = tensors_of(call, shape, dtype, layout)
-                        yield lambda c=call, t=tensors: value_and_gradients(c, t)
-        for shape in ROWS:
-            for dtype in (torch.float32, torch.bfloat16, torch.float64):
-                for granularity in (cases.PER_TENSOR, cases.PER_TOKEN, cases.per_channel(-1)):
-                    for verb in verbs[1:]:
-                        call = RangeCall(verb, granularity, symmetric)
-                        tensors = call.tensors(shape, dtype, DEVICE)
-                        yield lambda c=call, t=tensors: value_and_gradients(c, t)
+        calls = [RangeCall(verb, g, symmetric) for g in GRANULARITIES for verb in verbs]
+        yield from each(calls, (SMALL, ODD))
+        yield from each(calls, (SMALL,), layout="misaligned")
+        kinds = (cases.PER_TENSOR, cases.PER_TOKEN, cases.per_channel(-1))
+        calls = [RangeCall(verb, g, symmetric) for g in kinds for verb in verbs[1:]]
+        yield from each(calls, ROWS, (torch.float32, torch.bfloat16, torch.float64))
     for dtype in cases.FLOAT_DTYPES:  # a range for each channel, and the count of what was left out
         low, high = (torch.full((33,), end, device=DEVICE) for end in (math.inf, -math.inf))
         if dtype == torch.float64:
@@ -120,11 +118,7 @@ def range_calls() -> Iterator[Run]:
         x = torch.full((33, 70), math.nan, dtype=dtype, device=DEVICE)
         count = torch.zeros((), dtype=torch.int64, device=DEVICE)
         yield partial(torch.ops.baraquant.observe_min_max_, x, low, high, 0, skipped_batches=count)
-    for call in OBSERVE_CALLS:
-        for shape in (SMALL, ODD, (2, 70_000), (5000, 40)):
-            for dtype in cases.FLOAT_DTYPES:
-                tensors = call.tensors(shape, dtype, DEVICE)
-                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+    yield from each(OBSERVE_CALLS, (SMALL, ODD, (2, 70_000), (5000, 40)))
 
 
 def cases_for(kernel: str) -> Iterator[Case]:
@@ -179,42 +173,27 @@ def product_calls() -> Iterator[Run]:
                     ops._force_int8_kernel("")
 
             yield run
-    for call in (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS, *CONV_CALLS):
-        for shape in ((2, 2, 33), (130, 64)):
-            for dtype in (torch.float32, torch.bfloat16):
-                tensors = call.tensors(shape, dtype, DEVICE)
-                # No gradient: it is a product of cuBLAS, which racecheck does not get through.
-                yield lambda c=call, t=tensors: c(*t)
+    calls = (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS, *CONV_CALLS)
+    # No gradient: it is a product of cuBLAS, which racecheck does not get through.
+    yield from each(
+        calls, ((2, 2, 33), (130, 64)), (torch.float32, torch.bfloat16), gradients=False
+    )
 
 
 def fused_calls() -> Iterator[Run]:
     """Each op, alone and quantizing; its gradients, which are PyTorch's, at the small shapes."""
-    for call in (*FLOAT_CALLS, *QUANTIZE_CALLS):
-        dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or call.takes_float64]
-        for dtype in dtypes:
-            for shape in SHARED:
-                tensors = call.tensors(shape, dtype, DEVICE)
-                if shape in (SMALL, ODD):
-                    yield lambda c=call, t=tensors: value_and_gradients(c, t)
-                else:
-                    yield lambda c=call, t=tensors: c(*(x.detach() for x in t))
-            if call.base in NORMS:
-                tensors = tensors_of(call, SMALL, dtype, "misaligned")
-                yield lambda c=call, t=tensors: value_and_gradients(c, t)
+    calls = (*FLOAT_CALLS, *QUANTIZE_CALLS)
+    yield from each(calls, (SMALL, ODD))
+    yield from each(calls, SHARED[2:], gradients=False)
+    yield from each((c for c in calls if c.base in NORMS), (SMALL,), layout="misaligned")
 
 
 def scaled_calls() -> Iterator[Run]:
     """Each op; the gradients of qat_linear, of which each product is one of integers."""
+    yield from each(SCALED_CALLS, SHARED, gradients=False)
     for dtype in cases.FLOAT_DTYPES:
-        for call in SCALED_CALLS:
-            for shape in SHARED:
-                tensors = call.tensors(shape, dtype, DEVICE)
-                yield lambda c=call, t=tensors: c(*t)
-        for shape in ((130, 64), (17, 33), (4, 2049)):
-            for shift in (False, True):
-                trained = IntegerQatCall("qat_linear", dtype, bias=True, shift=shift)
-                tensors = trained.tensors(shape, dtype, DEVICE)
-                yield lambda c=trained, t=tensors: value_and_gradients(c, t)
+        trained = [IntegerQatCall("qat_linear", dtype, bias=True, shift=s) for s in (False, True)]
+        yield from each(trained, ((130, 64), (17, 33), (4, 2049)), (dtype,))
         yield partial(
             torch.ops.baraquant.draw_random, torch.empty(1, dtype=dtype, device=DEVICE), 2
         )
@@ -222,11 +201,7 @@ def scaled_calls() -> Iterator[Run]:
 
 def int4_calls() -> Iterator[Run]:
     """Each op, with words of packed numbers and with parts of them."""
-    for dtype in cases.FLOAT_DTYPES:
-        for call in INT4_CALLS:
-            for shape in SHARED:
-                tensors = call.tensors(shape, dtype, DEVICE)
-                yield lambda c=call, t=tensors: c(*t)
+    yield from each(INT4_CALLS, SHARED, gradients=False)
     packed = torch.full((33, 64), 0x5A, dtype=torch.uint8, device=DEVICE)
     yield from (partial(run, packed) for run in (few_rows_of_int4, expand_int4))
     # So many outputs that a block takes several tiles of them.
@@ -272,13 +247,9 @@ def weight_only_calls() -> Iterator[Run]:
                     weight_zero_point=zero_point,
                     group_size=32,
                 )
-    for dtype in cases.FLOAT_DTYPES:
-        for call in WEIGHT_ONLY_CALLS:
-            for shape in (*SHARED, (1, 200), (4, 33), (49, 128)):
-                tensors = call.tensors(shape, dtype, DEVICE)
-                yield lambda c=call, t=tensors: c(*t)
-            tensors = tensors_of(call, SMALL, dtype, "misaligned")
-            yield lambda c=call, t=tensors: c(*t)
+    shapes = (*SHARED, (1, 200), (4, 33), (49, 128))
+    yield from each(WEIGHT_ONLY_CALLS, shapes, gradients=False)
+    yield from each(WEIGHT_ONLY_CALLS, (SMALL,), layout="misaligned", gradients=False)
 
 
 def run_all() -> int:

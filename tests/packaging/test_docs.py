@@ -26,7 +26,6 @@ from baraquant import calibration
 from tests.support import documents
 from tests.support.aot_inductor import CRASHES_ON_CPU
 from tests.support.documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
-from tests.support.optional_packages import package
 from tests.workflow import registered_layer
 
 DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
@@ -68,18 +67,10 @@ OTHERS = {
     ),
     "From bitsandbytes": ("bitsandbytes", "bitsandbytes.nn", "bitsandbytes.optim"),
 }
-# Packages that a block may need and that may be missing; no test installs those that serve.
-SERVERS = {"executorch", "vllm"}
-OPTIONAL = SERVERS | {
-    "accelerate",
-    "compressed_tensors",
-    "gguf",
-    "huggingface_hub",
-    "onnx",
-    "onnxruntime",
-    "peft",
-    "transformers",
-}
+# Packages that a block may need and that may be missing; those of others no test installs.
+OF_OTHERS = {"executorch", "torchao", "vllm"}
+OPTIONAL = {"accelerate", "compressed_tensors", "gguf", "huggingface_hub", "onnx", "onnxruntime"}
+OPTIONAL |= {"peft", "transformers", *OF_OTHERS}
 NEEDED = {
     "_compressed_tensors": ("huggingface_hub",),
     "baraquant.peft": ("peft",),
@@ -98,10 +89,6 @@ pytestmark = [
 ]
 
 
-def needs_torchao(text: str) -> bool:
-    return "torchao" in imported(text)
-
-
 def imported(text: str) -> set[str]:
     """The packages that a block imports itself, or that a part of baraquant needs."""
     found = set(re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE))
@@ -111,40 +98,12 @@ def imported(text: str) -> set[str]:
 forgotten = registered_layer.forgotten  # the guide registers a layer
 
 
-def is_missing(text: str) -> bool:
-    """Whether a block needs an optional package that is not here; in CI only servers may be."""
+def can_run(text: str) -> bool:
+    """Whether the packages of a block are here; in CI only those of others may be missing."""
     missing = {name for name in imported(text) & OPTIONAL if find_spec(name) is None}
     if os.environ.get("CI") == "true":
-        assert missing <= SERVERS
-    return bool(missing)
-
-
-def needs_peft(path: Path) -> bool:
-    texts = (text for _, text, _ in blocks(path))
-    return any(re.search(r"^\s*(?:from|import) peft\b", text, re.MULTILINE) for text in texts)
-
-
-def crashes(text: str) -> bool:
-    return CRASHES_ON_CPU and "aoti_load_package" in text
-
-
-def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao: bool) -> list[str]:
-    """Run a document's Python in a folder of its own; return the blocks that ran."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the one way that every machine has
-    torch.manual_seed(0)
-    names = documents.module_for(path)
-
-    def wanted(text: str) -> bool:
-        torchao = with_torchao or not needs_torchao(text)
-        return torchao and not crashes(text) and (needs_torchao(text) or not is_missing(text))
-
-    ran = documents.run(path, names, wanted)
-    try:
-        return list(ran)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        assert missing <= OF_OTHERS
+    return not missing and not (CRASHES_ON_CPU and "aoti_load_package" in text)
 
 
 @pytest.mark.packaging
@@ -153,28 +112,18 @@ def run(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, with_torchao:
 def test_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each Python block, as a reader would type them; not those that need torchao or crash."""
-    if needs_peft(path):
-        package("peft")
+    """Each Python block, as a reader would type them, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # the one way that every machine has
+    torch.manual_seed(0)
     torch._dynamo.reset()
-    count = sum(language in ("python", "pycon") for language, _, _ in blocks(path))
-    other = sum(needs_torchao(text) for _, text, _ in blocks(path))
-    crashing = sum(crashes(text) for _, text, _ in blocks(path))
-    absent = sum(
-        language in ("python", "pycon") and is_missing(text) and not needs_torchao(text)
-        for language, text, _ in blocks(path)
-    )
-    ran = run(path, tmp_path, monkeypatch, with_torchao=False)
-    assert len(ran) == count - other - crashing - absent
-    assert other == 0 or path == MIGRATION
-
-
-@pytest.mark.packaging
-def test_migration_from_torchao(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the blocks that need torchao."""
-    pytest.importorskip("torchao", reason="torchao is not installed")
-    ran = run(MIGRATION, tmp_path, monkeypatch, with_torchao=True)
-    assert sum(map(needs_torchao, ran)) == 6
+    python = [text for kind, text, _ in blocks(path) if kind in ("python", "pycon")]
+    try:
+        ran = list(documents.run(path, documents.module_for(path), can_run))
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    assert ran == list(filter(can_run, python))
 
 
 def code_spans(text: str) -> list[str]:

@@ -21,7 +21,6 @@ import lm_deployment
 import lm_deployment_report
 import lm_generation
 import lm_gradients
-import lm_options
 import lm_report
 import lm_schemes
 import lm_text
@@ -105,25 +104,6 @@ def test_deployment_and_a_run_that_goes_on(
     assert f"greedy decoding with a cache, {how}" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit, match=r"language_model.json is of a run with other settings"):
         run(tmp_path / "other", *small, *resume, "--dtype", "bfloat16")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--steps", "1"], "have to be at least 1, --steps and --tuning-steps 2"),
-        (["--learning-rate", "nan"], "has to be a positive number, but is nan"),
-        (["--size", "tiny", "--cosine", "21"], "has to lie between 0 and --steps, which is 20"),
-        (["--schemes", "W8A8", "--cosine", "2"], "no scheme to compare with W8A8"),
-        (["--resume", "nowhere.json"], "the JSON of an earlier run, but nowhere.json is no file"),
-    ],
-)
-def test_wrong_options(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        lm_options.parse_args(options, "")
-    assert message in " ".join(capsys.readouterr().err.split())
 
 
 # --- the reports
@@ -250,21 +230,6 @@ def test_decoding_writes_the_most_likely_bytes(
         for column in range(12):
             last = model(last, cache)[:, -1:].argmax(dim=-1)
             assert torch.equal(written[:, column : column + 1], last)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", lm_schemes.DEPLOYMENTS)
-def test_every_deployment_quantizes_all_layers_of_the_blocks(name: str, device: str) -> None:
-    config = lm_schemes.DEPLOYMENTS[name].config(TINY.group)
-    data = [torch.randint(256, (2, 32), device=device)]
-    validation = [torch.randint(256, (2, 33), device=device)]
-    model = Decoder(TINY).to(device)
-    one, served = lm_deployment.deploy(model, name, config, data, validation, FLOAT32, 7)
-    linear = [path for path, m in served.named_modules() if type(m) is nn.Linear]
-    assert ("head" in linear) and (len(linear) == 1) == (name != "float")
-    assert one.loss == pytest.approx(math.log(256), abs=0.5)
-    with pytest.raises(AssertionError, match=r"layers of blocks stay floating: .*mlp.down"):
-        lm_deployment.quantized(Decoder(TINY), baraquant.W4A16(32), data)
 
 
 @pytest.mark.exhaustive

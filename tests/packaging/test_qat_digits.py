@@ -20,7 +20,7 @@ import qat_report
 import qat_widths
 from baraquant import nn as bnn
 from baraquant import ops
-from qat_report import Run, Summary
+from qat_report import Run
 from qat_widths import Widths
 from tests.support import processes
 
@@ -193,11 +193,6 @@ def test_latencies_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order == ["a", "a", "b", "b"] * 2
 
 
-def summary(bits: int, qat: float, ptq: float) -> Summary:
-    accuracy = {"float": (97.0, 0.0), "qat": (qat, 0.0), "ptq": (ptq, 0.0), "ptq_max": (50.0, 0.0)}
-    return Summary(Widths(bits, 8), accuracy, (qat - ptq,), 100, 10)
-
-
 def test_gains_are_paired_over_the_seeds() -> None:
     def one(seed: int, bits: int, ptq: float, qat: float, input_bits: int = 8) -> Run:
         accuracy = {"float": 97.0, "ptq_max": 50.0, "ptq": ptq, "qat": qat}
@@ -213,12 +208,3 @@ def test_gains_are_paired_over_the_seeds() -> None:
         "training makes +0.8 ± 0.4 points with 4-bit weights (2 of 2 seeds gain) and +4.8 ± 7.4 "
         "points with 2-bit weights (1 of 2 seeds gain)."
     )
-
-
-def test_conclusion_follows_the_numbers() -> None:
-    kept = qat_report.conclude([summary(4, 97, 96.5), summary(3, 96.2, 90), summary(2, 80, 40)])
-    assert "down to 3-bit weights" in kept
-    assert "keeps it down to 4-bit weights" in kept
-    assert "At no width" in qat_report.conclude([summary(4, 90, 90)])
-    assert qat_report.conclude([summary(4, 97, 90)]).endswith("keeps it at no width.")
-    assert qat_report.conclude([summary(4, 97, 97)]).endswith("keeps it there too.")

@@ -18,7 +18,6 @@ import docstrings
 import minilm_report
 import minilm_speed
 import sentence_encoder
-from minilm_report import Row
 from tests.support.processes import ROOT, run
 
 
@@ -118,27 +117,6 @@ def test_what_eight_bits_keep_of_the_real_encoder(minilm, config, least, tmp_pat
     assert path.stat().st_size < sum(p.nbytes for p in floats.parameters()) / 3.9
 
 
-def test_passages(tmp_path):
-    """Of docstrings that have a sentence and some words behind it, each once, and of no test."""
-    source = '''
-def fill(text):
-    """Wrap the text to a width.
-
-    Returns one string, with newlines between
-    the lines that it has been broken into here.
-    """
-class Whole:
-    def part(self):
-        """Has one sentence of several words only."""
-'''
-    for name in ("pkg/__init__.py", "pkg/again.py", "test/other.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(source)
-    (found,) = docstrings.passages(tmp_path)
-    assert (found.name, found.sentence) == ("pkg.fill", "Wrap the text to a width.")
-    assert found.rest.startswith("Returns one string, with newlines between the lines")
-
-
 def test_the_split_keeps_modules_whole():
     found = [
         docstrings.Passage(f"{m}.{n}", f"{m} {n}", "rest", f"{m}.py")
@@ -149,31 +127,6 @@ def test_the_split_keeps_modules_whole():
     assert sorted(known + asked, key=found.index) == found
     assert not {p.module for p in known} & {p.module for p in asked}
     assert 0.2 < len(known) / len(found) < 0.4
-
-
-def row(name, cosine, retrieval, change=0.0, interval=(0.0, 0.0), file_bytes=250):
-    speed = minilm_speed.Speed(0.5, 2.0, (1.5, 2.5))
-    speeds = {"1 x 64": speed, "32 x 64": speed}
-    return Row(name, cosine, 0.9, retrieval, change, interval, file_bytes, speeds)
-
-
-ROWS = [
-    row("float32", 1.0, 60.0, file_bytes=1000),
-    row("W8A8", 0.98, 59.0, -1.0, (-2.0, 0.1)),
-    row("SmoothQuant", 0.999, 59.75, -0.25, (-0.9, 0.4)),
-    row("W4A8", 0.9995, 50.0, -10.0, (-12.0, -8.0), 150),
-    row("W4A8, trained", 0.9996, 58.0, -2.0, (-3.0, -1.0), 150),
-]
-
-
-def test_the_conclusion_says_what_the_rows_say():
-    text = " ".join(minilm_report.conclude(ROWS))
-    assert (
-        "SmoothQuant is nearest to the float model: cosine 0.9990, retrieval -0.2 points "
-        "(95 %: -0.9 to +0.4), 4.00 times smaller" in text
-    )
-    assert "from cosine 0.9995 to 0.9996, and retrieval from 50.0 % to 58.0 %" in text
-    assert len(minilm_report.conclude(ROWS[:3])) == 1
 
 
 def test_the_interval_is_that_of_a_bootstrap():

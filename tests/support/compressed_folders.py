@@ -59,10 +59,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         None,
     ),
     "int4 channel": ({"num_bits": 4, "strategy": "channel"}, None),
-    "int4 channel asymmetric": (
-        {"num_bits": 4, "strategy": "channel", "symmetric": False},
-        None,
-    ),
+    "int4 channel asymmetric": ({"num_bits": 4, "strategy": "channel", "symmetric": False}, None),
     "int3 group": ({"num_bits": 3, "strategy": "group", "group_size": 16}, None),
     "int8 weights": ({"num_bits": 8, "strategy": "channel"}, None),
     "int4 group, int8 token": (

@@ -43,9 +43,7 @@ def module_for(path: Path) -> dict[str, Any]:
 
 
 def run(
-    path: Path,
-    names: dict[str, Any],
-    wanted: Callable[[str], bool] = lambda text: True,
+    path: Path, names: dict[str, Any], wanted: Callable[[str], bool] = lambda text: True
 ) -> Iterator[str]:
     """Run the Python blocks in order, as a reader would type them; yield the text of each.
 

@@ -56,12 +56,7 @@ TEXT: dict[str, Architecture] = table(
         refused=(("*", "bfloat16", "expected a model of torch.float32, as in the file"),),
         **EXPERTS,
     ),
-    of_tiny(
-        "olmoe",
-        "experts",
-        lm_of("Olmoe", num_experts=4, num_experts_per_tok=2),
-        **EXPERTS,
-    ),
+    of_tiny("olmoe", "experts", lm_of("Olmoe", num_experts=4, num_experts_per_tok=2), **EXPERTS),
     of_tiny(
         "granite_moe",
         "experts",

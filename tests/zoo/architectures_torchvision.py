@@ -139,10 +139,7 @@ def convnext(seed: int) -> nn.Module:
 
 def efficientnet(seed: int) -> nn.Module:
     models = vision().models.efficientnet
-    setting = [
-        models.MBConvConfig(1, 3, 1, 8, 8, 1),
-        models.MBConvConfig(4, 5, 2, 8, 16, 2),
-    ]
+    setting = [models.MBConvConfig(1, 3, 1, 8, 8, 1), models.MBConvConfig(4, 5, 2, 8, 16, 2)]
     return models.EfficientNet(setting, dropout=0.1, num_classes=5, last_channel=64)
 
 

@@ -95,10 +95,7 @@ class Examination:
 
     def _quantize(self, model: nn.Module) -> Any:
         return baraquant.quantize_(
-            model,
-            self.config,
-            calibration=[self.inputs, self.inputs],
-            progress=False,
+            model, self.config, calibration=[self.inputs, self.inputs], progress=False
         )
 
     def _quantized(self) -> None:

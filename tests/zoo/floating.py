@@ -6,11 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from baraquant.nn import (
-    QuantizedInt4Linear,
-    StaticQuantizedInt4Linear,
-    WeightOnlyInt4Linear,
-)
+from baraquant.nn import QuantizedInt4Linear, StaticQuantizedInt4Linear, WeightOnlyInt4Linear
 from baraquant.workflow.report import Report
 
 VECTORS = "norms, biases and other vectors"

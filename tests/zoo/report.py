@@ -20,23 +20,27 @@ MAX_REASONS = 3
 
 INTRODUCTION = """# Models
 
-Models that nobody here wrote, under every scheme. They are built from the configurations of
-transformers and of torchvision, tiny and with random weights: what is shown is that their code runs
-on quantized layers and that the numbers are right, not how accurate a trained model is.
-`make zoo` makes this page; nothing on it is written by hand.
+`make zoo` builds models of transformers, torchvision and torch.nn, runs each under every scheme,
+and writes this page. The models are tiny and have random weights. The page shows that their code
+runs on quantized layers and that the numbers are right. It does not show how accurate a trained
+model is.
 
 | column | meaning |
 |---|---|
 | integers | the share of the parameters that `quantize_` with `W8A8` turns into integers |
-| stays floating | the largest of what is left: its share, and the reason in the report |
-| converted = evaluated | after training, `convert_` keeps the bits of the prepared model |
-| loaded = saved | a new process gets the bits, with a function that builds the model to load \
-into, and with a model on the meta device |
-| generates | `generate` gives the same tokens before and after conversion, with and without a \
-cache |
+| stays floating | the largest parts of the other parameters, each with its share and the reason \
+that the report gives |
+| converted = evaluated | after training, the converted model has the bits of the prepared one |
+| loaded = saved | a new process loads the file and gets the bits of the model that was saved, \
+both with a function that builds the model and with a model on the meta device |
+| generates | `generate` gives the same tokens before and after conversion, both with a cache \
+and without one |
 
-The last three count the schemes with which this held. A dash: there is nothing to check.
+The last three columns count the schemes for which this held. A dash means that there was nothing
+to check.
 """
+# What a cell did, as a sentence says it.
+DID = {FAILED: "failed", NOT_RUN: "did not run", NOTHING: "had nothing to quantize"}
 
 
 def show_failure(console: Console, result: Result) -> None:
@@ -81,7 +85,9 @@ def page(results: list[Result]) -> str:
         cells = [name, ARCHITECTURES[name].family, *_weights(ran)]
         cells += [_count(ran, check) for check in ("converted", "loaded", "generates")]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [""] + [f"Not run: {', '.join(names)}: {why}." for why, names in missing.items()]
+    lines.append("")
+    for why, names in missing.items():
+        lines += [f"{', '.join(names)} did not run, because {why}.", ""]
     return "\n".join([*lines, *_foot(results)]) + "\n"
 
 
@@ -112,15 +118,16 @@ def _count(results: list[Result], check: str) -> str:
 
 def _foot(results: list[Result]) -> Iterable[str]:
     counts = Counter(result.status for result in results)
-    told = ", ".join(f"{counts[s]} {s}" for s in sorted(counts, key=lambda s: -counts[s]))
+    told = ", ".join(f"{count} {DID.get(status, status)}" for status, count in counts.most_common())
     yield "## The run"
     yield ""
-    yield f"{len(results)} cells (architecture, scheme, dtype): {told}."
+    yield f"The run had {len(results)} cells of an architecture, a scheme and a dtype: {told}."
     if counts[FAILED]:
-        yield "Failed: " + ", ".join(f"`{r.cell}`" for r in results if r.status == FAILED) + "."
-    yield f"Schemes: {', '.join(SCHEMES)}."
+        failed = ", ".join(f"`{r.cell}`" for r in results if r.status == FAILED)
+        yield f"These cells failed: {failed}."
+    yield f"The schemes were {', '.join(SCHEMES)}."
     versions = [f"{name} {_version(name)}" for name in ("torch", "transformers", "torchvision")]
-    yield f"Versions: {', '.join(versions)}."
+    yield f"The versions were {', '.join(versions)}."
 
 
 def _version(name: str) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from tests.zoo import run, torchvision_support
-from tests.zoo.cells import ARCHITECTURES, FAILED, NOT_RUN, Cell, matching, planned
+from tests.zoo.cells import ARCHITECTURES, NOT_RUN, Cell, planned
 from tests.zoo.checks import examine
 from tests.zoo.loading import load_back
 from tests.zoo.schemes import SCHEMES
@@ -71,15 +70,6 @@ def test_every_pair_is_planned() -> None:
     assert len({row.package for row in ARCHITECTURES.values()}) == 3
 
 
-def test_cells_are_chosen_by_pattern() -> None:
-    assert [str(cell) for cell in matching(["gpt2:w8a8*:float32"])] == [
-        "gpt2:w8a8:float32",
-        "gpt2:w8a8_asymmetric:float32",
-    ]
-    with pytest.raises(ValueError, match="expected architecture:scheme:dtype, but got 'llema'"):
-        matching(["llema"])
-
-
 @pytest.mark.process
 def test_the_runner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Processes of its own, the results and the page; torchvision where it is installed."""
@@ -100,36 +90,3 @@ def test_the_torchvision_of_a_torch() -> None:
     assert belongs("0.29.1", "2.15.0+cu132") and belongs("0.29.2+cpu", "2.15.0")
     assert not belongs("0.28.0", "2.14.0") and not belongs("0.29.2", "2.13.0")
     assert not belongs("0.29.0", "2.15.0")  # built for torch 2.14 alone
-
-
-def test_torchvision_is_kept_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one of the torch that is there, alone, in a folder that nothing else looks into."""
-    commands: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command))
-    for there, calls in ((None, 0), ("not installed", 1)):
-        monkeypatch.setattr(torchvision_support, "missing", lambda there=there: there)
-        torchvision_support.fetch()
-        assert len(commands) == calls
-    wanted = f"torchvision==0.{torchvision_support.minor_of(torch.__version__)}.*"
-    aside = str(torchvision_support.ASIDE)
-    assert commands[0][-5:] == ["--no-deps", "--upgrade", "--target", aside, wanted]
-
-
-def test_a_failure_says_how_to_see_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests.zoo import work
-    from tests.zoo.cells import Result
-
-    def fails(cells: Any, folder: Path, device: str, jobs: int, told: Any) -> list[Result]:
-        result = Result(str(cells[0]))
-        result.fail("converted", "output 0: 3 of 64 values differ")
-        told(result)
-        return [result]
-
-    monkeypatch.setattr(work, "run", fails)
-    assert run.main(["--only", "bert:w8a8:float32"]) == 1
-    told = capsys.readouterr().out
-    assert "converted: output 0: 3 of 64 values differ" in told
-    assert "python -m tests.zoo.run --only bert:w8a8:float32" in told
-    assert FAILED in told

@@ -20,6 +20,7 @@ from tests.support import cases
 from tests.support.calls import fused as fused_calls
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls import range as range_calls
+from tests.support.calls.call import OpCall
 from tests.support.calls.fused import FusedCall
 from tests.support.calls.int8_mm import Int8Call
 from tests.support.calls.range import RANGE, RangeCall
@@ -37,7 +38,7 @@ BACKWARD = (
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(OpCall):
     """One op with its granularity.
 
     Attributes:
@@ -122,10 +123,6 @@ class Call:
         if self.ranged:
             args += RANGE
         return args, {} if self.dtype is None else {"dtype": self.dtype}
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 NUMBERS = (

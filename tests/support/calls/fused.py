@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 
 NORMS = ("rms_norm", "layer_norm")
 VERBS = (*NORMS, "silu_mul", "gelu", "hadamard")
@@ -19,7 +18,7 @@ EPS, BLOCK, QUANTIZE = 1e-3, 4, "_quantize_per_token"
 
 
 @dataclass(frozen=True)
-class FusedCall:
+class FusedCall(OpCall):
     """One op with its options; the attributes that are not fields are those of `Call`.
 
     Attributes:
@@ -40,8 +39,6 @@ class FusedCall:
     dtype: torch.dtype | None = None
 
     granularity = cases.PER_TOKEN
-    number = False
-    learned = False
     ranged = False
     input_alone = False
     exact_gradients = False  # those of weights are sums
@@ -85,10 +82,6 @@ class FusedCall:
         made = [torch.randn(s, generator=random, dtype=torch.float64) for s in shapes]
         return tuple(t.to(device, dtype).requires_grad_(self.differentiable) for t in made)
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(ops, self.verb)
-
     def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         # NB: no list that is changed: torch.compile of PyTorch 2.11 takes it for a tuple.
         first, others = tensors[0], tensors[1:]
@@ -112,10 +105,6 @@ class FusedCall:
             if self.dtype is not None:
                 kwargs |= {"dtype": self.dtype, "quant_min": 0, "quant_max": 255}
         return args, kwargs
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 def of(quantize: bool) -> tuple[FusedCall, ...]:

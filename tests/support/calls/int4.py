@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 
 OUTPUTS, GROUP_SIZE = 9, 4
 LINEARS = ("int4_linear", "quantized_int4_linear", "static_quantized_int4_linear")
@@ -29,7 +28,7 @@ OPTIONAL = ("group_zero_point", "bias", "input_zero_point")
 
 
 @dataclass(frozen=True)
-class Int4Call:
+class Int4Call(OpCall):
     """One op; the attributes that are not fields are those of the other families' calls.
 
     Attributes:
@@ -40,18 +39,12 @@ class Int4Call:
     verb: str
     full: bool = False
 
-    number = False
-
     def __str__(self) -> str:
         return self.verb + ("-full" if self.full else "")
 
     @property
     def differentiable(self) -> bool:
         return self.verb in LINEARS[1:]
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(ops, self.verb)
 
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
@@ -110,10 +103,6 @@ class Int4Call:
         if self.verb == DYNAMIC:
             keywords["symmetric"] = not self.full
         return (), keywords
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 WITH_OPTIONS = ("choose_int4_qparams", "quantize_int4", "expand_int4", *LINEARS)

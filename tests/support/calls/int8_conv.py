@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 from tests.support.family_cases.int8_conv import Case
 
 NAMES = ("input", "weight", "input_scale", "weight_scale", "bias", "input_zero_point", "weight_sum")
 
 
 @dataclass(frozen=True)
-class ConvCall:
+class ConvCall(OpCall):
     """One way to call it; the attributes that are not fields are those of the other calls.
 
     Attributes:
@@ -32,16 +31,10 @@ class ConvCall:
     input: torch.dtype = torch.int8
 
     verb = "int8_conv"
-    number = False
-    differentiable = False
 
     def __str__(self) -> str:
         kinds = "-full" * self.full + "-depthwise" * self.depthwise
         return f"{self.verb}-{cases.name_of(self.input)}{kinds}"
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return ops.int8_conv
 
     def case(self, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
         """A convolution over one to three dimensions of space, whose sizes come from the shape."""
@@ -76,10 +69,6 @@ class ConvCall:
         if self.full:
             given |= {"stride": 2, "padding": 1, "dilation": 1}
         return (), given
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 CONV_CALLS = (

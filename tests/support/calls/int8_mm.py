@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE, integers
 
 
 @dataclass(frozen=True)
-class Int8Call:
+class Int8Call(OpCall):
     """One op with its options; the attributes that are not fields are those of `Call`.
 
     Attributes:
@@ -43,7 +42,6 @@ class Int8Call:
     weight_range: tuple[int, int] | None = None
 
     granularity = cases.per_channel(0)  # of the weight's scale
-    learned = False
     ranged = False
     returns = 1
     input_alone = True
@@ -140,10 +138,6 @@ class Int8Call:
         learned = self.learned_names
         return tuple(made[n].to(device).requires_grad_(n in learned) for n in self.names)
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(ops, self.verb)
-
     def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         given = dict(zip(self.names, tensors, strict=True))
         named = ["input_zero_point", "act_zero_point", "smooth_scale", "weight_sum", "qweight"]
@@ -165,10 +159,6 @@ class Int8Call:
                 kwargs |= dict(zip(WEIGHT_RANGE, self.weight_range, strict=True))
         bias = given.pop("bias", None)
         return (*given.values(), *(() if bias is None else (bias,))), kwargs
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 QAT_CALLS = (

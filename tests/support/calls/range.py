@@ -13,13 +13,14 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 from tests.support.cases import Granularity
 
 RANGE = (-8, 7)
 
 
 @dataclass(frozen=True)
-class RangeCall:
+class RangeCall(OpCall):
     """One op with its granularity; the attributes that are not fields are those of `Call`."""
 
     verb: str
@@ -27,8 +28,6 @@ class RangeCall:
     symmetric: bool = True
     dtype: torch.dtype | None = None
 
-    number = False
-    learned = False
     input_alone = False
     exact_gradients = True
 
@@ -73,10 +72,6 @@ class RangeCall:
         if self.dtype is not None:
             kwargs["dtype"] = self.dtype
         return (*tensors, *self.granularity.args, *ends), kwargs
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 def skewed(shape: tuple[int, ...]) -> Tensor:

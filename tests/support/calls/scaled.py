@@ -7,35 +7,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 from tests.support.calls.int8_mm import Int8Call
 from tests.support.family_cases.int8_mm import integers
 
 
 @dataclass(frozen=True)
-class ScaledCall:
+class ScaledCall(OpCall):
     """One op; `random`: with a state for stochastic rounding."""
 
     verb: str
     random: bool = False
 
-    number = False
-    differentiable = False
-
     def __str__(self) -> str:
         return self.verb + ("-random" if self.random else "")
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(ops, self.verb)
 
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
@@ -56,10 +48,6 @@ class ScaledCall:
         if not self.random:
             return tensors, {}
         return tensors[:-1], {"random": tensors[-1]}
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.calls.call import OpCall
 from tests.support.family_cases.int8_mm import integers
 
 OUTPUTS, GROUP_SIZE = 9, 4
 
 
 @dataclass(frozen=True)
-class WeightOnlyCall:
+class WeightOnlyCall(OpCall):
     """One way to call it; the attributes that are not fields are those of the other calls.
 
     Attributes:
@@ -33,16 +33,11 @@ class WeightOnlyCall:
     packed: bool = False
 
     verb = "weight_only_linear"
-    number = False
     differentiable = True
 
     def __str__(self) -> str:
         kinds = "-grouped" * self.grouped + "-full" * self.full + "-packed" * self.packed
         return self.verb + kinds
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        return ops.weight_only_linear
 
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
@@ -66,10 +61,6 @@ class WeightOnlyCall:
         names = ("input", "weight", "weight_scale", "weight_zero_point", "bias")
         keywords: dict[str, Any] = dict(zip(names, tensors, strict=False))
         return (), keywords | ({"group_size": GROUP_SIZE} if self.grouped else {})
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        args, kwargs = self.arguments(*tensors)
-        return self.function(*args, **kwargs)
 
 
 WEIGHT_ONLY_CALLS = (
