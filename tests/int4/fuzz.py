@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.int4.test_products import SIBLINGS
+from tests.int4.test_values import SIBLINGS
 from tests.int8_conv.fuzz import POINT_DTYPES, not_contiguous, tensors, vectors, wrong_shapes
 from tests.int8_conv.fuzz import zero_points as of_input_range
 from tests.int8_mm import fuzz as products
