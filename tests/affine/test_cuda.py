@@ -81,22 +81,6 @@ def test_the_debug_mode_would_notice(no_synchronisation: None) -> None:
         torch.ones(2, device="cuda").sum().item()
 
 
-@by_kind
-def test_tensors_on_two_devices(granularity: Granularity, cuda: str) -> None:
-    """A scale on the CPU, even one of no dimensions, is an error and no hidden copy."""
-    x, dy, scale, point = arguments(granularity)
-    on_gpu = [t.to(cuda) for t in (scale, point)]
-    op = granularity.op("fake_quantize")
-    for s, z in ((scale, on_gpu[1]), (on_gpu[0], point)):
-        with pytest.raises(ValueError, match=r"on cuda.* got cpu"):
-            op(x.to(cuda), s, z, *granularity.args, *RANGE)
-    backward = granularity.op("fake_quantize_backward")
-    with pytest.raises(ValueError, match=r"grad.* got cpu"):
-        backward(dy, x.to(cuda), *on_gpu, *granularity.args, *RANGE)
-    op(x.to(cuda), *on_gpu, *granularity.args, *RANGE)  # no error is left behind
-    torch.cuda.synchronize()
-
-
 # --- device memory -------------------------------------------------------------------------------
 
 

@@ -56,22 +56,6 @@ def test_every_block(block: int, dtype: torch.dtype) -> None:
             assert_same_bits(actual.cpu(), wanted)
 
 
-@by_call_and_dtype
-def test_strided_and_unaligned(call: FusedCall, dtype: torch.dtype) -> None:
-    tensors = tuple(t.detach() for t in call.tensors((7, 4, 512), dtype))
-    expected = outputs(call(*tensors))
-
-    def shifted(t: Tensor, by: int) -> Tensor:
-        wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 8, dtype=dtype, device="cuda")
-        wide[..., by : by + t.shape[-1]] = t.cuda()
-        return wide[..., by : by + t.shape[-1]]
-
-    for by in (0, 1, 4, 8):
-        found = outputs(call(*(shifted(t, by) for t in tensors)))
-        for actual, wanted in zip(found, expected, strict=True):
-            assert_same_bits(actual.cpu(), wanted, f"{call} by {by}")
-
-
 @by_call
 def test_many_rows(call: FusedCall) -> None:
     check(call, (70_000, 64), torch.bfloat16)

@@ -14,7 +14,6 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE
 from tests.support import cases
-from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.cuda import MIB, assert_all_same, capture, measured
 from tests.support.family_cases.on_cuda import OnCuda, Step
@@ -181,20 +180,6 @@ def test_same_bits_as_on_the_cpu(symmetric: bool, dtype: torch.dtype, cuda: str)
                     got, expected = (got,), (expected,)
                 for a, b in zip(got, expected, strict=True):
                     assert torch.equal(a.cpu(), b), f"{granularity} {shape} {verb}"
-
-
-@by_mode
-@by_kind
-def test_every_dtype_of_output_as_on_the_cpu(
-    granularity: Granularity, symmetric: bool, cuda: str
-) -> None:
-    for dtype in cases.FLOAT_DTYPES:
-        x = characterful(SHAPE, dtype, granularity, (0, 255), symmetric)
-        op = granularity.op("dynamic_range_quantize")
-        args, options = (*granularity.args, 0, 255), {"symmetric": symmetric, "dtype": torch.uint8}
-        pairs = zip(op(x.to(cuda), *args, **options), op(x, *args, **options), strict=True)
-        for got, expected in pairs:
-            assert_same_bits(got, expected)
 
 
 # --- device memory -------------------------------------------------------------------------------
