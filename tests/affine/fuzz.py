@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-import baraquant.ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
+from tests.support.family_cases.random_calls import judged, move, run, tensor
 from tests.support.oracle import affine as oracle
 
 RANGED = ("quantize", "fake_quantize", "quantize_backward", "fake_quantize_backward")
@@ -51,29 +49,16 @@ class Call:
     arguments: dict[str, Any]
 
     @property
+    def name(self) -> str:
+        return self.granularity.op(self.verb).__name__
+
+    @property
     def number(self) -> bool:
         return isinstance(self.arguments["scale"], float)
 
     def __call__(self, device: str = "cpu", namespace: object = None) -> Any:
         moved = {k: move(v, device) for k, v in self.arguments.items()}
         return self.granularity.op(self.verb, namespace)(**moved)
-
-
-def move(value: Any, device: str) -> Any:
-    if device == "cpu" or not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-
-
-def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
-    """Any values for an input; for a scale the ordinary and the special."""
-    if not (dtype.is_floating_point or dtype.is_complex):
-        info = torch.iinfo(dtype)
-        low, high = max(info.min, -300), min(info.max, 300)
-        return torch.randint(low, high + 1, shape, generator=cases.generator(seed)).to(dtype)
-    if dtype.is_complex:
-        return torch.ones(shape, dtype=dtype)
-    return scale * cases.gradients(shape, dtype, seed)
 
 
 @st.composite
@@ -254,49 +239,14 @@ def check_values(call: Call, got: Any) -> None:
     assert_same_bits(got, expected, str(call))
 
 
-def outcome(call: Call, device: str, namespace: object = None) -> tuple[Any, BaseException | None]:
-    try:
-        return call(device, namespace), None
-    except Exception as error:
-        return None, error
-
-
 STATISTICS = {"right": 0, "wrong": 0}
 
 
 @given(calls())
 def check(call: Call) -> None:
-    allowed = broken_rules(call)
-    got, error = outcome(call, "cpu")
-    on_meta, meta_error = outcome(call, "meta")
-    assert (type(error), str(error)) == (type(meta_error), str(meta_error)), "cpu and meta differ"
-    got, function_error = outcome(call, "cpu", baraquant.ops)
-    assert (type(error), str(error)) == (type(function_error), str(function_error))
-    if allowed:
-        STATISTICS["wrong"] += 1
-        assert error is not None, f"accepted, though it should raise one of {allowed}"
-        assert type(error) in allowed, f"{type(error).__name__}: {error}; expected {allowed}"
-        name = call.granularity.op(call.verb).__name__
-        assert str(error).startswith(f"baraquant::{name}"), str(error)
-        return
-    STATISTICS["right"] += 1
-    assert error is None, f"right, but {type(error).__name__}: {error}"
-    for m, g in zip(*(r if isinstance(r, tuple) else (r,) for r in (on_meta, got)), strict=True):
-        assert (m.shape, m.dtype, m.stride()) == (g.shape, g.dtype, g.stride())
-    check_values(call, got)
-
-
-def run(check: Callable[[], None], statistics: dict[str, int], examples: int) -> None:
-    """Run a property for so many examples, of which neither half may be empty."""
-    phases = (Phase.generate, Phase.shrink)
-    health = list(HealthCheck)
-    settings.register_profile(
-        "fuzz", max_examples=examples, derandomize=True, database=None, deadline=None,
-        phases=phases, suppress_health_check=health, print_blob=False,
-    )  # fmt: skip
-    settings(settings.get_profile("fuzz"))(check)()
-    assert min(statistics.values()) > examples / 20, statistics
-    print(f"{examples} examples passed: {statistics}")
+    got = judged(call, broken_rules(call), STATISTICS)
+    if got is not None:
+        check_values(call, got)
 
 
 if __name__ == "__main__":

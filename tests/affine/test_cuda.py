@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,26 +13,24 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.cases import Granularity, per_channel, per_group
 from tests.support.cuda import (
     CHUNK,
     LARGE,
     LARGE_CASES,
     MIB,
-    assert_all_same,
-    capture,
     large_input,
     measured,
     segment_of_elements,
     spots,
 )
+from tests.support.family_cases.on_cuda import OnCuda, Step
 from tests.support.oracle.affine import Affine
 
 RANGE = (-100, 90)
 SHAPE = (33, 67, 129)
 VERBS = ("fake_quantize", "quantize", "dequantize", "learned")
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
-by_verb = pytest.mark.parametrize("verb", VERBS)
 
 pytestmark = pytest.mark.cuda
 
@@ -50,6 +49,7 @@ def step(verb: str, granularity: Granularity) -> Callable[..., tuple[Tensor, ...
 
     def run(x: Tensor, dy: Tensor, scale: Tensor, point: Tensor) -> tuple[Tensor, ...]:
         x = x.detach().requires_grad_()
+        point = point.long() if verb == "quantize" else point
         learned = [x]
         if verb == "learned":
             scale = scale.detach().requires_grad_()
@@ -59,116 +59,26 @@ def step(verb: str, granularity: Granularity) -> Callable[..., tuple[Tensor, ...
         options = {} if verb in ("fake_quantize", "learned") else {"dtype": torch.float32}
         ends = () if verb == "dequantize" else RANGE
         y = op(x * 1, scale, point, *granularity.args, *ends, **options)
-        return (y.detach(), *torch.autograd.grad(y, learned, dy))
+        plain = op(x.detach(), scale.detach(), None, *granularity.args, *ends, **options)
+        return (y.detach(), plain, *torch.autograd.grad(y, learned, dy))
 
     return run
 
 
-@by_verb
-@by_kind
-def test_runs_on_the_current_stream(granularity: Granularity, verb: str, cuda: str) -> None:
-    """The input only becomes right on the side stream, after a long wait there."""
-    run = step(verb, granularity)
-    cpu = arguments(granularity)
-    expected = run(*cpu)
-    args = [t.to(cuda) for t in cpu]
-    late = torch.zeros_like(args[0])
-    run(late, *args[1:])  # warm
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-        late.copy_(args[0])
-        got = run(late, *args[1:])
-    stream.synchronize()
-    assert_all_same(got, expected)
+KINDS = (*cases.KINDS, per_channel(-1), per_group(5, 0))
 
 
-@by_verb
-@by_kind
-def test_never_makes_the_host_wait(
-    granularity: Granularity, verb: str, cuda: str, request: pytest.FixtureRequest
-) -> None:
-    run = step(verb, granularity)
-    args = [t.to(cuda) for t in arguments(granularity)]
-    strided, wide_point = cases.LAYOUTS["stepped"](args[0]), args[3].long()
-    first = run(*args)
-    request.getfixturevalue("no_synchronisation")
-    again = run(*args)
-    forward = granularity.op("fake_quantize")
-    forward(strided, *args[2:], *granularity.args, *RANGE)
-    forward(strided, args[2], None, *granularity.args, *RANGE)
-    forward(strided, args[2], wide_point, *granularity.args, *RANGE)
-    torch.cuda.set_sync_debug_mode("default")
-    assert_all_same(again, first)
+class TestOnCuda(OnCuda):
+    STEPS = tuple(
+        Step(f"{verb}-{kind}", partial(arguments, kind), step(verb, kind))
+        for verb in VERBS
+        for kind in KINDS
+    )
 
 
 def test_the_debug_mode_would_notice(no_synchronisation: None) -> None:
     with pytest.raises(RuntimeError, match="synchroniz"):
         torch.ones(2, device="cuda").sum().item()
-
-
-@by_verb
-@by_kind
-def test_graph_capture_and_replay(granularity: Granularity, verb: str, cuda: str) -> None:
-    """Captured once, replayed on new data that is copied into the same tensors."""
-    run = step(verb, granularity)
-    static = [t.to(cuda) for t in arguments(granularity)]
-    graph, captured = capture(lambda: run(*static))
-    for seed in (5, 6, 7):
-        fresh = arguments(granularity, seed)
-        for target, source in zip(static, fresh, strict=True):
-            target.copy_(source)
-        graph.replay()
-        assert_all_same(captured, run(*fresh), f"seed {seed}")
-
-
-@by_verb
-def test_streams_do_not_disturb_each_other(verb: str, cuda: str) -> None:
-    """Scratch memory, if an op has any, belongs to a call and not to the process."""
-    kinds = [*cases.KINDS, per_channel(-1), per_group(5, 0)]
-    inputs = [[t.to(cuda) for t in arguments(kind, seed)] for seed, kind in enumerate(kinds)]
-    runs = [step(verb, kind) for kind in kinds]
-    expected = [run(*args) for run, args in zip(runs, inputs, strict=True)]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in kinds]
-    got: list[list[tuple[Tensor, ...]]] = [[] for _ in kinds]
-    for _ in range(20):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                got[i].append(runs[i](*inputs[i]))
-    torch.cuda.synchronize()
-    for found, right in zip(got, expected, strict=True):
-        for result in found:
-            assert_all_same(result, right)
-
-
-def test_every_device_whichever_is_current(cuda: str) -> None:
-    run = step("learned", PER_TOKEN)
-    cpu = arguments(PER_TOKEN)
-    expected = run(*cpu)
-    current = torch.cuda.current_device()
-    for index in range(torch.cuda.device_count()):
-        got = run(*(t.to(f"cuda:{index}") for t in cpu))
-        assert all(t.device.index == index for t in got)
-        assert_all_same(got, expected)
-        assert torch.cuda.current_device() == current
-
-
-@by_kind
-def test_tensors_on_two_devices(granularity: Granularity, cuda: str) -> None:
-    """A scale on the CPU, even one of no dimensions, is an error and no hidden copy."""
-    x, dy, scale, point = arguments(granularity)
-    on_gpu = [t.to(cuda) for t in (scale, point)]
-    op = granularity.op("fake_quantize")
-    for s, z in ((scale, on_gpu[1]), (on_gpu[0], point)):
-        with pytest.raises(ValueError, match=r"on cuda.* got cpu"):
-            op(x.to(cuda), s, z, *granularity.args, *RANGE)
-    backward = granularity.op("fake_quantize_backward")
-    with pytest.raises(ValueError, match=r"grad.* got cpu"):
-        backward(dy, x.to(cuda), *on_gpu, *granularity.args, *RANGE)
-    op(x.to(cuda), *on_gpu, *granularity.args, *RANGE)  # no error is left behind
-    torch.cuda.synchronize()
 
 
 # --- device memory -------------------------------------------------------------------------------

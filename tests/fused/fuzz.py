@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baraquant import reference
-from tests.affine.fuzz import EDGES, INPUT_DTYPES, OUTPUTS, SHAPES, run, tensor
-from tests.int8_mm.fuzz import LEADS, Call, choose, judged_anywhere, misplaced
+from tests.affine.fuzz import EDGES, INPUT_DTYPES, OUTPUTS, SHAPES
+from tests.int8_mm.fuzz import LEADS
 from tests.range import fuzz as ranges
 from tests.support import cases
 from tests.support.bad_arguments.fused import OPS, ROWS, VECTORS, Op
@@ -30,6 +30,14 @@ from tests.support.calls.affine import outputs
 from tests.support.calls.fused import NORMS, QUANTIZE
 from tests.support.cases import INT64_MAX, INT64_MIN, PER_TOKEN
 from tests.support.family_cases.fused import ACTIVATION_DTYPES, LENGTHS, rows
+from tests.support.family_cases.random_calls import (
+    Call,
+    choose,
+    judged_anywhere,
+    misplaced,
+    run,
+    tensor,
+)
 from tests.support.family_cases.range import RANGES, characterful, finite_patterns
 from tests.support.oracle import fused as oracle
 from tests.support.oracle.range import Dynamic

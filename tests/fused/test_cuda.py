@@ -14,6 +14,7 @@ from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS, FusedCall
 from tests.support.family_cases.fused import LENGTHS, LONG_LENGTHS, LONGEST_LENGTHS
+from tests.support.family_cases.on_cuda import Step, check_graph
 
 pytestmark = [pytest.mark.cuda, pytest.mark.exhaustive]
 CALLS = (*FLOAT_CALLS, *QUANTIZE_CALLS)
@@ -55,22 +56,6 @@ def test_every_block(block: int, dtype: torch.dtype) -> None:
             assert_same_bits(actual.cpu(), wanted)
 
 
-@by_call_and_dtype
-def test_strided_and_unaligned(call: FusedCall, dtype: torch.dtype) -> None:
-    tensors = tuple(t.detach() for t in call.tensors((7, 4, 512), dtype))
-    expected = outputs(call(*tensors))
-
-    def shifted(t: Tensor, by: int) -> Tensor:
-        wide = torch.zeros(*t.shape[:-1], t.shape[-1] + 8, dtype=dtype, device="cuda")
-        wide[..., by : by + t.shape[-1]] = t.cuda()
-        return wide[..., by : by + t.shape[-1]]
-
-    for by in (0, 1, 4, 8):
-        found = outputs(call(*(shifted(t, by) for t in tensors)))
-        for actual, wanted in zip(found, expected, strict=True):
-            assert_same_bits(actual.cpu(), wanted, f"{call} by {by}")
-
-
 @by_call
 def test_many_rows(call: FusedCall) -> None:
     check(call, (70_000, 64), torch.bfloat16)
@@ -80,16 +65,12 @@ def test_many_rows(call: FusedCall) -> None:
 @by_call
 def test_in_a_graph(call: FusedCall) -> None:
     """Captured without a synchronisation, and replayed with other data."""
-    tensors = tuple(t.detach().cuda() for t in call.tensors((8, 512), torch.bfloat16))
-    call(*tensors)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = outputs(call(*tensors))
-    tensors[0].mul_(0.5)
-    graph.replay()
-    for actual, wanted in zip(captured, outputs(call(*tensors)), strict=True):
-        assert_same_bits(actual, wanted)
+
+    def make(seed: int) -> tuple[Tensor, ...]:
+        tensors = call.tensors((8, 512), torch.bfloat16)
+        return tuple(t.detach() * (1 + seed) for t in tensors)
+
+    check_graph(Step(str(call), make, lambda *tensors: outputs(call(*tensors))), "cuda")
 
 
 def test_one_kernel_for_rows_that_registers_hold() -> None:

@@ -18,24 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import run
-from tests.int4.test_products import SIBLINGS
+from tests.int4.test_values import SIBLINGS
 from tests.int8_conv.fuzz import POINT_DTYPES, not_contiguous, tensors, vectors, wrong_shapes
 from tests.int8_conv.fuzz import zero_points as of_input_range
 from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import (
-    DEPTHS,
-    DTYPES,
-    LEADS,
-    POINTS,
-    SIZES,
-    Call,
-    choose,
-    ends,
-    judged_anywhere,
-    misplaced,
-    values,
-)
+from tests.int8_mm.fuzz import DEPTHS, DTYPES, LEADS, POINTS, SIZES, ends, values
 from tests.support import cases
 from tests.support.bad_arguments.int4 import CHOOSE, EXPAND, PACK, QUANTIZE
 from tests.support.bits import assert_same_bits, to_numpy
@@ -48,6 +35,7 @@ from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     SYMMETRIC_RANGES,
 )
+from tests.support.family_cases.random_calls import Call, choose, judged_anywhere, misplaced, run
 from tests.support.oracle import int4 as oracle
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import weight_only as weight_only_oracle

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import baraquant
 from baraquant import ops
-from tests.int4.test_products import bytes_of, on, weight
+from tests.int4.test_values import bytes_of, on, weight
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cuda import capture, rows_decoded_in_registers

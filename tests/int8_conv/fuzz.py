@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import run, tensor
 from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import DTYPES, Call, choose, judged, outcome, values
+from tests.int8_mm.fuzz import DTYPES, values
 from tests.support import cases
 from tests.support.bad_arguments.int8_conv import ONES, VECTORS
 from tests.support.bits import assert_same_bits
@@ -29,6 +28,7 @@ from tests.support.cases import INT32_MAX, INT64_MAX, INT64_MIN
 from tests.support.family_cases.int8_conv import FORMATS
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, Case
 from tests.support.family_cases.int8_mm import POINT_DTYPES as SOME_POINT_DTYPES
+from tests.support.family_cases.random_calls import Call, choose, judged, outcome, run, tensor
 from tests.support.oracle.int8_conv import for_each, int8_conv
 
 BATCHES: tuple[tuple[int, ...], ...] = ((), (), (0,), (1,), (1,), (2,), (3,))

@@ -111,24 +111,6 @@ def test_layouts_of_the_weight(channels: int, kernel: tuple[int, ...], device: s
         assert_same_bits(ops.int8_conv(**{**arguments, "weight": last}), got)
 
 
-def test_strides_of_the_input(device: str) -> None:
-    case = Case(12, 8, 1, (9, 10), (3, 3), padding=(1,), shift=True, dtype=torch.float32)
-    arguments = moved(case.arguments(), device)
-    wanted = ops.int8_conv(**arguments)
-    x = arguments["input"]
-    for other in (
-        x.transpose(2, 3).contiguous().transpose(2, 3),
-        x.repeat_interleave(2, -1)[..., ::2],
-        torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
-        x.contiguous(memory_format=torch.channels_last),
-        x.repeat_interleave(2, 1).contiguous(memory_format=torch.channels_last)[:, ::2],
-    ):
-        assert_same_bits(ops.int8_conv(**arguments | {"input": other}), wanted)
-    w = arguments["weight"]
-    for other in (w.contiguous(memory_format=torch.channels_last), w.flip(3).flip(3)):
-        assert_same_bits(ops.int8_conv(**arguments | {"weight": other}), wanted)
-
-
 def test_the_result_is_channels_last_if_the_input_is(any_device: str) -> None:
     """Also for one image that lies so, whatever the stride of its batch, and for a slice."""
     last = torch.channels_last

@@ -76,16 +76,14 @@ class Layer:
     def composed(self) -> Tensor:
         return composed(*self.leaves, self.symmetric, **self.ranges)
 
-    def rule(self, *, magnitudes: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """The analytic gradients, in float64 on the CPU; or sums of their terms' magnitudes."""
+    def rule(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The analytic gradients, in float64 on the CPU."""
         of_x = Dynamic(self.x, PER_TOKEN, *ends_of(self.ranges), symmetric=self.symmetric)
         of_w = Dynamic(self.weight, per_channel(0), *ends_of(self.ranges, "weight_"))
         fake_x, fake_w = (
             torch.from_numpy(rule.fake_quantize().copy()).double() for rule in (of_x, of_w)
         )
         dy = self.dy.detach().cpu().double()
-        if magnitudes:
-            fake_x, fake_w, dy = fake_x.abs(), fake_w.abs(), dy.abs()
         rows = dy.reshape(dy.shape[:-1].numel(), dy.shape[-1])
         dx = dy @ fake_w
         if not self.symmetric:

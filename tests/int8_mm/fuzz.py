@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import baraquant.ops
-from tests.affine.fuzz import NUMBERS, move, run, tensor
+from tests.affine.fuzz import NUMBERS
 from tests.support import cases
 from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, OF_ALL, OF_ROWS, STATIC
 from tests.support.bits import assert_same_bits
-from tests.support.calls.affine import outputs
 from tests.support.checks.int8_mm import OPS
 from tests.support.family_cases.int8_mm import (
     DEEPEST,
@@ -36,6 +33,7 @@ from tests.support.family_cases.int8_mm import (
     WEIGHT_RANGE,
     integers,
 )
+from tests.support.family_cases.random_calls import Call, choose, judged, run, tensor
 from tests.support.oracle import int8_mm as int8_oracle
 
 LEADS = ((), (0,), (1,), (7,), (2, 3), (1, 1), (3, 1, 2))
@@ -48,52 +46,11 @@ ENDS += (cases.INT64_MIN, cases.INT64_MAX)
 POINTS = (0, 3, -7, 127, -128, 255, 256, -129, 2**31, cases.INT64_MAX, cases.INT64_MIN)
 
 
-@dataclass
-class Call:
-    """An op and its arguments; the weight's memory order is its own."""
-
-    name: str
-    arguments: dict[str, Any]
-
-    def __call__(self, device: str, namespace: object) -> Tensor:
-        return getattr(namespace, self.name)(
-            **{k: move(v, device) for k, v in self.arguments.items()}
-        )
-
-
-@dataclass
-class Misplaced(Call):
-    """A call with one tensor on the other device."""
-
-    stray: str
-
-    def __call__(self, device: str, namespace: object) -> Any:
-        others = {"cpu": "meta", "meta": "cpu"}
-        moved = {
-            k: move(v, others[device] if k == self.stray else device)
-            for k, v in self.arguments.items()
-        }
-        return getattr(namespace, self.name)(**moved)
-
-
-@st.composite
-def misplaced(draw: st.DrawFn, call: Call) -> Call:
-    """The call itself, or now and then one with a tensor that lies elsewhere."""
-    names = [name for name, value in call.arguments.items() if isinstance(value, Tensor)]
-    strays = tuple(Misplaced(call.name, call.arguments, name) for name in names)
-    return choose(draw, call, strays) if len(names) > 1 else call
-
-
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     """Whole-range integers where they are eight bits, else anything."""
     if dtype in cases.INTEGER_DTYPES:
         return integers(shape, dtype, "random", seed)
     return tensor(shape, dtype, seed)
-
-
-def choose(draw: st.DrawFn, right: Any, wrong: tuple[Any, ...]) -> Any:
-    """The right one about fourteen times out of fifteen."""
-    return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
 
 
 @st.composite
@@ -247,48 +204,6 @@ def wrong_numbers(call: Call, compute: torch.dtype) -> set[type[Exception]]:
         ends = torch.iinfo(a["input"].dtype)
         right &= ends.min <= a["act_zero_point"] <= ends.max
     return set() if right else {ValueError}
-
-
-def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseException | None]:
-    try:
-        return call(device, namespace), None
-    except Exception as error:
-        return None, error
-
-
-def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Any:
-    """The result of a right call; None of a wrong one. All ways to call it do and say the same."""
-    ops = torch.ops.baraquant
-    got, error = outcome(call, "cpu", ops)
-    on_meta, meta_error = outcome(call, "meta", ops)
-    assert (type(error), str(error)) == (type(meta_error), str(meta_error)), "cpu and meta differ"
-    got, function_error = outcome(call, "cpu", baraquant.ops)
-    assert (type(error), str(error)) == (type(function_error), str(function_error))
-    if allowed:
-        statistics["wrong"] += 1
-        assert error is not None, f"accepted, though it should raise one of {allowed}"
-        assert type(error) in allowed, f"{type(error).__name__}: {error}; expected {allowed}"
-        assert str(error).startswith(f"baraquant::{call.name}"), str(error)
-        return None
-    statistics["right"] += 1
-    assert error is None, f"right, but {type(error).__name__}: {error}"
-    for m, g in zip(outputs(on_meta), outputs(got), strict=True):
-        assert (m.shape, m.dtype, m.stride()) == (g.shape, g.dtype, g.stride())
-    return got
-
-
-def judged_anywhere(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]) -> Any:
-    """As `judged`. A misplaced call is refused on both devices, with other words."""
-    if not isinstance(call, Misplaced):
-        return judged(call, allowed, statistics)
-    statistics["wrong"] += 1
-    ops, allowed = torch.ops.baraquant, allowed | {ValueError}
-    for device, namespace in (("cpu", ops), ("meta", ops), ("cpu", baraquant.ops)):
-        _, error = outcome(call, device, namespace)
-        assert error is not None, f"accepted, though it should raise one of {allowed}"
-        assert type(error) in allowed, f"{type(error).__name__}: {error}; expected {allowed}"
-        assert str(error).startswith(f"baraquant::{call.name}"), str(error)
-    return None
 
 
 STATISTICS = {"right": 0, "wrong": 0}

@@ -19,19 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import baraquant.ops
-from tests.affine.fuzz import run
 from tests.int8_conv.fuzz import POINT_DTYPES, not_contiguous, tensors, vectors, zero_points
 from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import (
-    DEPTHS,
-    DTYPES,
-    Call,
-    choose,
-    ends,
-    judged_anywhere,
-    misplaced,
-    outcome,
-)
+from tests.int8_mm.fuzz import DEPTHS, DTYPES, ends
 from tests.support import cases
 from tests.support.bad_arguments.grouped import INTEGERS, OF_ROWS, TRAINED, VECTORS
 from tests.support.bits import assert_same_bits
@@ -43,6 +33,14 @@ from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
+)
+from tests.support.family_cases.random_calls import (
+    Call,
+    choose,
+    judged_anywhere,
+    misplaced,
+    outcome,
+    run,
 )
 
 OPS = (INTEGERS, "quantized_grouped_linear", TRAINED)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +15,9 @@ from torch import Tensor
 import baraquant
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cuda import MIB, assert_all_same, capture, measured
+from tests.support.cuda import MIB, capture, measured
 from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES, Case, integers
+from tests.support.family_cases.on_cuda import OnCuda, Step, check_graph, check_streams
 
 pytestmark = pytest.mark.cuda
 
@@ -192,101 +194,39 @@ def test_twenty_runs_give_the_same_bits(size: tuple[int, int, int], cuda: str) -
         assert_same_bits(int8_linear(on_gpu).cpu(), expected)
 
 
+def step(size: tuple[int, int, int], input_dtype: torch.dtype = torch.int8) -> Step:
+    """Of int8 the product alone; of uint8 also one whose input is quantized on the way."""
+    case = Case(size[:1], *size[1:], input_dtype, scale="token", zero_point="token", bias="output")
+    names = ("input", "input_scale", "weight", "weight_scale", "input_zero_point", "bias")
+
+    def make(seed: int) -> tuple[Tensor, ...]:
+        arguments = dataclasses.replace(case, seed=seed).arguments()
+        return tuple(arguments[name] for name in names)
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        y = int8_linear(dict(zip(names, tensors, strict=True)))
+        if input_dtype == torch.int8:
+            return (y,)
+        x, _, weight, scale, *_ = tensors
+        quantized = torch.ops.baraquant.quantized_linear
+        return y, quantized(x.float(), weight, scale, symmetric=False)
+
+    return Step(f"{size}-{cases.name_of(input_dtype)}", make, run)
+
+
+class TestOnCuda(OnCuda):
+    STEPS = tuple(step(size, dtype) for size in SIZES for dtype in cases.INTEGER_DTYPES)
+
+
 @by_kernel
-def test_graph_capture_and_replay(kernel: str, force: Callable[[str], None], cuda: str) -> None:
-    """Captured once, replayed on new data; stream-K's counters begin anew each time."""
-    force(kernel)
-    m = 4 if kernel == "vector" else 200
-
-    def fresh(seed: int) -> dict[str, Any]:
-        return Case((m,), 1040, 1536, scale="token", zero_point="token", seed=seed).arguments()
-
-    static = to(cuda, fresh(0))
-    graph, captured = capture(lambda: int8_linear(static))
-    for seed in (1, 2, 3):
-        arguments = fresh(seed)
-        for name, value in arguments.items():
-            if isinstance(value, Tensor):
-                static[name].copy_(value)
-        graph.replay()
-        assert_same_bits(captured.cpu(), int8_linear(arguments), f"seed {seed}")
-
-
-@by_kernel
-def test_streams_do_not_disturb_each_other(
+def test_graphs_and_streams_of_every_kernel(
     kernel: str, force: Callable[[str], None], cuda: str
 ) -> None:
-    """Scratch memory, if a kernel has any, belongs to a call and not to the process."""
+    """Stream-K's counters begin anew each time."""
     force(kernel)
-    m = 4 if kernel == "vector" else 40
-    calls = [
-        Case((m + i,) if m > 4 else (m,), 2048, 2048, scale="token", seed=i).arguments()
-        for i in range(4)
-    ]
-    expected = [int8_linear(call) for call in calls]
-    on_gpu = [to(cuda, call) for call in calls]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in calls]
-    got: list[list[Tensor]] = [[] for _ in calls]
-    for _ in range(20):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                got[i].append(int8_linear(on_gpu[i]))
-    torch.cuda.synchronize()
-    for found, right in zip(got, expected, strict=True):
-        for result in found:
-            assert_same_bits(result.cpu(), right)
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_never_makes_the_host_wait(
-    size: tuple[int, int, int], cuda: str, request: pytest.FixtureRequest
-) -> None:
-    signed = Case(size[:1], *size[1:], scale="token", zero_point="one", bias="output")
-    unsigned = Case(size[:1], *size[1:], input_dtype=torch.uint8, zero_point="token")
-    calls = [to(cuda, case.arguments()) for case in (signed, unsigned)]
-    x = torch.randn(size[0], size[2], device=cuda)
-    scale = calls[0]["weight_scale"]
-    weight = calls[0]["weight"]
-
-    def run() -> tuple[Tensor, ...]:
-        quantized = torch.ops.baraquant.quantized_linear(x, weight, scale, symmetric=False)
-        return (*(int8_linear(call) for call in calls), quantized)
-
-    first = run()
-    request.getfixturevalue("no_synchronisation")
-    again = run()
-    torch.cuda.set_sync_debug_mode("default")
-    assert_all_same(again, first)
-
-
-def test_runs_on_the_current_stream(cuda: str) -> None:
-    """The input only becomes right on the side stream, after a long wait there."""
-    for size in SIZES:
-        arguments = Case(size[:1], *size[1:], scale="token").arguments()
-        on_gpu = to(cuda, arguments)
-        late = torch.zeros_like(on_gpu["input"])
-        int8_linear(on_gpu | {"input": late})  # warm
-        torch.cuda.synchronize()
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(50_000_000)
-            late.copy_(on_gpu["input"])
-            got = int8_linear(on_gpu | {"input": late})
-        stream.synchronize()
-        assert_same_bits(got.cpu(), int8_linear(arguments), str(size))
-
-
-def test_every_device_whichever_is_current(cuda: str) -> None:
-    current = torch.cuda.current_device()
-    for size in SIZES:
-        arguments = Case(size[:1], *size[1:], zero_point="token").arguments()
-        expected = int8_linear(arguments)
-        for index in range(torch.cuda.device_count()):
-            got = int8_linear(to(f"cuda:{index}", arguments))
-            assert got.device.index == index
-            assert_same_bits(got.cpu(), expected, str(size))
-            assert torch.cuda.current_device() == current
+    check_graph(step((4 if kernel == "vector" else 200, 1040, 1536)), cuda)
+    sizes = [(4 if kernel == "vector" else 40 + i, 2048, 2048) for i in range(4)]
+    check_streams([step(size) for size in sizes], cuda)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baraquant import ops
 from baraquant.nn import FakeQuantizedLinear
-from tests.int8_mm.exact_layers import ENDS, NARROW, Layer, composed, ends_of, exact_layer
+from tests.int8_mm.exact_layers import ENDS, Layer, composed, ends_of, exact_layer
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.family_cases.int8_mm import clipped
@@ -37,7 +37,10 @@ by_exact = pytest.mark.parametrize(("kind", "dtype"), EXACT)
 
 @by_exact
 def test_the_rule_bit_for_bit(kind: str, dtype: torch.dtype, device: str) -> None:
-    for lead, n in (((3, 4), 9), ((1,), 5), ((), 3), ((16,), 16), ((2, 1, 3), 1)):
+    sizes = [((3, 4), 9), ((1,), 5), ((), 3), ((16,), 16), ((2, 1, 3), 1)]
+    if dtype in cases.SCALE_DTYPES:  # the others hold no such sums
+        sizes += [((64,), 17), ((2, 3, 5), 31), ((129,), 130)]
+    for lead, n in sizes:
         layer = exact_layer(kind, dtype, device, lead, n)
         dy = layer.dy.detach()
         gradients = torch.autograd.grad(layer.forward(), layer.leaves, dy)
@@ -123,54 +126,12 @@ def layer_of(
     symmetric: bool,
     device: str,
     seed: int = 0,
-    ranges: dict[str, int] | None = None,
 ) -> Layer:
     gen = cases.generator(seed)
     shapes = (tuple(shape), (n, shape[-1]), (n,), (*shape[:-1], n))
     made = (torch.randn(s, generator=gen, dtype=torch.float64).to(dtype) for s in shapes)
     leaves = (t.to(device).requires_grad_() for t in made)
-    return Layer(*leaves, symmetric=symmetric, ranges=ranges or {})
-
-
-def assert_near(
-    got: Tensor, expected: Tensor, size: Tensor, dtype: torch.dtype, depth: int
-) -> None:
-    """Within what sums of so many terms, of that size together, may lose in any order.
-
-    float16 and bfloat16 products are summed in float32, and on a GPU perhaps in parts.
-    """
-    eps = torch.finfo(dtype).eps
-    bound = (4 if dtype in (torch.float16, torch.bfloat16) else depth + 4) * eps * size
-    tiny = torch.finfo(dtype).smallest_normal
-    error = (got.detach().cpu().double() - expected).abs()
-    assert (error <= bound + tiny).all(), f"off by {(error - bound).max()}"
-
-
-SHAPES = (((64, 33), 17), ((2, 3, 5, 40), 31), ((1, 257), 65), ((129, 7), 130), ((13,), 4))
-
-
-by_ranges = pytest.mark.parametrize("ranges", ({}, NARROW), ids=("int8", "narrow"))
-
-
-@by_dtype
-@by_mode
-@by_ranges
-@pytest.mark.parametrize(("shape", "n"), SHAPES, ids=str)
-def test_near_the_rule(
-    shape: tuple[int, ...],
-    n: int,
-    ranges: dict[str, int],
-    symmetric: bool,
-    dtype: torch.dtype,
-    device: str,
-) -> None:
-    layer = layer_of(shape, n, dtype, symmetric, device, ranges=ranges)
-    gradients = torch.autograd.grad(layer.forward(), layer.leaves, layer.dy.detach())
-    depths = (n, layer.dy.numel() // n, layer.dy.numel() // n)
-    pairs = zip(gradients, layer.rule(), layer.rule(magnitudes=True), depths, strict=True)
-    for got, expected, size, depth in pairs:
-        assert got.dtype == dtype
-        assert_near(got, expected, size, dtype, depth)
+    return Layer(*leaves, symmetric=symmetric)
 
 
 POISON = {

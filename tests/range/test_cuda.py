@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE
 from tests.support import cases
-from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.cuda import MIB, assert_all_same, capture, measured
+from tests.support.family_cases.on_cuda import OnCuda, Step
 from tests.support.family_cases.range import MODES, characterful
 
 SHAPE = (33, 67, 129)
@@ -23,12 +24,10 @@ DATA = ("choose", "quantize", "fake")
 KINDS = (PER_TENSOR, per_channel(0), per_channel(1), per_channel(-1), PER_TOKEN, per_group(8))
 KINDS += (per_group(5, 0),)
 by_kind = pytest.mark.parametrize("granularity", KINDS, ids=str)
-by_verb = pytest.mark.parametrize("verb", DATA)
 by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 by_axis = pytest.mark.parametrize("axis", (None, 0, 1, -1))
 
 pytestmark = pytest.mark.cuda
-Run = Callable[..., tuple[Tensor, ...]]
 
 
 def inputs(granularity: Granularity, symmetric: bool, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -37,7 +36,7 @@ def inputs(granularity: Granularity, symmetric: bool, seed: int = 0) -> tuple[Te
     return x, torch.randn(SHAPE, generator=cases.generator(seed + 1))
 
 
-def step(verb: str, granularity: Granularity, symmetric: bool) -> Run:
+def step(verb: str, granularity: Granularity, symmetric: bool) -> Callable[..., tuple[Tensor, ...]]:
     """One op, with backward where it has one."""
     mode = {"symmetric": symmetric}
 
@@ -54,102 +53,13 @@ def step(verb: str, granularity: Granularity, symmetric: bool) -> Run:
     return run
 
 
-# --- streams, graphs, synchronisation ------------------------------------------------------------
-
-
-@by_verb
-@by_mode
-@by_kind
-def test_runs_on_the_current_stream(
-    granularity: Granularity, symmetric: bool, verb: str, cuda: str
-) -> None:
-    """The input only becomes right on the side stream, after a long wait there."""
-    run = step(verb, granularity, symmetric)
-    cpu = inputs(granularity, symmetric)
-    expected = run(*cpu)
-    x, dy = (t.to(cuda) for t in cpu)
-    late = torch.zeros_like(x)
-    run(late, dy)  # warm
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(x)
-        got = run(late, dy)
-    stream.synchronize()
-    assert_all_same(got, expected)
-
-
-@by_verb
-@by_mode
-@by_kind
-def test_never_makes_the_host_wait(
-    granularity: Granularity,
-    symmetric: bool,
-    verb: str,
-    cuda: str,
-    request: pytest.FixtureRequest,
-) -> None:
-    run = step(verb, granularity, symmetric)
-    x, dy = (t.to(cuda) for t in inputs(granularity, symmetric))
-    others = [cases.LAYOUTS[layout](x) for layout in ("stepped", "transposed", "misaligned")]
-    first = [run(t, dy) for t in (x, *others)]
-    request.getfixturevalue("no_synchronisation")
-    again = [run(t, dy) for t in (x, *others)]
-    torch.cuda.set_sync_debug_mode("default")
-    for a, b in zip(again, first, strict=True):
-        assert_all_same(a, b)
-
-
-@by_verb
-@by_mode
-@by_kind
-def test_graph_capture_and_replay(
-    granularity: Granularity, symmetric: bool, verb: str, cuda: str
-) -> None:
-    """Captured once, replayed on new data that is copied into the same tensors."""
-    run = step(verb, granularity, symmetric)
-    static = [t.to(cuda) for t in inputs(granularity, symmetric)]
-    graph, captured = capture(lambda: run(*static))
-    for seed in (5, 6, 7):
-        fresh = inputs(granularity, symmetric, seed)
-        for target, source in zip(static, fresh, strict=True):
-            target.copy_(source)
-        graph.replay()
-        assert_all_same(captured, run(*fresh), f"seed {seed}")
-
-
-@by_verb
-@by_mode
-def test_streams_do_not_disturb_each_other(symmetric: bool, verb: str, cuda: str) -> None:
-    """Partial results of blocks, if an op has any, belong to a call and not to the process."""
-    data = [[t.to(cuda) for t in inputs(kind, symmetric, s)] for s, kind in enumerate(KINDS)]
-    runs = [step(verb, kind, symmetric) for kind in KINDS]
-    expected = [run(*args) for run, args in zip(runs, data, strict=True)]
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in KINDS]
-    got: list[list[tuple[Tensor, ...]]] = [[] for _ in KINDS]
-    for _ in range(20):
-        for i, stream in enumerate(streams):
-            with torch.cuda.stream(stream):
-                got[i].append(runs[i](*data[i]))
-    torch.cuda.synchronize()
-    for found, right in zip(got, expected, strict=True):
-        for result in found:
-            assert_all_same(result, right)
-
-
-def test_every_device_whichever_is_current(cuda: str) -> None:
-    current = torch.cuda.current_device()
-    for verb in DATA:
-        run = step(verb, PER_TENSOR, False)
-        cpu = inputs(PER_TENSOR, False)
-        expected = run(*cpu)
-        for index in range(torch.cuda.device_count()):
-            got = run(*(t.to(f"cuda:{index}") for t in cpu))
-            assert all(t.device.index == index for t in got)
-            assert_all_same(got, expected)
-            assert torch.cuda.current_device() == current
+class TestOnCuda(OnCuda):
+    STEPS = tuple(
+        Step(f"{verb}-{kind}-{mode}", partial(inputs, kind, mode), step(verb, kind, mode))
+        for verb in DATA
+        for kind in KINDS
+        for mode in MODES
+    )
 
 
 # --- observers -----------------------------------------------------------------------------------
@@ -270,20 +180,6 @@ def test_same_bits_as_on_the_cpu(symmetric: bool, dtype: torch.dtype, cuda: str)
                     got, expected = (got,), (expected,)
                 for a, b in zip(got, expected, strict=True):
                     assert torch.equal(a.cpu(), b), f"{granularity} {shape} {verb}"
-
-
-@by_mode
-@by_kind
-def test_every_dtype_of_output_as_on_the_cpu(
-    granularity: Granularity, symmetric: bool, cuda: str
-) -> None:
-    for dtype in cases.FLOAT_DTYPES:
-        x = characterful(SHAPE, dtype, granularity, (0, 255), symmetric)
-        op = granularity.op("dynamic_range_quantize")
-        args, options = (*granularity.args, 0, 255), {"symmetric": symmetric, "dtype": torch.uint8}
-        pairs = zip(op(x.to(cuda), *args, **options), op(x, *args, **options), strict=True)
-        for got, expected in pairs:
-            assert_same_bits(got, expected)
 
 
 # --- device memory -------------------------------------------------------------------------------

@@ -84,9 +84,10 @@ def test_many_sizes(axis: int | None, device: str) -> None:
                 buffers.assert_range(f"{shape} {dtype}")
 
 
-def test_by_hand(device: str) -> None:
+@by_module
+def test_by_hand(module: Any, device: str) -> None:
     low, high = (torch.tensor(v, device=device) for v in (math.inf, -math.inf))
-    observe = torch.ops.baraquant.observe_min_max_
+    observe = module.observe_min_max_
 
     def after(values: list[float], c: float | None = None) -> tuple[float, float]:
         observe(torch.tensor(values, device=device), low, high, None, c)

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import INPUT_DTYPES, run
+from tests.affine.fuzz import INPUT_DTYPES
 from tests.fused.fuzz import numbers, tensors
-from tests.int8_mm.fuzz import LEADS, SIZES, Call, choose, judged, judged_anywhere, misplaced
+from tests.int8_mm.fuzz import LEADS, SIZES
 from tests.scaled.test_gradients import expected, gradients, state_of
 from tests.scaled.test_values import RANDOM, state
 from tests.support import cases
@@ -31,6 +31,14 @@ from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
+)
+from tests.support.family_cases.random_calls import (
+    Call,
+    choose,
+    judged,
+    judged_anywhere,
+    misplaced,
+    run,
 )
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import scaled as oracle

@@ -33,30 +33,6 @@ def test_opcheck_of_draw_random(device: str) -> None:
     torch.library.opcheck(op, (torch.randn(6, device=device), 2), test_utils=tests)
 
 
-@pytest.mark.exhaustive
-def test_opcheck_of_the_core_op(device: str) -> None:
-    def integers(*shape: int) -> Tensor:
-        return torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
-
-    dy = torch.randn(2, 6, 12, device=device)
-    qx, sx = integers(2, 6, 20), torch.rand(2, 6, 1, device=device)
-    zx = torch.randint(-9, 9, (2, 6, 1), dtype=torch.int32, device=device)
-    qw, sw = integers(12, 20), torch.rand(12, device=device)
-    random = torch.tensor([1, 2], device=device)
-    op = torch.ops.baraquant._integer_backward.default
-    for args in (
-        (qx, sx, zx, qw, sw, random),
-        (qx, sx, None, qw, sw, None),
-        (None, None, None, qw, sw, random),
-        (None, None, None, torch.randn(12, 20, device=device), sw, None, -8, 7),
-        (qx, sx, zx, None, None, None),
-        (None, None, None, None, None, None),
-        (qx, sx, zx, qw, sw, None, -128, 127, torch.bfloat16),
-        (None, None, None, None, None, None, -128, 127, torch.float32),
-    ):
-        torch.library.opcheck(op, (dy, *args))
-
-
 class Net(nn.Module):
     def __init__(self, backward: str, rounding: str, symmetric: bool = True) -> None:
         super().__init__()

@@ -19,16 +19,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import run
 from tests.int4.fuzz import HUGE, count
 from tests.int4.fuzz import zero_points as far_zero_points
 from tests.int8_conv.fuzz import BAD_POINT_DTYPES, POINT_DTYPES, not_contiguous, tensors, vectors
 from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import DTYPES, SIZES, Call, choose, judged_anywhere, misplaced, outcome
+from tests.int8_mm.fuzz import DTYPES, SIZES
 from tests.support import cases
 from tests.support.bad_arguments.weight_only import NAME
 from tests.support.bits import assert_same_bits
 from tests.support.cases import INT64_MAX, INT64_MIN
+from tests.support.family_cases.random_calls import (
+    Call,
+    choose,
+    judged_anywhere,
+    misplaced,
+    outcome,
+    run,
+)
 from tests.support.oracle import weight_only as oracle
 from tests.weight_only.test_values import OWN_ROWS, but_for_pytorch
 

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.cases import INT32_MAX, INT32_MIN
 from tests.support.family_cases.int8_mm import integers
 from tests.support.oracle import weight_only as oracle
 from tests.support.oracle.affine import round_to
@@ -27,8 +26,6 @@ OWN_ROWS = {torch.float32: 48, torch.bfloat16: 4}
 # Outputs and inputs: rests of vectors, of tiles and of groups.
 SHAPES = ((3, 7), (35, 131), (1, 1), (9, 83), (17, 257), (64, 96))
 GROUPS = (None, 1, 5, 32, 128, 1000)
-INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-INTEGER_DTYPES += (torch.uint16, torch.uint32, torch.uint64)
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_shape = pytest.mark.parametrize(
@@ -36,7 +33,6 @@ by_shape = pytest.mark.parametrize(
     [*SHAPES[:2], *(pytest.param(shape, marks=pytest.mark.exhaustive) for shape in SHAPES[2:])],
     ids=str,
 )
-by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -149,28 +145,6 @@ def test_any_scale_and_zero_point(rows: int, dtype: torch.dtype, device: str) ->
             assert_same_bits(y, np.broadcast_to(flushed, y.shape))
         else:
             assert_same_bits(y, np.broadcast_to(exact, y.shape))
-
-
-@by_dtype
-def test_integer_dtypes_of_the_zero_point(dtype: torch.dtype, device: str) -> None:
-    """Any of them; what int32 cannot hold becomes its nearest end."""
-    n, k = 12, 40
-    w = integers((n, k), torch.int8, "random", 1)
-    s = cases.scales((n,), cases.compute_dtype(dtype), 2)
-    for rows in (3, 49):
-        x = numbers((rows, k), dtype, 3).to(device)
-        for kind in INTEGER_DTYPES:
-            info = torch.iinfo(kind)
-            ends = [info.min, info.max, 0, 3, 100, min(info.max, 2**40), max(info.min, -(2**40))]
-            saturated = [min(max(end, INT32_MIN), INT32_MAX) for end in ends]
-            z, clamped = torch.zeros(n, dtype=kind), torch.zeros(n, dtype=torch.int32)
-            z[: len(ends)] = torch.tensor(ends, dtype=kind)
-            clamped[: len(ends)] = torch.tensor(saturated, dtype=torch.int32)
-            y = linear(x, w, s, weight_zero_point=z)
-            assert_same_bits(y, linear(x, w, s, weight_zero_point=clamped), str(kind))
-            if dtype != torch.float16:  # of which 2^31 steps are infinite
-                exact = oracle.dequantized(w, s, z, None, dtype)
-                oracle.assert_close(y, oracle.linear(x.cpu(), exact), str(kind))
 
 
 # --- packed weights ------------------------------------------------------------------------------
@@ -335,26 +309,3 @@ def test_what_is_not_finite_goes_through(where: str, dtype: torch.dtype, device:
             if device == "cpu" and rows > OWN_ROWS.get(dtype, 0):
                 y = but_for_pytorch(y, x_[:rows], exact, b_, expected.rows(rows))
             oracle.assert_close(y, expected.rows(rows), f"{value} in {where}, {rows} rows")
-
-
-@by_module
-@by_dtype
-def test_empty(dtype: torch.dtype, module, device: str) -> None:  # type: ignore[no-untyped-def]
-    compute = cases.compute_dtype(dtype)
-    bias = numbers((5,), dtype).to(device)
-    for group_size in (None, 3):
-        for lead in ((0,), (2, 0), (), (3,), (2, 3), (60,)):
-            for n, k in ((5, 4), (5, 0), (0, 4), (0, 0)):
-                params = params_shape((n, k), group_size)
-                x = torch.ones(*lead, k, dtype=dtype, device=device)
-                w, s = torch.ones(n, k, dtype=torch.int8), torch.ones(params, dtype=compute)
-                for b in (None, bias[:n]):
-                    for z in (None, torch.ones(params, dtype=torch.int32)):
-                        given = {"weight_zero_point": z, "group_size": group_size}
-                        y = linear(x, w, s, b, module=module, **given)
-                        assert y.shape == (*lead, n) and y.dtype == dtype and y.is_contiguous()
-                        whole = k if z is None else 0
-                        if k in (0, 4) and b is None:
-                            assert (y == whole).all()
-                        elif k == 0:
-                            assert_same_bits(y, bias[:n].expand(y.shape))

@@ -11,11 +11,11 @@ import importlib
 import pkgutil
 from types import ModuleType
 
-import toolchain
-
 
 def modules() -> list[ModuleType]:
     """All of them."""
+    import toolchain  # which pytest finds, but not a program of random calls
+
     names = [f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)]
     tests = toolchain.ROOT / "tests"
     for family in toolchain.families():
