@@ -90,14 +90,14 @@ void check_sizes(const std::string& path, const torch::nn::Module& module,
 void check_place(const std::string& path, const torch::nn::Module& module,
                  const StoredModule& stored, const torch::nn::Module& quantized) {
   check_sizes(path, module, quantized);
-  const at::Tensor bias = bias_of(quantized);
-  if (bias.defined() != bias_of(module).defined()) {
+  const at::Tensor bias = tensor_of(quantized, "bias");
+  if (bias.defined() != tensor_of(module, "bias").defined()) {
     fail(path, ": expected ", bias.defined() ? "a bias" : "no bias",
          ", as in the file, but the model has ", bias.defined() ? "none" : "one");
   }
   if (is_stored_kind(module, stored)) return;
   const auto dtype = value_of<at::ScalarType>(stored.options, "dtype"),
-             got = weight_of(module).scalar_type();
+             got = tensor_of(module, "weight").scalar_type();
   if (dtype != got) {
     fail(path, ": expected a model of ", dtype_name(dtype), ", as in the file, but it is ",
          dtype_name(got), "; convert it first: model.to(", dtype_name(dtype), ")");

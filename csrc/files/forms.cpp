@@ -32,16 +32,6 @@ void check_positive(const std::string& name, const at::Tensor& tensor) {
   fail(name, ": expected finite numbers > 0, but it holds others");
 }
 
-// The width of the input's integers.
-int64_t input_bits_of(const torch::nn::Module& module) {
-  if (const auto* dynamic = dynamic_cast<const nn::QuantizedLinearImpl*>(&module)) {
-    return dynamic->bits();
-  }
-  if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) return int4->bits();
-  const auto* fixed = dynamic_cast<const nn::StaticQuantizedLinearImpl*>(&module);
-  return fixed != nullptr ? fixed->bits() : 8;
-}
-
 void check_rounder(const torch::nn::Module& module) {
   const auto* layer = dynamic_cast<const nn::DequantizedLayer*>(&module);
   const auto rounder = layer != nullptr ? layer->input_fake_quant : nullptr;
@@ -123,7 +113,9 @@ void check_values(const Form& form, const torch::nn::Module& module) {
   for (const auto& [name, tensor] : state_of(module)) own[name] = tensor;
   const auto& layer = dynamic_cast<const nn::QuantizedLayer&>(module);
   const int64_t weight = int64_t{1} << (layer.weight_bits() - 1);
-  const int64_t input = int64_t{1} << (input_bits_of(module) - 1);
+  const Options options = form.read(module);
+  const int64_t bits = options.contains("bits") ? value_of<int64_t>(options, "bits") : 8;
+  const int64_t input = int64_t{1} << (bits - 1);
   for (const auto& [name, is_required] : form.tensors) {
     const auto found = own.find(name);
     if (found == own.end()) {

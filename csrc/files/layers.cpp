@@ -92,21 +92,11 @@ Sizes sizes_of_layer(const torch::nn::Module& module) {
   return {};
 }
 
-at::Tensor weight_of(const torch::nn::Module& module) {
-  if (const auto* linear = as<torch::nn::LinearImpl>(module)) return linear->weight;
-  if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) return conv->weight;
-  if (const auto* embedding = as<torch::nn::EmbeddingImpl>(module)) return embedding->weight;
-  if (const auto* linear = as<nn::Int4Linear>(module)) return linear->packed;
-  if (const auto* linear = as<nn::WeightOnlyInt4LinearImpl>(module)) return linear->packed;
-  const auto* converted = as<nn::QuantizedLayer>(module);
-  return converted != nullptr ? converted->qweight : at::Tensor();
-}
-
-at::Tensor bias_of(const torch::nn::Module& module) {
-  if (const auto* linear = as<torch::nn::LinearImpl>(module)) return linear->bias;
-  if (const auto* conv = as<torch::nn::Conv2dImpl>(module)) return conv->bias;
-  const auto* converted = as<nn::QuantizedLayer>(module);
-  return converted != nullptr ? converted->bias : at::Tensor();
+at::Tensor tensor_of(const torch::nn::Module& module, const std::string& name) {
+  for (const auto& [own, tensor] : state_of(module)) {
+    if (own == name) return tensor;
+  }
+  return {};
 }
 
 }  // namespace baraquant::files

@@ -22,8 +22,7 @@ const char* layer_of(const torch::nn::Module& module);
 using Sizes = std::vector<std::pair<std::string, Json>>;
 Sizes sizes_of_layer(const torch::nn::Module& module);
 
-// The weight and the bias of a float or converted layer; undefined if it has none.
-at::Tensor weight_of(const torch::nn::Module& module);
-at::Tensor bias_of(const torch::nn::Module& module);
+// A parameter or buffer of a module; undefined if there is none of this name.
+at::Tensor tensor_of(const torch::nn::Module& module, const std::string& name);
 
 }  // namespace baraquant::files

@@ -75,10 +75,10 @@ torch::nn::detail::conv_padding_mode_t padding_mode_of(const Json& value) {
   fail("expected padding_mode to be zeros, reflect, replicate or circular, but got ", name);
 }
 
-// The sizes of an image, of which there are two; a constructor checks their number.
 torch::ExpandingArray<2> image_sizes(const Json& value) {
   std::vector<int64_t> sizes;
   for (const Json& entry : value.get<Json::List>()) sizes.push_back(*entry.integer());
+  if (sizes.size() != 2) fail("expected two numbers, one for each side, but got ", shown(value));
   return sizes;
 }
 

@@ -118,6 +118,11 @@ QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                     !__builtin_mul_overflow(qweight.size(1), groups, &inputs);
   TORCH_CHECK_VALUE(fits, "QuantizedConv2d: expected groups to divide the ", outputs,
                     " outputs, but got ", groups);
+  const bool is_same = std::holds_alternative<torch::enumtype::kSame>(conv.padding());
+  const auto& stride = *conv.stride();
+  TORCH_CHECK_VALUE(!is_same || (stride[0] == 1 && stride[1] == 1),
+                    "QuantizedConv2d: expected a stride of 1 beside the padding same, but got ",
+                    at::IntArrayRef(stride));
   conv.in_channels(inputs)
       .out_channels(outputs)
       .kernel_size({qweight.size(2), qweight.size(3)})
