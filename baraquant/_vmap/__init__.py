@@ -45,16 +45,16 @@ def register() -> None:
         rule = by_name.elementwise(getattr(torch.ops.baraquant, name))
         torch.library.register_vmap(f"baraquant::{name}", rule, lib=_library)
     by_name.refuse(_library)
-    for op in _public_ops():
+    for op in _ops():
         if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
-            # A public op calls core ops, which have the rules.
+            # A public op calls core ops, which have the rules. So do private ops that call others.
             _library.impl(op, op.decompose, "FuncTorchBatchedDecomposition")
 
 
-def _public_ops() -> Iterator[torch._ops.OpOverload]:
+def _ops() -> Iterator[torch._ops.OpOverload]:
     for qualified in torch._C._dispatch_get_all_op_names():
         namespace, _, name = qualified.partition("::")
-        if namespace == "baraquant" and not name.startswith("_"):
+        if namespace == "baraquant":
             packet, _, overload = name.partition(".")
             yield getattr(getattr(torch.ops.baraquant, packet), overload or "default")
 

@@ -60,11 +60,8 @@ def fit_scale(
 ) -> FakeQuantize:
     """Return a fake quantizer with the scales that fit the values best.
 
-    For each scale 26 ranges are tried: the full range of its values, and narrower ones down to half
-    of it: both ends are multiplied by ``1 - i / 50``, ``i`` from 0 to 25, and a scale is that of
-    :func:`baraquant.ops.choose_qparams_per_channel` for the two ends. The range with the minimum
-    squared error is taken, and of two equal ones the wider. Errors are summed for the values times
-    the power of two that takes the largest magnitude into [1, 2), in the dtype of the scale.
+    For each scale 26 ranges are tried, from the full range of its values to half of it, and the one
+    with the minimum squared error is taken; ``csrc/search/scale.h`` has the formulas.
 
     Args:
         rows: The input of the quantizer; its first dimension counts rows.

@@ -7,6 +7,7 @@
 #include "frame/dtypes.h"
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
+#include "nn/learned_formulas.h"
 #include "nn/master.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
@@ -95,18 +96,8 @@ void LearnedFakeQuantizeImpl::start_by(const torch::Tensor& input, bool only_unk
   const auto rows = ops_of(options)
                         .segments("LearnedFakeQuantize", input.detach())
                         .to(scale.scalar_type());  // [scales, values]
-  torch::Tensor step, zeros;
-  if (zero_point.defined()) {
-    std::tie(step, zeros) = search::qparams_of_range(rows.amin(1), rows.amax(1),
-                                                     options.quant_min(), options.quant_max(),
-                                                     /*symmetric=*/false, options.scale_dtype());
-  } else {
-    const auto magnitude = rows.abs();
-    const auto root = std::pow(static_cast<double>(options.quant_max()), 0.5);
-    step = magnitude.mean(1) * 2.0 / root;
-    step = torch::minimum(step, magnitude.amax(1) / options.quant_max());
-    step = step.masked_fill(step == 0, 1.0);
-  }
+  auto [step, zeros] = first_learned_qparams(rows, options.quant_min(), options.quant_max(),
+                                             !zero_point.defined(), options.scale_dtype());
   step = step.reshape(scale.sizes());
   const auto is_taken = is_new(step, scale, only_unknown);
   scale.copy_(torch::where(is_taken, step, scale));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // LearnedFakeQuantizeInt4. Esser et al. 2020, "Learned Step Size Quantization", equation 3 and section
 // 2.2, twice: the steps quantize the weight, and the scale of a row quantizes its steps.
-#include <cmath>
 #include <limits>
 #include <ostream>
 
@@ -12,6 +11,7 @@
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
 #include "nn/layer_arguments.h"
+#include "nn/learned_formulas.h"
 #include "nn/master.h"
 #include "nn/product.h"
 #include "nn/text.h"
@@ -47,12 +47,6 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
       .device(options.device())
       .dtype(dtype)
       .master(options.master());
-}
-
-// The value with its gradient multiplied by a factor; the added 0 changes no bit.
-torch::Tensor with_gradient_factor(const torch::Tensor& value, double factor) {
-  const auto part = value * factor;
-  return value.detach() + (part - part.detach());
 }
 
 }  // namespace
@@ -125,52 +119,15 @@ PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
 torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
   if (!torch::GradMode::is_enabled()) return input;
   const auto dtype = input.scalar_type();
-  auto [steps, zeros] = parameters_of(dtype);
-  const auto factor = std::pow(static_cast<double>(group_size() * quant_high), -0.5);
-  // The scale is largest_step / 16 and has 16 times the gradient's factor, as in Python.
-  const auto by_row = static_cast<double>(largest_factor * largest_factor) *
-                      std::pow(static_cast<double>(scale.size(1) * largest_factor), -0.5);
-  const auto rows = with_gradient_factor(row_scale(dtype), by_row);
-  steps = fake_quantize_per_channel(steps, rows, std::nullopt, 0, 1, largest_factor);
-  steps = with_gradient_factor(steps, factor);
-  if (zeros.defined()) return smooth_shifted(input, steps, with_gradient_factor(zeros, factor));
-  return ops_of(options).fake_quantize(input, steps, std::nullopt, std::nullopt);
-}
-
-// A large factor has fewer integers with a zero point.
-torch::Tensor LearnedFakeQuantizeInt4Impl::smooth_shifted(const torch::Tensor& input,
-                                                          const torch::Tensor& given,
-                                                          const torch::Tensor& zero_point) const {
-  const auto found = qparams_in(compute_dtype(input.scalar_type()));
-  const auto nearest = zero_point.detach().round().clamp(quant_low, quant_high);
-  const auto zeros = (zero_point + (nearest - zero_point.detach())).unsqueeze(2);
-  const auto steps = given.unsqueeze(2);
-  const auto factors = found.group_factor.unsqueeze(2).to(steps.scalar_type());
-  const auto values = input.to(steps.scalar_type()).unflatten(1, {scale.size(1), group_size()});
-  const auto position = values / steps;
-  const auto integers = position + (position.detach().round() - position.detach()) + zeros;
-  const auto low = (zeros - (128.0 / factors).floor()).clamp_min(quant_low);
-  const auto high = (zeros + (127.0 / factors).floor()).clamp_max(quant_high);
-  const auto limited = torch::clamp(integers, low, high);  // an end itself is inside
-  return ((limited - zeros) * steps).flatten(1).to(input.scalar_type());
+  const auto [steps, zeros] = parameters_of(dtype);
+  return smooth_int4(input, steps, row_scale(dtype), maybe(zeros), group_size());
 }
 
 PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
-  auto [steps, zeros] = parameters_of(dtype);
-  steps = steps.detach();
-  const auto rows = row_scale(dtype).detach();
+  const auto [steps, zeros] = parameters_of(dtype);
   PackedInt4 result;
-  result.group_factor =
-      quantize_per_channel(steps, rows, std::nullopt, 0, 1, largest_factor, torch::kByte);
-  auto is_known = steps.isfinite();
-  result.group_zero_point = torch::full_like(result.group_factor, -quant_low);
-  if (zeros.defined()) {
-    is_known = is_known & zeros.isfinite();
-    const auto shifted = zeros.detach().round().clamp(quant_low, quant_high) - quant_low;
-    result.group_zero_point = shifted.nan_to_num(0.0).to(torch::kByte);
-  }
-  result.scale =
-      rows.masked_fill(is_known.all(1).logical_not(), std::numeric_limits<double>::quiet_NaN());
+  std::tie(result.scale, result.group_factor, result.group_zero_point) =
+      learned_int4_qparams(steps, row_scale(dtype), maybe(zeros));
   return result;
 }
 

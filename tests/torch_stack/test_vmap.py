@@ -307,3 +307,15 @@ def test_functional_grad_is_refused_clearly(call: Call, device: str) -> None:
         torch.func.grad(loss)(*tensors)
     with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
         torch.vmap(torch.func.grad(loss), (0, *(None for _ in tensors[1:])))(*tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_private_ops_that_call_others(dtype: str, device: str) -> None:
+    low, high = -torch.rand(SIZE, 5, device=device), torch.rand(SIZE, 5, device=device)
+
+    def qparams(low: Tensor, high: Tensor) -> Any:
+        return torch.ops.baraquant._qparams_of_range(low, high, -8, 7, False, dtype)
+
+    wanted = zip(*map(qparams, low, high), strict=True)
+    for found, samples in zip(torch.vmap(qparams)(low, high), wanted, strict=True):
+        assert torch.equal(found, torch.stack(samples))

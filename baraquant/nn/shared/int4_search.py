@@ -10,15 +10,8 @@ def searched_factors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
 
-    The scale of a row is that of :func:`baraquant.ops.choose_int4_qparams`. For each group all
-    factors are tried, from 16 down to 1, and the one with the minimum squared error is taken, of
-    two equal ones the larger. A group with a zero point tries, for each factor ``f``, two: with
-    ``step = scale * f`` and the least value ``low = min(0, min w)`` and the largest
-    ``high = max(0, max w)`` of the group, ``rint(-low / step)`` and then
-    ``rint(7.5 - (low + high) / (2 * step))``, both clamped to [0, 15]. The numbers are those of
-    :func:`baraquant.ops.quantize_int4`, and the errors are
-    ``sum((w8 * (scale * p) - w * p) ** 2)``, where the power of two ``p`` takes the scale of the
-    row into [1, 2). All is computed in the dtype of the scale.
+    For each group all factors are tried, and the one with the minimum squared error is taken;
+    ``csrc/search/int4_factors.h`` has the formulas.
 
     Args:
         rows: The weight, ``[N, K]``; groups divide K.

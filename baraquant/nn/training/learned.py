@@ -13,7 +13,7 @@ from ..shared import quantizer_arguments
 from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
 from ..shared.precision import with_precision
-from ..shared.range import qparams_of_range, rounded_scale
+from ..shared.range import rounded_scale
 from ..shared.straight_through import without_gradient
 from ._first_batch import check_unwrapped, is_known, is_zero
 
@@ -167,7 +167,13 @@ class LearnedFakeQuantize(ByGranularity):
             only_unknown: Whether parameters that are known stay as they are.
         """
         with torch.no_grad():
-            step, zeros = self._first_qparams(self._segments(input.detach()).to(self.scale.dtype))
+            step, zeros = torch.ops.baraquant._first_learned_qparams(
+                self._segments(input.detach()).to(self.scale.dtype),
+                self.quant_min,
+                self.quant_max,
+                self.zero_point is None,
+                self.scale_dtype,
+            )
             step = step.reshape(self.scale.shape)
             is_new = self._is_new(step, self.scale, only_unknown)
             self.scale.copy_(torch.where(is_new, step, self.scale))
@@ -175,25 +181,6 @@ class LearnedFakeQuantize(ByGranularity):
             if zero_point is not None:
                 zeros = zeros.reshape(zero_point.shape).to(zero_point.dtype)
                 zero_point.copy_(torch.where(is_new, zeros, zero_point))
-
-    def _first_qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scale and the zero point of each row of values."""
-        if self.zero_point is None:
-            magnitude = rows.abs()
-            step = 2.0 * magnitude.mean(dim=1) / self.quant_max**0.5
-            step = torch.minimum(step, magnitude.amax(dim=1) / self.quant_max)
-            step = step.masked_fill(step == 0, 1.0)
-            zeros = torch.zeros_like(step)
-        else:
-            step, zeros = qparams_of_range(
-                rows.amin(dim=1),
-                rows.amax(dim=1),
-                self.quant_min,
-                self.quant_max,
-                False,
-                self.scale_dtype,
-            )
-        return step, zeros
 
     def _is_new(self, scale: Tensor, known: Tensor, only_unknown: bool) -> Tensor:
         """Return which scales are taken; count the batch if one that is wanted is not finite."""

@@ -11,7 +11,7 @@ from ... import ops
 from ..shared import quantizer_arguments
 from ..shared.int4_search import searched_factors
 from ..shared.master import round_master
-from ..shared.straight_through import makes_graph, without_gradient
+from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
 from .learned import NAN, LearnedFakeQuantize
@@ -181,47 +181,18 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         if not (torch.is_grad_enabled() or makes_graph()):
             return input
         steps, zero_point = self._parameters_of(input.dtype)
-        factor = float(self.group_size * self.quant_max) ** -0.5
-        # The scale is largest_step / 16 and has 16 times the gradient's factor: see above.
-        by_row = self.largest_factor**2 * float(self.groups * self.largest_factor) ** -0.5
-        scale = _with_factor(self._row_scale(input.dtype), by_row)
-        steps = ops.fake_quantize_per_channel(steps, scale, None, 0, 1, self.largest_factor)
-        steps = _with_factor(steps, factor)
-        if zero_point is None:
-            return self._fake_quantize(input, steps, None, None)
-        return self._smooth_shifted(input, steps, _with_factor(zero_point, factor))
-
-    def _smooth_shifted(self, input: Tensor, steps: Tensor, zero_point: Tensor) -> Tensor:
-        """Return ``input`` rounded with zero points, where a large factor has fewer integers."""
-        _, factor, _ = self._qparams_in(self._compute_dtype(input.dtype))
-        fixed = without_gradient(zero_point)
-        rounded = fixed.round().clamp(self.quant_min, self.quant_max)
-        zeros = (zero_point + (rounded - fixed)).unsqueeze(2)  # straight-through
-        steps, factors = steps.unsqueeze(2), factor.unsqueeze(2).to(steps.dtype)
-        values = input.to(steps.dtype).unflatten(1, [self.groups, self.group_size])
-        position = values / steps
-        fixed = without_gradient(position)
-        integers = position + (fixed.round() - fixed) + zeros
-        low = (zeros - (128.0 / factors).floor()).clamp_min(float(self.quant_min))
-        high = (zeros + (127.0 / factors).floor()).clamp_max(float(self.quant_max))
-        limited = torch.clamp(integers, low, high)  # an end itself is inside
-        return ((limited - zeros) * steps).flatten(1).to(input.dtype)
+        scale = self._row_scale(input.dtype)
+        smooth: Tensor = torch.ops.baraquant._smooth_int4(
+            input, steps, scale, zero_point, self.group_size
+        )
+        return smooth
 
     def _qparams_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         steps, zero_point = self._parameters_of(dtype)
-        steps = without_gradient(steps)
-        scale = without_gradient(self._row_scale(dtype))
-        factor = ops.quantize_per_channel(
-            steps, scale, None, 0, 1, self.largest_factor, dtype=torch.uint8
+        qparams: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._learned_int4_qparams(
+            steps, self._row_scale(dtype), zero_point
         )
-        is_known = steps.isfinite()
-        zeros = torch.full_like(factor, 8)
-        if zero_point is not None:
-            is_known = is_known & zero_point.isfinite()
-            zero_point = without_gradient(zero_point)
-            shifted = zero_point.round().clamp(self.quant_min, self.quant_max) + 8
-            zeros = shifted.nan_to_num(0.0).to(torch.uint8)
-        return scale.masked_fill(~is_known.all(dim=1), float("nan")), factor, zeros
+        return qparams
 
     def _row_scale(self, dtype: torch.dtype) -> Tensor:
         """Return the positive scale of each row."""
@@ -247,9 +218,3 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         """Return the arguments that differ between modules, for ``repr``."""
         shape = list(self.scale.shape)
         return f"group_size={self.group_size}, symmetric={self.symmetric}, scale={shape}"
-
-
-def _with_factor(value: Tensor, factor: float) -> Tensor:
-    """Return ``value`` with its gradient multiplied by a factor; the added 0 changes no bit."""
-    part = value * factor
-    return without_gradient(value) + (part - without_gradient(part))

@@ -169,8 +169,6 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   PackedInt4 qparams_in(torch::Dtype dtype) const;
   torch::Tensor row_scale(torch::Dtype dtype) const;
-  torch::Tensor smooth_shifted(const torch::Tensor& input, const torch::Tensor& steps,
-                               const torch::Tensor& zero_point) const;
   void set_by_first(const torch::Tensor& input);
   std::string scale_rule_;
 };

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: BSD-3-Clause
+// Private ops: formulas of learned grids, which Python calls by them and C++ calls as functions.
+#include <torch/library.h>
+
+#include "nn/learned_formulas.h"
+
+namespace baraquant::nn {
+
+TORCH_LIBRARY_FRAGMENT(baraquant, m) {
+  const std::vector<at::Tag> traceable = {at::Tag::pt2_compliant_tag};
+  m.def(
+      "_first_learned_qparams(Tensor rows, int quant_min, int quant_max, bool symmetric, "
+      "str scale_dtype) -> (Tensor scale, Tensor zero_point)",
+      traceable);
+  m.def(
+      "_learned_int4_qparams(Tensor steps, Tensor scale, Tensor? zero_point) -> "
+      "(Tensor scale, Tensor group_factor, Tensor group_zero_point)",
+      traceable);
+  m.def(
+      "_smooth_int4(Tensor input, Tensor steps, Tensor scale, Tensor? zero_point, "
+      "int group_size) -> Tensor",
+      traceable);
+}
+
+TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
+  m.impl("_first_learned_qparams", &first_learned_qparams);
+  m.impl("_learned_int4_qparams", &learned_int4_qparams);
+  m.impl("_smooth_int4", &smooth_int4);
+}
+
+}  // namespace baraquant::nn
