@@ -15,13 +15,12 @@ from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4, QuantizesW
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import Int4Integers, Integers
-from .convert import Converter, about_input, integers_of, tied
+from .convert import Converter, about, integers_of, tied
 from .fit import fit, searches_scales
 from .layers import weights_of
 from .passes import Chosen
 from .replace import swap_in_turn, take_over
 from .report import Report
-from .rotation import about_rotation
 
 
 def check_layers(chosen: Mapping[str, Chosen], caller: str) -> None:
@@ -59,8 +58,7 @@ def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, cal
         for path, one in group.items():
             new = news[path] = maker.make(path, one)
             told = "" if one.algorithm is None else one.algorithm.describe(path)
-            about = type(new).__name__ + about_rotation(new) + told
-            abouts[path] = about + about_input(one.prepared) + one.remark
+            abouts[path] = about(new, one.prepared, told) + one.remark
         return news
 
     olds = {path: one.module for path, one in chosen.items()}
@@ -131,11 +129,12 @@ class Maker:
         return prepared
 
     def _make(self, path: str, one: Chosen, integers: Integers | Int4Integers | None) -> nn.Module:
-        prepared, weight, smooth = self.ready(path, one), one.prepared.config.weight, None
-        scaling = one.scaling
+        scaling, smooth = one.scaling, None
         if scaling is not None and not (scaling.smooth is None and one.divisor is None):
+            # Before `ready`: a scaled weight and a divided one are not needed at the same time.
             integers = self._scaled_integers(one, scaling.smooth)
             smooth = scaling.smooth if scaling.producer is None else None
+        prepared = self.ready(path, one)
         if integers is not None:
             return self._converter.convert(prepared, integers, smooth)
         if self._searches(prepared.config):
@@ -146,7 +145,7 @@ class Maker:
                 # Tied weights have the same one.
                 owner = _owner(prepared, rows)
                 dtypes = one.scheme.scale_dtype, one.scheme.master
-                key = owner.data_ptr(), rows.shape, name, weight, *dtypes
+                key = owner.data_ptr(), rows.shape, name, prepared.config.weight, *dtypes
                 if key not in self._fitted:
                     self._fitted[key] = fit(rows, getattr(prepared, name), one.importance)
                     self._kept.append(owner)
@@ -187,7 +186,7 @@ def _changed(path: str, one: Chosen) -> nn.Module:
         if got != wanted:
             raise ValueError(
                 f"expected apply of {type(one.algorithm).__name__} to return a {name} like the "
-                f"given one, {_about(given)}, but got {_about(new)}"
+                f"given one, {_kind(given)}, but got {_kind(new)}"
             )
         news[name] = nn.Parameter(new.detach(), requires_grad=False)
     if not news:
@@ -198,7 +197,7 @@ def _changed(path: str, one: Chosen) -> nn.Module:
     return layer
 
 
-def _about(tensor: Tensor) -> str:
+def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
 
 

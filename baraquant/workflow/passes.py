@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from ..schemes import Algorithm, scheme_of
 from .calibration.run import Run
-from .layers import Layer, weights_of
+from .layers import LINEAR_FORMS, Layer
+from .view import ModelView
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class Chosen:
         """How it is quantized, whatever an algorithm changes before."""
         return scheme_of(self.config)
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is one of the linear layers, which compute a product with a matrix."""
+        return self.layer.forms is LINEAR_FORMS
+
 
 @dataclass(frozen=True)
 class Task:
@@ -93,18 +99,12 @@ class Task:
             inputs for each path, such as an observer of :mod:`baraquant.calibration`. It returns
             the paths that the data does not reach.
         chosen: All layers to quantize, by path, those of other configurations too.
-        owners: How many modules have each parameter, by the parameter's id.
+        view: The model as it is: the paths of its modules, and what they share.
     """
 
     run: Run
     chosen: Mapping[str, Chosen]
-    owners: Mapping[int, int]
-
-    def shares_weight(self, layer: Chosen) -> bool:
-        """Whether other modules have a weight of a layer too."""
-        own = layer.module._parameters.get("weight")
-        weights = weights_of(layer.module) if own is None else [own]
-        return any(self.owners[id(weight)] > 1 for weight in weights)
+    view: ModelView
 
 
 class Pass:
@@ -137,7 +137,7 @@ class Pass:
     def takes(self, layer: Chosen, task: Task) -> bool:
         """Whether :meth:`plan` gets a layer of the configuration; says in the report why not."""
         reason = self.why_not(layer)
-        if reason is None and task.shares_weight(layer):
+        if reason is None and task.view.shares_weight(layer.module):
             reason = "other modules share its weight"
         if reason is not None:
             layer.remark += f"; {self.instead}, as {reason}"

@@ -15,19 +15,17 @@ from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
-from .arithmetic import warn_if_no_faster
 from .calibration.run import Calibration, Run
 from .calibration.static import calibrate_inputs
 from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import check_layers, swap_layers
 from .passes import Task, passes_of, what_needs_calibration
-from .replace import FilterFn, check_model
-from .report import Report, total_bytes, total_parameters
+from .report import Report, total_bytes, total_parameters, warn_if_no_faster
 from .rules import Rule, Rules
 from .select import Selector, filter_of, nothing_to
-from .smoothquant.producers import parameter_owners
 from .unpack import unpacked
+from .view import FilterFn, check_model
 
 _CALLER = "baraquant.quantize_"
 
@@ -130,11 +128,11 @@ def quantize_(
     check_model(model, _CALLER)
     before, parameters = total_bytes(model), total_parameters(model)
     with unpacked(model, _CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, chosen_by, parts)
+        chosen, report = selector.choose(parts, chosen_by)
         if not chosen:
-            raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
+            raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
         run = Run(model, calibration, progress, _CALLER)
-        task = Task(run, chosen, parameter_owners(model))
+        task = Task(run, chosen, parts.view)
         passes = passes_of(task)
         for each, layers in passes.items():
             if not each.after_inputs:

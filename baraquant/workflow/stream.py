@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from ..configs import Config
 from ..nn import QuantizesWeight
-from .arithmetic import warn_if_no_faster
+from .convert import about
 from .layers import weights_of
 from .make import Maker, check_layers, swap_layers
 from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
-from .replace import FilterFn, paths_of, put_at, swap
-from .report import Report
-from .rotation import about_rotation
+from .replace import put_at, swap
+from .report import Report, warn_if_no_faster
 from .rules import Rule, Rules
 from .select import Selector, nothing_to
 from .unpack import Unpacked, is_packed
+from .view import FilterFn, ModelView
 
 
 class Stream:
@@ -64,13 +64,14 @@ class Stream:
             return
         rules = Rules(config, caller, trains=False)
         self._selector = Selector(caller, rules, after_training, _check_if_loaded)
-        self._chosen, self._report = self._selector.choose(model, filter_fn, Unpacked())
+        view = ModelView(model, caller)
+        self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
         if not self._chosen:
-            raise ValueError(f"{caller}: {nothing_to('quantize', model, self._report)}")
+            raise ValueError(f"{caller}: {nothing_to('quantize', view, self._report)}")
         layers = {path: one.prepared for path, one in self._chosen.items()}
         schemes = {path: one.scheme for path, one in self._chosen.items()}
         warn_if_no_faster(layers, schemes, caller)
-        self._paths = paths_of(model)
+        self._paths = {key: one.paths for key, one in view.seen.items()}
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
             if isinstance(one.prepared, QuantizesWeight) and len(weights_of(one.module)) == 1:
@@ -149,7 +150,7 @@ class Stream:
             else:
                 ready[path] = replace(one, prepared=prepared)
         changed = {
-            path: type(new).__name__ + about_rotation(new) + self._chosen[path].remark
+            path: about(new, self._chosen[path].prepared) + self._chosen[path].remark
             for path, new in self._made.items()
         }
         swaps = {path: (self._chosen[path].module, new) for path, new in self._made.items()}

@@ -30,7 +30,6 @@ from ..calibration.run import Run
 from ..fit import fit, searches_scales
 from ..gptq.formula import Hessian
 from ..passes import Chosen, Scaling, Task, register_pass
-from ..rotation import ROTATED
 from ..smoothquant.flow import Group, find_groups
 from ..smoothquant.layers import ScalesInputs
 from ..smoothquant.producers import can_fold
@@ -143,7 +142,7 @@ class AWQPass(ScalesInputs):
 
     def why_not(self, layer: Chosen) -> str | None:
         """Return why a layer is not scaled."""
-        return None if layer.layer.training in ROTATED else "AWQ is for linear layers"
+        return None if layer.is_linear else "AWQ is for linear layers"
 
     def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
         """Find the factors of each layer."""

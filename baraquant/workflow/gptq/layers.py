@@ -29,7 +29,6 @@ from ..fit import searches_scales
 from ..make import Maker
 from ..passes import Chosen, Pass, Task, register_pass
 from ..replace import put
-from ..rotation import ROTATED
 from .formula import Hessian, rounded
 
 _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
@@ -47,7 +46,7 @@ class GPTQPass(Pass):
 
     def why_not(self, layer: Chosen) -> str | None:
         """Return why the weight of a layer is rounded to nearest."""
-        return None if layer.layer.training in ROTATED else "GPTQ is for linear layers"
+        return None if layer.is_linear else "GPTQ is for linear layers"
 
     def describe(self, path: str) -> str:
         """Return the name of the algorithm, where it rounded the weight."""

@@ -59,7 +59,7 @@ class SmoothQuantPass(ScalesInputs):
         for config in dict.fromkeys(one.config for one in layers.values()):
             assert isinstance(config, SmoothQuant)
             own = {path: one for path, one in layers.items() if one.config == config}
-            tied = {path for path, one in own.items() if task.shares_weight(one)}
+            tied = {path for path, one in own.items() if task.view.shares_weight(one.module)}
             weights = {path: one.prepared.rows_of_weight() for path, one in own.items()}
             found = find_smoothings(config, task.run, weights, tied)
             for path, one in own.items():
