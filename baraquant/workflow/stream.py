@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..configs import Config
 from ..nn import QuantizesWeight
+from ..schemes import Algorithm
 from .convert import about
 from .layers import weights_of
 from .make import Maker, check_layers, swap_layers
@@ -34,7 +35,7 @@ class Stream:
     It makes the layers that :func:`baraquant.quantize_` makes from the loaded model. Layers that
     hold several weights, such as experts, and weights that never arrive are quantized by
     :meth:`finish`. So is everything in a model with a packed module, such as ``nn.LSTM``: unpacking
-    it earlier would rename its tensors.
+    it earlier would rename its tensors; and where an algorithm's pass needs the whole model.
 
     Args:
         model: The model on the meta device, its tied weights tied.
@@ -59,10 +60,11 @@ class Stream:
         self._made: dict[str, nn.Module] = {}
         self._ties: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}  # from each path of a layer to its first one
-        self._is_packed = any(map(is_packed, model.modules()))
-        if self._is_packed:
-            return
         rules = Rules(config, caller, trains=False)
+        has_pass = any(isinstance(one, Algorithm) for one in rules.configs())
+        self._waits = has_pass or any(map(is_packed, model.modules()))
+        if self._waits:
+            return
         self._selector = Selector(caller, rules, after_training, _check_if_loaded)
         view = ModelView(model, caller)
         self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
@@ -136,7 +138,7 @@ class Stream:
         Raises:
             ValueError: A weight is not finite.
         """
-        if self._is_packed:
+        if self._waits:
             return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
         left_out = dict(self._report.left_out)
         self._tie_again()

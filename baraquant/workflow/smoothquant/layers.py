@@ -68,7 +68,7 @@ class SmoothQuantPass(ScalesInputs):
                 elif config.activation.is_static:
                     leave_input(path, one, task.run.where)
                 else:
-                    one.remark = "; not smoothed, as the calibration data does not reach it"
+                    one.remark += "; not smoothed, as the calibration data does not reach it"
             self.scale(found, task)
         if not any(self._abouts.values()):
             warnings.warn(
