@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``convert_``: converts a prepared and trained model to integers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -89,9 +89,8 @@ def convert_(model: nn.Module) -> Report:
             "prepared layer"
         )
     if unseen:  # what preparation could not know
-        layers = {path: trial_layers[id(old)] for path, (old, _) in swaps.items()}
-        schemes = {path: old.config for path, (old, _) in swaps.items()}
-        warn_if_no_faster(layers, schemes, CALLER)
+        layers = {path: (trial_layers[id(old)], old.config) for path, (old, _) in swaps.items()}
+        warn_if_no_faster(layers, CALLER)
         layers.clear()
     # From here on nothing fails: each layer has been converted once, and dropped again.
     olds = {path: old for path, (old, _) in swaps.items()}
@@ -113,17 +112,22 @@ class Converter:
             and maybe other modules.
         keeps: Whether to keep the integers of a weight for the next layer that shares it. Then the
             prepared layers are kept too.
-
-    :func:`baraquant.quantize_` makes its layers with it.
+        quantize: Returns a prepared layer's weight as integers.
     """
 
-    def __init__(self, prepared: Iterable[nn.Module] = (), *, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        prepared: Iterable[nn.Module] = (),
+        *,
+        keeps: bool = True,
+        quantize: Callable[[QuantizesWeight], Integers | Int4Integers] | None = None,
+    ) -> None:
         self._held = {
             _tie(module)
             for module in prepared
             if isinstance(module, QuantizesWeight) and not _can_pack(module)
         }
-        self._keeps = keeps
+        self._keeps, self._quantize = keeps, quantize or integers_of
         self._shared: dict[tuple[_Tie, int | None], Integers | Int4Integers | PackedIntegers] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
@@ -175,13 +179,13 @@ class Converter:
     def integers(self, module: QuantizesWeight) -> Integers | Int4Integers | PackedIntegers:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0 or not self._keeps:  # a rotated weight is not tied
-            return self._kept_as(module, integers_of(module))
+            return self._kept_as(module, self._quantize(module))
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
         key = _tie(module), quantizer
         if key not in self._shared:
-            self._shared[key] = self._kept_as(module, integers_of(module))
+            self._shared[key] = self._kept_as(module, self._quantize(module))
             self._kept.append(module)
         return self._shared[key]
 

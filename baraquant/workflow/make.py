@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..configs import QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4, QuantizesWeight
+from ..configs import QuantConfig
+from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import Int4Integers, Integers
@@ -81,12 +81,7 @@ class Maker:
         self, prepared: Iterable[nn.Module], caller: str, *, is_trial: bool = False
     ) -> None:
         self._caller, self._is_trial = caller, is_trial
-        self._converter = Converter(prepared, keeps=not is_trial)
-        self._fitted: dict[
-            tuple[int, torch.Size, str, TensorConfig, str, str | None],
-            FakeQuantize | FakeQuantizeInt4,
-        ] = {}
-        self._kept: list[Tensor] = []  # whose addresses are those keys
+        self._converter = Converter(prepared, keeps=not is_trial, quantize=self._rounded)
 
     def make(
         self, path: str, one: Chosen, integers: Integers | Int4Integers | None = None
@@ -129,46 +124,37 @@ class Maker:
         return prepared
 
     def _make(self, path: str, one: Chosen, integers: Integers | Int4Integers | None) -> nn.Module:
-        scaling, smooth = one.scaling, None
+        scaling, smooth, importance = one.scaling, None, one.importance
         if scaling is not None and not (scaling.smooth is None and one.divisor is None):
             # Before `ready`: a scaled weight and a divided one are not needed at the same time.
-            integers = self._scaled_integers(one, scaling.smooth)
-            smooth = scaling.smooth if scaling.producer is None else None
+            # The weight is rounded in the precision of the factors.
+            smooth, config = scaling.smooth, _without_master(one.prepared.config)
+            scaled = FakeQuantizedLinear.from_float(
+                _scaled(one.prepared, smooth, one.divisor), config
+            )
+            if importance is not None and smooth is not None:
+                importance = importance / smooth.to(importance).square()
+            integers = self._rounded(scaled, importance)
         prepared = self.ready(path, one)
-        if integers is not None:
-            return self._converter.convert(prepared, integers, smooth)
-        if self._searches(prepared.config):
+        if integers is None and importance is not None:  # no other layer shares the weight
+            integers = self._rounded(prepared, importance)
+        if isinstance(prepared, FakeQuantizedExperts) and self._searches(prepared.config):
             for name, rows in prepared.weight_rows().items():
-                if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
-                    setattr(prepared, name, fit(rows, getattr(prepared, name)))
-                    continue
-                # Tied weights have the same one.
-                owner = _owner(prepared, rows)
-                dtypes = one.scheme.scale_dtype, one.scheme.master
-                key = owner.data_ptr(), rows.shape, name, prepared.config.weight, *dtypes
-                if key not in self._fitted:
-                    self._fitted[key] = fit(rows, getattr(prepared, name), one.importance)
-                    self._kept.append(owner)
-                setattr(prepared, name, self._fitted[key])
-        return self._converter.convert(prepared)
+                setattr(prepared, name, fit(rows, getattr(prepared, name)))
+        is_kept = scaling is not None and scaling.producer is None
+        return self._converter.convert(prepared, integers, smooth if is_kept else None)
 
     def _searches(self, config: QuantConfig) -> bool:
         return searches_scales(config) and not self._is_trial
 
-    def _scaled_integers(self, one: Chosen, smooth: Tensor | None) -> Integers | Int4Integers:
-        """Return the integers of a scaled weight, which no other module shares.
-
-        The weight is rounded in the precision of the factors.
-        """
-        layer, importance = one.prepared, one.importance
-        config = _without_master(layer.config)
-        scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, one.divisor), config)
+    def _rounded(
+        self, layer: QuantizesWeight, importance: Tensor | None = None
+    ) -> Integers | Int4Integers:
+        """Return a prepared layer's weight as integers, with the scales that fit best."""
         if self._searches(layer.config):
-            if importance is not None and smooth is not None:
-                importance = importance / smooth.to(importance).square()
-            rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
-            scaled.weight_fake_quant = fit(rows, quantizer, importance)
-        return integers_of(scaled)
+            rows, quantizer = layer.rows_of_weight(), layer.weight_fake_quant
+            layer.weight_fake_quant = fit(rows, quantizer, importance)
+        return integers_of(layer)
 
 
 def _changed(path: str, one: Chosen) -> nn.Module:
@@ -199,11 +185,6 @@ def _changed(path: str, one: Chosen) -> nn.Module:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-
-
-def _owner(prepared: nn.Module, rows: Tensor) -> Tensor:
-    """Return the tensor that layers with a tied weight share: with a master the rows are a copy."""
-    return prepared.float_weight() if isinstance(prepared, QuantizesWeight) else rows
 
 
 def _without_master(config: QuantConfig) -> QuantConfig:

@@ -17,7 +17,6 @@ from ..configs import Config, QuantConfig
 from ..schemes import Algorithm, scheme_of
 from .calibration.run import Run
 from .layers import LINEAR_FORMS, Layer
-from .view import ModelView
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class Chosen:
         layer: Its kind.
         config: Its configuration, as the caller gave it.
         prepared: The layer that replaces it in training. It has the module's parameters.
+        shares_weight: Whether other modules have its weight too.
         remark: What a report adds to the name of what the layer becomes.
         algorithm: The pass of its configuration, which may change its weight; None: there is none.
         importance: The sum of the squares of each channel of the input, ``[K]``, by which the
@@ -72,6 +72,7 @@ class Chosen:
     layer: Layer
     config: Config
     prepared: nn.Module
+    shares_weight: bool
     remark: str = ""
     algorithm: Pass | None = None
     importance: Tensor | None = None
@@ -88,23 +89,6 @@ class Chosen:
     def is_linear(self) -> bool:
         """Whether it is one of the linear layers, which compute a product with a matrix."""
         return self.layer.forms is LINEAR_FORMS
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a call of :func:`baraquant.quantize_` is about to do.
-
-    Attributes:
-        run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of the
-            inputs for each path, such as an observer of :mod:`baraquant.calibration`. It returns
-            the paths that the data does not reach.
-        chosen: All layers to quantize, by path, those of other configurations too.
-        view: The model as it is: the paths of its modules, and what they share.
-    """
-
-    run: Run
-    chosen: Mapping[str, Chosen]
-    view: ModelView
 
 
 class Pass:
@@ -134,23 +118,25 @@ class Pass:
         """Return why a layer is left alone, for the report: ``"it is no convolution"``; or None."""
         return None
 
-    def takes(self, layer: Chosen, task: Task) -> bool:
+    def takes(self, layer: Chosen) -> bool:
         """Whether :meth:`plan` gets a layer of the configuration; says in the report why not."""
-        reason = self.why_not(layer)
-        if reason is None and task.view.shares_weight(layer.module):
-            reason = "other modules share its weight"
+        shared = "other modules share its weight" if layer.shares_weight else None
+        reason = self.why_not(layer) or shared
         if reason is not None:
             layer.remark += f"; {self.instead}, as {reason}"
         return reason is None
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Find out what to change, and change nothing yet.
 
         Args:
             layers: The layers by their paths. ``module`` is the float layer, and ``config`` its
                 configuration; to ``remark`` words for the report can be added. Do not keep them:
                 each float layer is freed as soon as it is swapped.
-            task: ``task.run`` runs the model on the calibration data.
+            run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of
+                the inputs for each path, such as an observer of :mod:`baraquant.calibration`. It
+                returns the paths that the data does not reach.
+            chosen: All layers that will be quantized, those of other configurations too.
 
         Raises:
             ValueError: It cannot be done; the model is as it was. The message has the layer's path.
@@ -232,7 +218,7 @@ def what_needs_calibration(config: Config) -> str | None:
     return "a static input" if scheme_of(config).is_static else None
 
 
-def passes_of(task: Task) -> dict[Pass, dict[str, Chosen]]:
+def passes_of(chosen: Mapping[str, Chosen], run: Run) -> dict[Pass, dict[str, Chosen]]:
     """Return the passes of the layers in the order in which they plan, with what each gets.
 
     Raises:
@@ -242,15 +228,15 @@ def passes_of(task: Task) -> dict[Pass, dict[str, Chosen]]:
     for kind in sorted(dict.fromkeys(PASSES.values()), key=lambda kind: kind.after_inputs):
         own = {
             path: one
-            for path, one in task.chosen.items()
+            for path, one in chosen.items()
             if isinstance(one.config, Algorithm) and pass_of(one.config) is kind
         }
         if not own:
             continue
         each = kind()
-        passes[each] = {path: one for path, one in own.items() if each.takes(one, task)}
+        passes[each] = {path: one for path, one in own.items() if each.takes(one)}
         for one in passes[each].values():
             one.algorithm = each
         if passes[each] and each.reads:
-            task.run.check_repeatable(each.reads)
+            run.check_repeatable(each.reads)
     return passes

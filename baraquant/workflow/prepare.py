@@ -115,10 +115,9 @@ input=int8 per_token symmetric dynamic)
             raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
         _calibrate(model, chosen, calibration, progress)
         # Before the model changes: a warning may be an error.
-        layers = {path: one.prepared for path, one in chosen.items()}
-        schemes = {path: one.scheme for path, one in chosen.items()}
-        warn_if_no_faster(layers, schemes, CALLER)
-        del layers
+        layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+        warn_if_no_faster(layers, CALLER)
+        layers.clear()
     for layer in (one.prepared for one in chosen.values()):
         if isinstance(layer, FakeQuantizedLinear):
             layer.rotate_weight_()

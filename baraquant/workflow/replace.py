@@ -72,11 +72,9 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
 
 def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
     """Replace modules, and return the report with the current size; empties ``swaps``."""
-    olds = {path: weakref.ref(old) for path, (old, _) in swaps.items()}
-    news = [new for _, new in swaps.values()]
-    put(model, swaps.values())
+    olds, news = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
-    return finished(model, olds, news, report)
+    return swap_in_turn(model, olds, [list(olds)], lambda paths: news, report)
 
 
 def swap_in_turn(
@@ -104,29 +102,12 @@ def swap_in_turn(
         for path, new in make(paths).items():
             places.put(olds.pop(path), new)
             news.append(new)
-    return finished(model, references, news, report)
-
-
-def finished(
-    model: nn.Module,
-    olds: Mapping[str, weakref.ref[nn.Module]],
-    news: Iterable[nn.Module],
-    report: Report,
-) -> Report:
-    """Return the report of a model whose modules have been replaced.
-
-    Args:
-        model: The model.
-        olds: The modules that were replaced, by path.
-        news: What has taken their places.
-        report: A report of them.
-    """
     leave_fast_paths(model, news)
     changed = dict(report.changed)
-    for path, place in still_reached(model, olds).items():
+    for path, place in still_reached(model, references).items():
         changed[path] += f"; {place} still refers to the layer before"
     at = dict(model.named_modules())
-    computes = {path: how for path in olds if (how := arithmetic_of(at[path])) is not None}
+    computes = {path: how for path in references if (how := arithmetic_of(at[path])) is not None}
     return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
 
 

@@ -284,28 +284,24 @@ def _looks_up(layer: Layer) -> bool:
     return kind is not None and issubclass(kind, (nn.Embedding, nn.EmbeddingBag))
 
 
-def warn_if_no_faster(
-    prepared: Mapping[str, nn.Module],
-    schemes: Mapping[str, QuantConfig],
-    caller: str,
-    stacklevel: int = 4,
-) -> None:
+def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:
     """Warn of schemes that round inputs, but whose layers compute in floating point.
 
     Args:
-        prepared: The layers as they will be converted, by path.
-        schemes: The configuration of each, as the caller gave it.
-        caller: The public function, for the message.
-        stacklevel: That of the caller's caller.
+        layers: The layers as they will be converted, by path, and the configuration of each, as
+            the caller gave it.
+        caller: The public function, which calls this, for the message.
     """
-    by_scheme: dict[QuantConfig, list[str]] = {}
-    for path, scheme in schemes.items():
+    by_scheme: dict[QuantConfig, dict[str, nn.Module]] = {}
+    for path, (layer, scheme) in layers.items():
         if scheme.activation is not None:
-            by_scheme.setdefault(scheme, []).append(path)
-    for scheme, paths in by_scheme.items():
-        how = {path: arithmetic_of(prepared[path]) for path in paths}
+            by_scheme.setdefault(scheme, {})[path] = layer
+    for scheme, prepared in by_scheme.items():
+        how = {path: arithmetic_of(layer) for path, layer in prepared.items()}
         products = {
-            path: multiply_adds(prepared[path], whole=False) for path in paths if how[path] != ROWS
+            path: multiply_adds(layer, whole=False)
+            for path, layer in prepared.items()
+            if how[path] != ROWS
         }
         total = sum(products.values())
         share = sum(count for path, count in products.items() if how[path] == INTEGERS) / (
@@ -323,9 +319,9 @@ def warn_if_no_faster(
         )
         what = "all of them" if share == 0 else f"{100 * (1 - share):.0f} % of the multiply-adds"
         verb = "store integers and compute" if share == 0 else "belong to layers that compute"
-        which = "the model is" if len(paths) == len(schemes) else f"{some(floating, 3)} are"
+        which = "the model is" if len(prepared) == len(layers) else f"{some(floating, 3)} are"
         warnings.warn(
             f"{caller}: expected layers that multiply integers with {scheme}, but {what} "
             f"{verb} in floating point: {which} smaller and no faster{advice}",
-            stacklevel=stacklevel,
+            stacklevel=4,
         )

@@ -126,7 +126,8 @@ class Selector:
                 self._rules.check_tie(weight, name, scheme_of(config))
             is_made = name in parts.before or id(module) in self._computed
             remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
-            prepared[id(module)] = Chosen(module, layer, config, made, remark)
+            shares_weight = view.shares_weight(module)
+            prepared[id(module)] = Chosen(module, layer, config, made, shares_weight, remark)
             return Swap(module, _about(made))
 
         _, report = choose_swaps(

@@ -18,6 +18,7 @@ from .. import nn as bnn
 from .computed import plain
 from .layers import parents
 from .replace import leave_fast_paths, put, take_over
+from .report import Report
 from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 # PyTorch's classes, and the classes they become, which have `why_not(module)` and
@@ -75,11 +76,13 @@ class Unpacked:
 
     Attributes:
         view: The model as it is with them.
+        given: The sizes of the model before.
         before: The original modules, by all their paths.
         news: The new modules, by the ids of the original ones.
     """
 
     view: ModelView
+    given: Report = field(default_factory=Report)
     before: dict[str, nn.Module] = field(default_factory=dict)
     news: dict[int, nn.Module] = field(default_factory=dict)
 
@@ -167,8 +170,8 @@ def unpacked(
         take_over(new, module)
         return Swap(new, name)
 
-    pairs = list(choose_swaps(view, decide, filter_fn, is_candidate)[0].values())
-    result = Unpacked(view)
+    swaps, given = choose_swaps(view, decide, filter_fn, is_candidate)
+    pairs, result = list(swaps.values()), Unpacked(view, given)
     for old, new in pairs:
         result.news[id(old)] = new
         result.before |= dict.fromkeys(view.paths(old), old)

@@ -17,7 +17,8 @@ from torch.nn.utils.parametrize import remove_parametrizations
 
 import baraquant
 from baraquant import AWQ, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, W8A8Static
-from baraquant.workflow.passes import Chosen, Task
+from baraquant.workflow.calibration.run import Run
+from baraquant.workflow.passes import Chosen
 from baraquant.workflow.stream import Stream
 from tests.support.models.outlier_models import unchanged
 from tests.workflow.registered_layer import forgotten
@@ -77,12 +78,12 @@ class ClipPass(baraquant.Pass):
         kinds = nn.Linear, nn.Conv2d
         return None if isinstance(layer.module, kinds) else "Clip is for linear layers and Conv2d"
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         watchers = {
             path: Squares(-1 if isinstance(one.module, nn.Linear) else 1)
             for path, one in layers.items()
         }
-        unreached = task.run(watchers, "clipping")
+        unreached = run(watchers, "clipping")
         for path in unreached:
             layers[path].remark += "; not clipped, as the calibration data does not reach it"
         self.squares = {
@@ -265,7 +266,7 @@ class Halve(baraquant.Algorithm):
 class HalvePass(baraquant.Pass):
     needs_calibration = False
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         pass
 
     def apply(self, name: str, weight: Tensor) -> Tensor:

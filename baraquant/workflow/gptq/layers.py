@@ -27,7 +27,7 @@ from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
 from ..fit import searches_scales
 from ..make import Maker
-from ..passes import Chosen, Pass, Task, register_pass
+from ..passes import Chosen, Pass, register_pass
 from ..replace import put
 from .formula import Hessian, rounded
 
@@ -52,7 +52,7 @@ class GPTQPass(Pass):
         """Return the name of the algorithm, where it rounded the weight."""
         return ", GPTQ" if path in self._made else ""
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Make the quantized layers; one that the data does not reach gets a remark.
 
         Raises:
@@ -61,13 +61,13 @@ class GPTQPass(Pass):
         """
         if not layers:
             return
-        run, calls = task.run, _Calls()
+        calls = _Calls()
         seen = {path: _Seen(calls, path) for path in layers}
         unreached = run(seen, "order of the layers")
         calls.last = None
         for path in unreached:
             layers[path].remark += _UNREACHED
-        maker = Maker((one.prepared for one in task.chosen.values()), run.where)
+        maker = Maker((one.prepared for one in chosen.values()), run.where)
         made: dict[str, nn.Module] = {}
         try:
             with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:

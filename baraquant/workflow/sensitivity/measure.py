@@ -397,7 +397,7 @@ class _Measured:
         for name, config in self.configs.items():
             rules = Rules(config, _CALLER, trains=False)
             selector = Selector(_CALLER, rules, after_training, check_module)
-            kept = _Kept(parts.view, parts.before, parts.news)
+            kept = _Kept(parts.view, parts.given, parts.before, parts.news)
             chosen, report = selector.choose(kept, filter_fn)
             if chosen:
                 calibrate_inputs(chosen, run)
