@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -80,7 +81,9 @@ class Maker:
     def __init__(
         self, prepared: Iterable[nn.Module], caller: str, *, is_trial: bool = False
     ) -> None:
-        self._caller, self._is_trial = caller, is_trial
+        self._caller, self._searches = caller, not is_trial
+        # No method of its own, which would keep it, and with it the layers.
+        self._rounded = functools.partial(_rounded, searches=not is_trial)
         self._converter = Converter(prepared, keeps=not is_trial, quantize=self._rounded)
 
     def make(
@@ -138,23 +141,22 @@ class Maker:
         prepared = self.ready(path, one)
         if integers is None and importance is not None:  # no other layer shares the weight
             integers = self._rounded(prepared, importance)
-        if isinstance(prepared, FakeQuantizedExperts) and self._searches(prepared.config):
+        is_searched = self._searches and searches_scales(prepared.config)
+        if isinstance(prepared, FakeQuantizedExperts) and is_searched:
             for name, rows in prepared.weight_rows().items():
                 setattr(prepared, name, fit(rows, getattr(prepared, name)))
         is_kept = scaling is not None and scaling.producer is None
         return self._converter.convert(prepared, integers, smooth if is_kept else None)
 
-    def _searches(self, config: QuantConfig) -> bool:
-        return searches_scales(config) and not self._is_trial
 
-    def _rounded(
-        self, layer: QuantizesWeight, importance: Tensor | None = None
-    ) -> Integers | Int4Integers:
-        """Return a prepared layer's weight as integers, with the scales that fit best."""
-        if self._searches(layer.config):
-            rows, quantizer = layer.rows_of_weight(), layer.weight_fake_quant
-            layer.weight_fake_quant = fit(rows, quantizer, importance)
-        return integers_of(layer)
+def _rounded(
+    layer: QuantizesWeight, importance: Tensor | None = None, *, searches: bool
+) -> Integers | Int4Integers:
+    """Return a prepared layer's weight as integers, with the scales that fit best."""
+    if searches and searches_scales(layer.config):
+        rows, quantizer = layer.rows_of_weight(), layer.weight_fake_quant
+        layer.weight_fake_quant = fit(rows, quantizer, importance)
+    return integers_of(layer)
 
 
 def _changed(path: str, one: Chosen) -> nn.Module:
