@@ -15,7 +15,7 @@ from ..nn.inference.weights import Int4Factors
 from ..nn.shared.rotation import rotate_of
 from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
-from ..workflow.replace import check_is_module
+from ..workflow.view import check_is_module
 
 
 @dataclass(frozen=True)

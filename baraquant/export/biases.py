@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize
 from ..nn.shared.convolution import ConvolvesIntegers
 from ..workflow.layers import is_prepared
-from ..workflow.replace import check_is_module
+from ..workflow.view import check_is_module
 
 _CALLER = "round_biases_"
 

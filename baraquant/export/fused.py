@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import nn as bnn
 from ..nn.shared.range import qparams_of_range
 from ..workflow.layers import is_prepared
-from ..workflow.replace import check_is_module
+from ..workflow.view import check_is_module
 
 # Names of layers that vLLM computes as one, where they are children of one module.
 FUSED = (

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from .. import ops
 from ..nn.shared.master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
-from ..workflow.replace import FilterFn, check_is_module
+from ..workflow.view import FilterFn, check_is_module
 from ._gradients import Operands, inside_of_tokens, straight_through
 from ._linear import lowered
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``convert_``: converts a prepared and trained model to integers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -18,21 +18,13 @@ from ..nn.training.quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
-from .arithmetic import warn_if_no_faster
 from .computed import drop_hooks, settled
 from .inference_mode import makes_normal_tensors
-from .layers import (
-    LINEAR_FORMS,
-    form_of,
-    is_converted,
-    layer_of,
-    layer_of_prepared,
-    unknown_weights,
-)
-from .replace import Decision, Swap, choose_swaps, swap_in_turn, take_over
-from .report import Report
-from .rotation import about_rotation
+from .layers import LINEAR_FORMS, form_of, layer_of_prepared, unknown_weights
+from .replace import swap_in_turn, take_over
+from .report import Report, warn_if_no_faster
 from .served import StoredWeight, packs_weight, served_linear
+from .view import Decision, ModelView, Swap, choose_swaps
 
 CALLER = "baraquant.qat.convert_"
 
@@ -75,17 +67,20 @@ def convert_(model: nn.Module) -> Report:
         >>> baraquant.qat.convert_(model).changed
         {'0': 'QuantizedLinear'}
     """
-    unseen = _unseen(model)
-    trial_layers = _prepared(model, unseen)
+    view = ModelView(model, CALLER)
+    unseen = _unseen(view)
+    trial_layers = _prepared(view, unseen)
     trial = Converter(trial_layers.values(), keeps=False)
 
     def decide(module: nn.Module, name: str) -> Decision:
+        if not view.seen[id(module)].is_prepared:
+            return _why_not(module, view)
         return _about(module, trial, is_unseen=id(module) in unseen)
 
-    swaps, report = choose_swaps(model, CALLER, decide)
+    swaps, report = choose_swaps(view, decide)
     if not report.changed:
         kind = type(model).__name__
-        if any(is_converted(module) for module in model.modules()):
+        if any(one.is_converted for one in view.seen.values()):
             raise ValueError(
                 f"{CALLER}: expected a prepared model, but {kind} is converted already"
             )
@@ -94,15 +89,14 @@ def convert_(model: nn.Module) -> Report:
             "prepared layer"
         )
     if unseen:  # what preparation could not know
-        layers = {path: trial_layers[id(old)] for path, (old, _) in swaps.items()}
-        schemes = {path: old.config for path, (old, _) in swaps.items()}
-        warn_if_no_faster(layers, schemes, CALLER)
+        layers = {path: (trial_layers[id(old)], old.config) for path, (old, _) in swaps.items()}
+        warn_if_no_faster(layers, CALLER)
         layers.clear()
     # From here on nothing fails: each layer has been converted once, and dropped again.
     olds = {path: old for path, (old, _) in swaps.items()}
     swaps.clear()
     trial_layers.clear()
-    prepared = _prepared(model, unseen)
+    prepared = _prepared(view, unseen)
     ready = {path: prepared.pop(id(old)) for path, old in olds.items()}
     return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
 
@@ -118,17 +112,22 @@ class Converter:
             and maybe other modules.
         keeps: Whether to keep the integers of a weight for the next layer that shares it. Then the
             prepared layers are kept too.
-
-    :func:`baraquant.quantize_` makes its layers with it.
+        quantize: Returns a prepared layer's weight as integers.
     """
 
-    def __init__(self, prepared: Iterable[nn.Module] = (), *, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        prepared: Iterable[nn.Module] = (),
+        *,
+        keeps: bool = True,
+        quantize: Callable[[QuantizesWeight], Integers | Int4Integers] | None = None,
+    ) -> None:
         self._held = {
             _tie(module)
             for module in prepared
             if isinstance(module, QuantizesWeight) and not _can_pack(module)
         }
-        self._keeps = keeps
+        self._keeps, self._quantize = keeps, quantize or integers_of
         self._shared: dict[tuple[_Tie, int | None], StoredWeight] = {}
         self._kept: list[nn.Module] = []  # whose ids are those keys
 
@@ -183,13 +182,13 @@ class Converter:
     def integers(self, module: QuantizesWeight) -> StoredWeight:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0 or not self._keeps:  # a rotated weight is not tied
-            return self._kept_as(module, integers_of(module))
+            return self._kept_as(module, self._quantize(module))
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
         key = _tie(module), quantizer
         if key not in self._shared:
-            self._shared[key] = self._kept_as(module, integers_of(module))
+            self._shared[key] = self._kept_as(module, self._quantize(module))
             self._kept.append(module)
         return self._shared[key]
 
@@ -222,18 +221,39 @@ def tied(prepared: Mapping[str, nn.Module]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _about(module: nn.Module, trial: Converter, *, is_unseen: bool) -> Decision:
-    """Return what a prepared layer will become, or why it stays."""
-    if layer_of_prepared(module) is None:
-        if is_converted(module):
-            return "it is converted already"
-        return None if _why_floating(module) is None else "it was not prepared"
-    about = "".join(map(skipped, module.input_quantizers().values()))
+def about(new: nn.Module, prepared: nn.Module, algorithm: str = "") -> str:
+    """Return what a report says of a converted layer.
+
+    Args:
+        new: The layer.
+        prepared: What it was made of; a convolution names the input that ``conv_inputs`` rounds.
+        algorithm: What an algorithm says of it.
+    """
+    block = rotate_of(new)
+    rotated = f", rotate={block}" if block > 0 else ""
+    layer = layer_of_prepared(prepared)
+    is_told = layer is not None and layer.keeps_input and prepared.config.conv_inputs
+    rounded = f", input={prepared.config.activation}" if is_told else ""
+    return type(new).__name__ + rotated + algorithm + rounded
+
+
+def _why_not(module: nn.Module, view: ModelView) -> str | None:
+    """Return why a module that is not prepared stays as it is; None if it has no weights."""
+    seen = view.seen[id(module)]
+    if seen.is_converted:
+        return "it is converted already"
+    has_weights = seen.layer is not None or unknown_weights(module) is not None
+    return "it was not prepared" if has_weights else None
+
+
+def _about(module: nn.Module, trial: Converter, *, is_unseen: bool) -> Swap:
+    """Return what a prepared layer will become."""
+    remark = "".join(map(skipped, module.input_quantizers().values()))
     if is_unseen:
         module = module.with_floating_input()
-        about = "; its input stays floating, as training never called it"
+        remark = "; its input stays floating, as training never called it"
     new = trial.convert(module)
-    return Swap(module, type(new).__name__ + about_rotation(new) + about_input(module) + about)
+    return Swap(module, about(new, module) + remark)
 
 
 def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Module]:
@@ -250,13 +270,12 @@ def _can_pack(module: nn.Module) -> bool:
     return is_linear and packs_weight(module)
 
 
-def _prepared(model: nn.Module, unseen: set[int]) -> dict[int, nn.Module]:
+def _prepared(view: ModelView, unseen: set[int]) -> dict[int, nn.Module]:
     """Return the prepared layers of a model as they will be converted, by their own ids."""
-    modules = model.modules() if isinstance(model, nn.Module) else []
     return {
         id(module): module.with_floating_input() if id(module) in unseen else module
-        for module in modules
-        if layer_of_prepared(module) is not None
+        for module in view.model.modules()
+        if view.seen[id(module)].is_prepared
     }
 
 
@@ -272,32 +291,16 @@ def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:
     return Integers(integers, scale, None if config.weight.symmetric else zero_point)
 
 
-def about_input(prepared: nn.Module) -> str:
-    """Return what a report says of the input of a convolution that ``conv_inputs`` rounds."""
-    layer = layer_of_prepared(prepared)
-    if layer is None or not layer.keeps_input or not prepared.config.conv_inputs:
-        return ""
-    return f", input={prepared.config.activation}"
-
-
-def _unseen(model: nn.Module) -> set[int]:
+def _unseen(view: ModelView) -> set[int]:
     """Return the ids of layers that no batch has reached, where others have been reached.
 
     Some models read the weight of a layer and never call it, or call it in some uses alone. Where
     no layer has been reached, training was forgotten: then the first of them is an error.
     """
-    if not isinstance(model, nn.Module):
-        return set()
     static = [
         module
-        for module in model.modules()
+        for module in view.model.modules()
         if isinstance(module, QuantizesWeight) and module.config.is_static
     ]
     unseen = {id(module) for module in static if module.has_unseen_input()}
     return unseen if len(unseen) < len(static) else set()
-
-
-def _why_floating(module: nn.Module) -> str | None:
-    if layer_of(module) is not None:
-        return "it is a float layer"
-    return unknown_weights(module)

@@ -15,18 +15,10 @@ from torch.nn.utils import parametrize
 
 from .. import nn as bnn
 from .inference_mode import makes_normal_tensors
-from .replace import (
-    Decision,
-    FilterFn,
-    Swap,
-    Swaps,
-    choose_swaps,
-    put,
-    replace_modules,
-    take_over,
-)
+from .replace import put, replace_modules, take_over
 from .report import Report
 from .select import Filter, filter_of
+from .view import Decision, FilterFn, ModelView, Swap, Swaps, choose_swaps
 
 _CALLER = "baraquant.use_fused_ops_"
 FUSED = (bnn.RMSNorm, bnn.LayerNorm, bnn.GELU, bnn.GatedMLP)
@@ -103,7 +95,7 @@ def with_fused_ops(model: nn.Module, caller: str, paths: set[str]) -> Iterator[N
             return None
         return _decide(module, name)
 
-    swaps: Swaps = choose_swaps(model, caller, decide)[0] if paths else {}
+    swaps: Swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
     put(model, swaps.values())
     try:
         at = dict(model.named_modules(remove_duplicate=False))

@@ -4,24 +4,24 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ..configs import QuantConfig, TensorConfig
-from ..nn import FakeQuantize, FakeQuantizedLinear, FakeQuantizeInt4, QuantizesWeight
+from ..configs import QuantConfig
+from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import Int4Integers, Integers
-from .convert import Converter, about_input, integers_of, tied
+from .convert import Converter, about, integers_of, tied
 from .fit import fit, searches_scales
 from .layers import weights_of
 from .passes import Chosen
 from .replace import swap_in_turn, take_over
 from .report import Report
-from .rotation import about_rotation
 
 
 def check_layers(chosen: Mapping[str, Chosen], caller: str) -> None:
@@ -59,8 +59,7 @@ def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, cal
         for path, one in group.items():
             new = news[path] = maker.make(path, one)
             told = "" if one.algorithm is None else one.algorithm.describe(path)
-            about = type(new).__name__ + about_rotation(new) + told
-            abouts[path] = about + about_input(one.prepared) + one.remark
+            abouts[path] = about(new, one.prepared, told) + one.remark
         return news
 
     olds = {path: one.module for path, one in chosen.items()}
@@ -82,13 +81,10 @@ class Maker:
     def __init__(
         self, prepared: Iterable[nn.Module], caller: str, *, is_trial: bool = False
     ) -> None:
-        self._caller, self._is_trial = caller, is_trial
-        self._converter = Converter(prepared, keeps=not is_trial)
-        self._fitted: dict[
-            tuple[int, torch.Size, str, TensorConfig, str, str | None],
-            FakeQuantize | FakeQuantizeInt4,
-        ] = {}
-        self._kept: list[Tensor] = []  # whose addresses are those keys
+        self._caller, self._searches = caller, not is_trial
+        # No method of its own, which would keep it, and with it the layers.
+        self._rounded = functools.partial(_rounded, searches=not is_trial)
+        self._converter = Converter(prepared, keeps=not is_trial, quantize=self._rounded)
 
     def make(
         self, path: str, one: Chosen, integers: Integers | Int4Integers | None = None
@@ -131,45 +127,36 @@ class Maker:
         return prepared
 
     def _make(self, path: str, one: Chosen, integers: Integers | Int4Integers | None) -> nn.Module:
-        prepared, weight, smooth = self.ready(path, one), one.prepared.config.weight, None
-        scaling = one.scaling
+        scaling, smooth, importance = one.scaling, None, one.importance
         if scaling is not None and not (scaling.smooth is None and one.divisor is None):
-            integers = self._scaled_integers(one, scaling.smooth)
-            smooth = scaling.smooth if scaling.producer is None else None
-        if integers is not None:
-            return self._converter.convert(prepared, integers, smooth)
-        if self._searches(prepared.config):
-            for name, rows in prepared.weight_rows().items():
-                if rotate_of(prepared) > 0:  # no tied weight: the rotated copy is not kept
-                    setattr(prepared, name, fit(rows, getattr(prepared, name)))
-                    continue
-                # Tied weights have the same one.
-                owner = _owner(prepared, rows)
-                dtypes = one.scheme.scale_dtype, one.scheme.master
-                key = owner.data_ptr(), rows.shape, name, weight, *dtypes
-                if key not in self._fitted:
-                    self._fitted[key] = fit(rows, getattr(prepared, name), one.importance)
-                    self._kept.append(owner)
-                setattr(prepared, name, self._fitted[key])
-        return self._converter.convert(prepared)
-
-    def _searches(self, config: QuantConfig) -> bool:
-        return searches_scales(config) and not self._is_trial
-
-    def _scaled_integers(self, one: Chosen, smooth: Tensor | None) -> Integers | Int4Integers:
-        """Return the integers of a scaled weight, which no other module shares.
-
-        The weight is rounded in the precision of the factors.
-        """
-        layer, importance = one.prepared, one.importance
-        config = _without_master(layer.config)
-        scaled = FakeQuantizedLinear.from_float(_scaled(layer, smooth, one.divisor), config)
-        if self._searches(layer.config):
+            # Before `ready`: a scaled weight and a divided one are not needed at the same time.
+            # The weight is rounded in the precision of the factors.
+            smooth, config = scaling.smooth, _without_master(one.prepared.config)
+            scaled = FakeQuantizedLinear.from_float(
+                _scaled(one.prepared, smooth, one.divisor), config
+            )
             if importance is not None and smooth is not None:
                 importance = importance / smooth.to(importance).square()
-            rows, quantizer = scaled.rows_of_weight(), scaled.weight_fake_quant
-            scaled.weight_fake_quant = fit(rows, quantizer, importance)
-        return integers_of(scaled)
+            integers = self._rounded(scaled, importance)
+        prepared = self.ready(path, one)
+        if integers is None and importance is not None:  # no other layer shares the weight
+            integers = self._rounded(prepared, importance)
+        is_searched = self._searches and searches_scales(prepared.config)
+        if isinstance(prepared, FakeQuantizedExperts) and is_searched:
+            for name, rows in prepared.weight_rows().items():
+                setattr(prepared, name, fit(rows, getattr(prepared, name)))
+        is_kept = scaling is not None and scaling.producer is None
+        return self._converter.convert(prepared, integers, smooth if is_kept else None)
+
+
+def _rounded(
+    layer: QuantizesWeight, importance: Tensor | None = None, *, searches: bool
+) -> Integers | Int4Integers:
+    """Return a prepared layer's weight as integers, with the scales that fit best."""
+    if searches and searches_scales(layer.config):
+        rows, quantizer = layer.rows_of_weight(), layer.weight_fake_quant
+        layer.weight_fake_quant = fit(rows, quantizer, importance)
+    return integers_of(layer)
 
 
 def _changed(path: str, one: Chosen) -> nn.Module:
@@ -187,7 +174,7 @@ def _changed(path: str, one: Chosen) -> nn.Module:
         if got != wanted:
             raise ValueError(
                 f"expected apply of {type(one.algorithm).__name__} to return a {name} like the "
-                f"given one, {_about(given)}, but got {_about(new)}"
+                f"given one, {_kind(given)}, but got {_kind(new)}"
             )
         news[name] = nn.Parameter(new.detach(), requires_grad=False)
     if not news:
@@ -198,13 +185,8 @@ def _changed(path: str, one: Chosen) -> nn.Module:
     return layer
 
 
-def _about(tensor: Tensor) -> str:
+def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-
-
-def _owner(prepared: nn.Module, rows: Tensor) -> Tensor:
-    """Return the tensor that layers with a tied weight share: with a master the rows are a copy."""
-    return prepared.float_weight() if isinstance(prepared, QuantizesWeight) else rows
 
 
 def _without_master(config: QuantConfig) -> QuantConfig:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from ..schemes import Algorithm, scheme_of
 from .calibration.run import Run
-from .layers import Layer, weights_of
+from .layers import LINEAR_FORMS, Layer
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Chosen:
         layer: Its kind.
         config: Its configuration, as the caller gave it.
         prepared: The layer that replaces it in training. It has the module's parameters.
+        shares_weight: Whether other modules have its weight too.
         remark: What a report adds to the name of what the layer becomes.
         algorithm: The pass of its configuration, which may change its weight; None: there is none.
         importance: The sum of the squares of each channel of the input, ``[K]``, by which the
@@ -71,6 +72,7 @@ class Chosen:
     layer: Layer
     config: Config
     prepared: nn.Module
+    shares_weight: bool
     remark: str = ""
     algorithm: Pass | None = None
     importance: Tensor | None = None
@@ -83,28 +85,10 @@ class Chosen:
         """How it is quantized, whatever an algorithm changes before."""
         return scheme_of(self.config)
 
-
-@dataclass(frozen=True)
-class Task:
-    """What a call of :func:`baraquant.quantize_` is about to do.
-
-    Attributes:
-        run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of the
-            inputs for each path, such as an observer of :mod:`baraquant.calibration`. It returns
-            the paths that the data does not reach.
-        chosen: All layers to quantize, by path, those of other configurations too.
-        owners: How many modules have each parameter, by the parameter's id.
-    """
-
-    run: Run
-    chosen: Mapping[str, Chosen]
-    owners: Mapping[int, int]
-
-    def shares_weight(self, layer: Chosen) -> bool:
-        """Whether other modules have a weight of a layer too."""
-        own = layer.module._parameters.get("weight")
-        weights = weights_of(layer.module) if own is None else [own]
-        return any(self.owners[id(weight)] > 1 for weight in weights)
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is one of the linear layers, which compute a product with a matrix."""
+        return self.layer.forms is LINEAR_FORMS
 
 
 class Pass:
@@ -134,23 +118,25 @@ class Pass:
         """Return why a layer is left alone, for the report: ``"it is no convolution"``; or None."""
         return None
 
-    def takes(self, layer: Chosen, task: Task) -> bool:
+    def takes(self, layer: Chosen) -> bool:
         """Whether :meth:`plan` gets a layer of the configuration; says in the report why not."""
-        reason = self.why_not(layer)
-        if reason is None and task.shares_weight(layer):
-            reason = "other modules share its weight"
+        shared = "other modules share its weight" if layer.shares_weight else None
+        reason = self.why_not(layer) or shared
         if reason is not None:
             layer.remark += f"; {self.instead}, as {reason}"
         return reason is None
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Find out what to change, and change nothing yet.
 
         Args:
             layers: The layers by their paths. ``module`` is the float layer, and ``config`` its
                 configuration; to ``remark`` words for the report can be added. Do not keep them:
                 each float layer is freed as soon as it is swapped.
-            task: ``task.run`` runs the model on the calibration data.
+            run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of
+                the inputs for each path, such as an observer of :mod:`baraquant.calibration`. It
+                returns the paths that the data does not reach.
+            chosen: All layers that will be quantized, those of other configurations too.
 
         Raises:
             ValueError: It cannot be done; the model is as it was. The message has the layer's path.
@@ -232,7 +218,7 @@ def what_needs_calibration(config: Config) -> str | None:
     return "a static input" if scheme_of(config).is_static else None
 
 
-def passes_of(task: Task) -> dict[Pass, dict[str, Chosen]]:
+def passes_of(chosen: Mapping[str, Chosen], run: Run) -> dict[Pass, dict[str, Chosen]]:
     """Return the passes of the layers in the order in which they plan, with what each gets.
 
     Raises:
@@ -242,15 +228,15 @@ def passes_of(task: Task) -> dict[Pass, dict[str, Chosen]]:
     for kind in sorted(dict.fromkeys(PASSES.values()), key=lambda kind: kind.after_inputs):
         own = {
             path: one
-            for path, one in task.chosen.items()
+            for path, one in chosen.items()
             if isinstance(one.config, Algorithm) and pass_of(one.config) is kind
         }
         if not own:
             continue
         each = kind()
-        passes[each] = {path: one for path, one in own.items() if each.takes(one, task)}
+        passes[each] = {path: one for path, one in own.items() if each.takes(one)}
         for one in passes[each].values():
             one.algorithm = each
         if passes[each] and each.reads:
-            task.run.check_repeatable(each.reads)
+            run.check_repeatable(each.reads)
     return passes

@@ -10,19 +10,18 @@ import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize, LearnedFakeQuantize
-from .arithmetic import warn_if_no_faster
+from ..nn import FakeQuantize, FakeQuantizedLinear, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
 from .calibration.static import observe_inputs
 from .inference_mode import makes_normal_tensors
 from .passes import Chosen
-from .replace import FilterFn, swap
-from .report import Report, total_bytes
-from .rotation import rotate_weights_
+from .replace import swap
+from .report import Report, total_bytes, warn_if_no_faster
 from .rules import Rule, Rules
 from .select import Selector, filter_of, nothing_to
 from .unpack import unpacked
+from .view import FilterFn
 
 CALLER = "baraquant.qat.prepare_"
 
@@ -111,16 +110,17 @@ input=int8 per_token symmetric dynamic)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
     with unpacked(model, CALLER, chosen_by, computed=False) as parts:
-        chosen, report = selector.choose(model, chosen_by, parts)
+        chosen, report = selector.choose(parts, chosen_by)
         if not chosen:
-            raise ValueError(f"{CALLER}: {nothing_to('prepare', model, report)}")
+            raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
         _calibrate(model, chosen, calibration, progress)
         # Before the model changes: a warning may be an error.
-        layers = {path: one.prepared for path, one in chosen.items()}
-        schemes = {path: one.scheme for path, one in chosen.items()}
-        warn_if_no_faster(layers, schemes, CALLER)
-        del layers
-    rotate_weights_(one.prepared for one in chosen.values())
+        layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+        warn_if_no_faster(layers, CALLER)
+        layers.clear()
+    for layer in (one.prepared for one in chosen.values()):
+        if isinstance(layer, FakeQuantizedLinear):
+            layer.rotate_weight_()
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()
     report = swap(model, swaps, report)

@@ -15,19 +15,17 @@ from torch import Tensor, nn
 
 from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
-from .arithmetic import warn_if_no_faster
 from .calibration.run import Calibration, Run
 from .calibration.static import calibrate_inputs
 from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import check_layers, swap_layers
-from .passes import Task, passes_of, what_needs_calibration
-from .replace import FilterFn, check_model
-from .report import Report, total_bytes, total_parameters
+from .passes import passes_of, what_needs_calibration
+from .report import Report, total_bytes, warn_if_no_faster
 from .rules import Rule, Rules
 from .select import Selector, filter_of, nothing_to
-from .smoothquant.producers import parameter_owners
 from .unpack import unpacked
+from .view import FilterFn
 
 _CALLER = "baraquant.quantize_"
 
@@ -127,27 +125,23 @@ def quantize_(
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
-    check_model(model, _CALLER)
-    before, parameters = total_bytes(model), total_parameters(model)
     with unpacked(model, _CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(model, chosen_by, parts)
+        chosen, report = selector.choose(parts, chosen_by)
         if not chosen:
-            raise ValueError(f"{_CALLER}: {nothing_to('quantize', model, report)}")
+            raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
         run = Run(model, calibration, progress, _CALLER)
-        task = Task(run, chosen, parameter_owners(model))
-        passes = passes_of(task)
+        passes = passes_of(chosen, run)
         for each, layers in passes.items():
             if not each.after_inputs:
-                each.plan(layers, task)
+                each.plan(layers, run, chosen)
         calibrate_inputs({path: one for path, one in chosen.items() if one.scaling is None}, run)
         for each, layers in passes.items():
             if each.after_inputs:
-                each.plan(layers, task)
+                each.plan(layers, run, chosen)
         check_layers(chosen, _CALLER)
         # Warnings come before the model changes: they may be errors.
-        prepared = {path: one.prepared for path, one in chosen.items()}
-        schemes = {path: one.scheme for path, one in chosen.items()}
-        warn_if_no_faster(prepared, schemes, _CALLER)
+        prepared = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+        warn_if_no_faster(prepared, _CALLER)
     # From here on nothing fails, and each float layer is freed as soon as it is swapped.
     for held in (parts.before, prepared, *passes.values()):
         held.clear()
@@ -157,8 +151,8 @@ def quantize_(
         each.finish(model)
     return replace(
         report,
-        total_parameters=parameters,
-        bytes_before=before,
+        total_parameters=parts.given.total_parameters,
+        bytes_before=parts.given.bytes_before,
         bytes_after=total_bytes(model),
     )
 

@@ -1,47 +1,28 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Swaps modules of a model in place: all chosen ones, or none if one of them fails."""
+"""Replaces modules of a model in place, wherever the model refers to them.
+
+A model may keep a layer in a plain list or set, as a bound method, in a partial, a closure, a hook
+or an object of its own, and call that. All of it gets the new layer when the old one is replaced.
+"""
 
 from __future__ import annotations
 
+import collections
+import dis
+import functools
+import gc
+import inspect
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..nn.training.quantizers import QuantizesWeight
-from .arithmetic import arithmetic_of
-from .layers import further_names, weights_of
-from .references import Places, still_reached, user_attributes
-from .report import (
-    CHOSEN,
-    FILTERED,
-    ROOT,
-    Report,
-    float_weights,
-    multiply_adds,
-    total_bytes,
-    total_parameters,
-)
-
-FilterFn = Callable[[nn.Module, str], bool]
-
-
-@dataclass(frozen=True)
-class Swap:
-    """A new module and its description, which a function that makes modules may return."""
-
-    module: nn.Module
-    about: str
-
-
-# The old and the new module at each first path.
-Swaps = dict[str, tuple[nn.Module, nn.Module]]
-# The decision on a module: a new module, a reason to leave it out, or None to ignore it.
-Decision = Swap | str | None
-Decide = Callable[[nn.Module, str], Decision]
+from .report import Report, arithmetic_of, total_bytes
+from .view import Decide, FilterFn, ModelView, Swaps, choose_swaps
 
 
 def replace_modules(
@@ -53,156 +34,10 @@ def replace_modules(
 ) -> Report:
     """Swap the modules of ``model`` for which ``decide`` returns a new one.
 
-    Every decision comes before the first swap: if one raises an error, the model is unchanged, and
-    the error has the module's path. The arguments and errors are those of :func:`choose_swaps`.
+    The arguments and errors are those of :class:`ModelView` and :func:`choose_swaps`.
     """
-    swaps, report = choose_swaps(model, caller, decide, filter_fn, is_candidate)
+    swaps, report = choose_swaps(ModelView(model, caller), decide, filter_fn, is_candidate)
     return swap(model, swaps, report)
-
-
-def choose_swaps(
-    model: nn.Module,
-    caller: str,
-    decide: Decide,
-    filter_fn: FilterFn | None = None,
-    is_candidate: Callable[[nn.Module], bool] = lambda module: True,
-    *,
-    keeps_ties: bool = False,
-) -> tuple[Swaps, Report]:
-    """Return what :func:`replace_modules` would swap.
-
-    Args:
-        model: Left as it is.
-        caller: The public function, for the messages.
-        decide: Called once for each candidate that passes ``filter_fn``, and once for each module
-            that is not a candidate. The children of a module that is not swapped are visited too.
-        filter_fn: Says whether to swap a candidate; called for each of its paths.
-        is_candidate: Says whether ``filter_fn`` applies to a module.
-        keeps_ties: Whether to leave out a module whose weight is shared with a module that stays
-            floating for a reason other than ``filter_fn``: the model would hold the weight twice.
-
-    Raises:
-        TypeError: ``model`` is not a module, or is scripted, or the filter is not a function.
-        ValueError: The root or a layer that is compiled separately would be swapped; ``filter_fn``
-            gives both answers for one shared module; the model is wrapped for several processes; or
-            ``decide`` raises it.
-    """
-    check_model(model, caller)
-    if filter_fn is not None and not callable(filter_fn):
-        raise TypeError(
-            f"{caller}: expected filter_fn to be a function of a module and its name, "
-            f"but got {type(filter_fn).__name__}"
-        )
-    paths = paths_of(model)
-    swaps: Swaps = {}
-    changed: dict[str, str] = {}
-    left_out: dict[str, str] = {}
-    seen: set[int] = set()
-    waiting = [("", model)]  # no function that calls itself: its frame would keep the model
-    while waiting:
-        name, module = waiting.pop()
-        if id(module) in seen:
-            continue
-        seen.add(id(module))
-        decision = _decision(module, paths[id(module)], caller, decide, filter_fn, is_candidate)
-        if isinstance(decision, Swap):
-            _check_place(module, model, paths[id(module)], caller)
-            swaps[name] = module, decision.module
-            changed[name] = decision.about
-            left_out |= _parts_left_out(module, name, seen)
-            continue
-        if decision is not None:
-            left_out[name] = decision
-            if isinstance(module, nn.MultiheadAttention):
-                continue  # it reads the weight of the layer in it, and does not call it
-        waiting += [
-            (f"{name}.{child_name}" if name else child_name, child)
-            for child_name, child in reversed(module._modules.items())
-            if child is not None
-        ]
-    if keeps_ties:
-        _leave_out_tied(model, swaps, changed, left_out)
-    at = dict(model.named_modules())
-    parameters: dict[str, int] = {}
-    products: dict[str, int] = {}
-    counted: set[int] = set()
-    for name in (*changed, *left_out):
-        whole = isinstance(at[name], nn.MultiheadAttention)
-        parameters[name] = float_weights(at[name], counted, whole=whole)
-        products[name] = multiply_adds(at[name], whole=whole)
-    total, size = total_parameters(model), total_bytes(model)
-    return swaps, Report(changed, left_out, parameters, total, size, multiply_adds=products)
-
-
-def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:
-    """Return why what a layer has registered beside its weight stays floating."""
-    left_out: dict[str, str] = {}
-    for child_name in further_names(module) & module._modules.keys():
-        part = module._modules[child_name]
-        prefix = f"{name}.{child_name}"
-        for path, each in () if part is None else part.named_modules(prefix=prefix):
-            if id(each) not in seen and weights_of(each):
-                seen.add(id(each))
-                left_out[path] = f"it is a part of {name}, beside the weight of that layer"
-    return left_out
-
-
-def _leave_out_tied(
-    model: nn.Module, swaps: Swaps, changed: dict[str, str], left_out: dict[str, str]
-) -> None:
-    """Cancel the swaps of modules whose weight stays floating in another module."""
-    floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
-    for name, module in model.named_modules():
-        if name in swaps or isinstance(module, QuantizesWeight):
-            continue
-        if left_out.get(name) not in (FILTERED, *CHOSEN):
-            floating |= {id(p): name for p in module._parameters.values() if p is not None}
-    for name, module in model.named_modules():
-        other = floating.get(id(module._parameters.get("weight")))
-        if name in swaps and other is not None:
-            del swaps[name], changed[name]
-            left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
-
-
-def check_is_module(model: Any, caller: str) -> None:
-    """Check that something is a module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
-
-
-def check_model(model: Any, caller: str) -> None:
-    """Check that modules can be swapped in a model at all."""
-    check_is_module(model, caller)
-    wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
-    for name, module in model.named_modules():
-        where = f"{name}: " if name else ""
-        wrapped = type(module).__name__
-        if isinstance(module, wrappers) or _is_sharded(module):
-            raise ValueError(
-                f"{caller}: {where}expected a model before it is wrapped for several processes, "
-                f"but got {wrapped}"
-            )
-        _check_whole(module, caller, where)
-        if _is_scripted(module):
-            raise TypeError(
-                f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
-                "modules first, then script it"
-            )
-
-
-def check_whole(model: nn.Module, caller: str) -> None:
-    """Check that no layer lies on several processes."""
-    for name, module in model.named_modules():
-        _check_whole(module, caller, f"{name}: " if name else "")
-
-
-def _check_whole(module: nn.Module, caller: str, where: str) -> None:
-    if getattr(module, "_is_on_several_processes", False):
-        raise ValueError(
-            f"{caller}: {where}expected a model before it is split over processes, but got "
-            f"{type(module).__name__}; gather its state (get_model_state_dict with "
-            "full_state_dict=True), load it into a model that is whole, and go on with that"
-        )
 
 
 def take_over(new: nn.Module, old: nn.Module) -> None:
@@ -218,59 +53,11 @@ def take_over(new: nn.Module, old: nn.Module) -> None:
     vars(new).update(user_attributes(old, new))
 
 
-def paths_of(model: nn.Module) -> dict[int, list[str]]:
-    """Return all paths of each module, by its id."""
-    paths: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        paths.setdefault(id(module), []).append(name)
-    return paths
-
-
-def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: str) -> None:
-    """Check that a module can be replaced."""
-    kind = type(module).__name__
-    if module is model:
-        raise ValueError(
-            f"{caller}: expected a model that contains the layers to swap, but got a {kind} "
-            "itself; wrap it in nn.Sequential"
-        )
-    for name in names:
-        # torch.compile of a layer keeps a reference to the old layer, and so does layer.compile().
-        if name.split(".")[-1] == "_orig_mod" or module._compiled_call_impl is not None:
-            raise ValueError(
-                f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
-                "after it is swapped"
-            )
-
-
-def _decision(
-    module: nn.Module,
-    names: list[str],
-    caller: str,
-    decide: Decide,
-    filter_fn: FilterFn | None,
-    is_candidate: Callable[[nn.Module], bool],
-) -> Decision:
-    if filter_fn is not None and is_candidate(module):
-        answers = [bool(filter_fn(module, name)) for name in names]
-        if any(answers) and not all(answers):
-            yes, no = names[answers.index(True)], names[answers.index(False)]
-            raise ValueError(
-                f"{caller}: {yes}: expected filter_fn to say the same of one shared module, but "
-                f"it took {yes} and refused {no}"
-            )
-        if not all(answers):
-            return FILTERED
-    try:
-        return decide(module, names[0])
-    except (ValueError, TypeError) as error:
-        where = f"{names[0]}: " if names[0] else ""
-        raise type(error)(f"{caller}: {where}{error}") from error
-
-
 def put(model: nn.Module, pairs: Iterable[tuple[nn.Module, nn.Module]]) -> None:
     """Replace the first module of each pair by the second, wherever the model refers to it."""
     pairs = list(pairs)
+    if not pairs:
+        return
     places = Places(model, [old for old, _ in pairs])
     for old, new in pairs:
         places.put(old, new)
@@ -285,11 +72,9 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
 
 def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
     """Replace modules, and return the report with the current size; empties ``swaps``."""
-    olds = {path: weakref.ref(old) for path, (old, _) in swaps.items()}
-    news = [new for _, new in swaps.values()]
-    put(model, swaps.values())
+    olds, news = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
-    return finished(model, olds, news, report)
+    return swap_in_turn(model, olds, [list(olds)], lambda paths: news, report)
 
 
 def swap_in_turn(
@@ -317,29 +102,12 @@ def swap_in_turn(
         for path, new in make(paths).items():
             places.put(olds.pop(path), new)
             news.append(new)
-    return finished(model, references, news, report)
-
-
-def finished(
-    model: nn.Module,
-    olds: Mapping[str, weakref.ref[nn.Module]],
-    news: Iterable[nn.Module],
-    report: Report,
-) -> Report:
-    """Return the report of a model whose modules have been replaced.
-
-    Args:
-        model: The model.
-        olds: The modules that were replaced, by path.
-        news: What has taken their places.
-        report: A report of them.
-    """
     leave_fast_paths(model, news)
     changed = dict(report.changed)
-    for path, place in still_reached(model, olds).items():
+    for path, place in still_reached(model, references).items():
         changed[path] += f"; {place} still refers to the layer before"
     at = dict(model.named_modules())
-    computes = {path: how for path in olds if (how := arithmetic_of(at[path])) is not None}
+    computes = {path: how for path in references if (how := arithmetic_of(at[path])) is not None}
     return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
 
 
@@ -361,14 +129,325 @@ def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
             module.use_nested_tensor = False
 
 
-def _is_scripted(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
+# ---- Where a model refers to its modules --------------------------------------------------------
+
+REGISTERED = ("_parameters", "_buffers", "_modules")
+_DEPTH = 8  # of objects in objects
+# What holds no layer, and is met often.
+_PLAIN = (str, bytes, int, float, bool, complex, type(None), type, types.ModuleType, Tensor)
+# Objects of these packages hold no layers of a model, or are entered in a way of their own.
+_FOREIGN = {*sys.stdlib_module_names, "torch", "numpy", "baraquant"}
+_FOREIGN -= {"argparse", "collections", "types", "weakref", "_weakrefset", "__main__"}
+
+_Swap = Callable[[nn.Module], nn.Module]
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    # The classes are found by name: importing them would initialize torch.distributed.
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
-    return any(
-        name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))
-        for name in names
-    )
+class Places:
+    """Where a model has some of its modules, so that they can be replaced one after the other.
+
+    It keeps neither the modules nor what refers to them: a module is freed as soon as it is
+    replaced.
+
+    Args:
+        model: The model.
+        modules: The modules that will be replaced.
+    """
+
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
+        self._slots: dict[int, list[tuple[weakref.ref[nn.Module], str, bool]]] = {
+            id(module): [] for module in modules
+        }
+        self._news: dict[int, tuple[weakref.ref[nn.Module], nn.Module]] = {}
+        owners = list(model.modules())
+        self._registered = {id(module) for module in owners}
+        for owner in owners:
+            self._note(owner)
+
+    def put(self, old: nn.Module, new: nn.Module) -> None:
+        """Put ``new`` at all places of ``old``."""
+        slots = self._slots.pop(id(old), [])
+        self._news[id(old)] = weakref.ref(old), new
+        self._slots.setdefault(id(new), [])
+        self._registered.add(id(new))
+        walk = _Walk(self._new_of, self._registered)
+        for reference, name, is_child in slots:
+            owner = reference()
+            if owner is not None:
+                held = owner._modules if is_child else vars(owner)
+                if name in held:
+                    held[name] = walk.mapped(held[name])
+        for name in _own_names(new):
+            vars(new)[name] = walk.mapped(vars(new)[name])
+        for name, child in new._modules.items():  # it may have been replaced before
+            new._modules[name] = None if child is None else self._new_of(child)
+        self._slots[id(new)] += slots  # where it may be replaced again
+        self._note(new)
+
+    def _new_of(self, module: nn.Module) -> nn.Module:
+        reference, new = self._news.get(id(module), (None, module))
+        # The address of a module that was freed may be that of another one now.
+        return new if reference is not None and reference() is module else module
+
+    def _note(self, owner: nn.Module) -> None:
+        """Note which attributes of a module lead to modules that will be replaced."""
+        reference = weakref.ref(owner)
+        for name, child in owner._modules.items():
+            if id(child) in self._slots:
+                self._slots[id(child)].append((reference, name, True))
+        for name in _own_names(owner):
+            found: set[int] = set()
+
+            def look(module: nn.Module, found: set[int] = found) -> nn.Module:
+                found.add(id(module))
+                return module
+
+            _Walk(look, self._registered).mapped(vars(owner)[name])
+            for each in found & self._slots.keys():
+                self._slots[each].append((reference, name, False))
+
+
+def _own_names(module: nn.Module) -> list[str]:
+    """Return the names of a module's attributes that may lead to other modules."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if name not in REGISTERED and not isinstance(value, _PLAIN)
+    ]
+
+
+class _Walk:
+    """Goes through a value, and replaces the modules in it: in place where that is possible.
+
+    Args:
+        swap: Returns what takes the place of a module, or the module itself.
+        registered: The ids of the model's modules. They are not entered.
+    """
+
+    def __init__(self, swap: _Swap, registered: set[int]) -> None:
+        self._swap, self._registered = swap, registered
+        # Each value, so that no other one gets the same id, and what became of it.
+        self._seen: dict[int, tuple[Any, Any]] = {}
+
+    def mapped(self, value: Any, depth: int = 0) -> Any:
+        """Return the value with its modules replaced."""
+        # Not isinstance: a proxy claims to be of the class of what it stands for.
+        kind = type(value)
+        if issubclass(kind, _PLAIN) or depth > _DEPTH:
+            return value
+        if issubclass(kind, nn.Module):
+            new = self._swap(value)
+            if new is not value or id(value) in self._registered:
+                return new
+        if id(value) in self._seen:
+            return self._seen[id(value)][1]
+        self._seen[id(value)] = value, value
+        new = self._within(value, kind, depth + 1)
+        self._seen[id(value)] = value, new
+        return new
+
+    def _within(self, value: Any, kind: type, depth: int) -> Any:
+        for base, enter in _ENTER.items():
+            if issubclass(kind, base):
+                return enter(self, value, depth)
+        if _holds_objects(kind):
+            self._object(value, depth)
+        return value
+
+    def _object(self, value: Any, depth: int) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
+            self._dict(attributes, depth)
+        for base in type(value).__mro__:
+            for slot in vars(base).values():
+                if isinstance(slot, types.MemberDescriptorType):
+                    try:
+                        own = slot.__get__(value)
+                    except AttributeError:  # it has not been set
+                        continue
+                    new = self.mapped(own, depth)
+                    if new is not own:
+                        slot.__set__(value, new)
+        return value
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> Any:
+        for key, own in list(value.items()):
+            new = self.mapped(own, depth)
+            if new is not own:
+                value[key] = new
+        keys = {key: self.mapped(key, depth) for key in list(value)}
+        if any(new is not key for key, new in keys.items()):
+            items = [(keys[key], own) for key, own in value.items()]
+            value.clear()
+            value.update(items)
+        return value
+
+    def _list(self, value: Any, depth: int) -> Any:
+        for index, own in enumerate(list(value)):
+            new = self.mapped(own, depth)
+            if new is not own:
+                value[index] = new
+        return value
+
+    def _set(self, value: set[Any], depth: int) -> Any:
+        for own in list(value):
+            new = self.mapped(own, depth)
+            if new is not own:
+                value.discard(own)
+                value.add(new)
+        return value
+
+    def _items(self, value: Any, depth: int) -> Any:
+        items = [self.mapped(own, depth) for own in value]
+        if all(new is own for new, own in zip(items, value, strict=True)):
+            return value
+        make = getattr(type(value), "_make", type(value))  # a named tuple has `_make`
+        return make(items)
+
+    def _proxy_of_mapping(self, value: Mapping[Any, Any], depth: int) -> Any:
+        for own in gc.get_referents(value):  # the dictionary behind it
+            self.mapped(own, depth)
+        return value
+
+    def _partial(self, value: functools.partial[Any], depth: int) -> Any:
+        call, given = self.mapped(value.func, depth), self.mapped(value.args, depth)
+        self._dict(value.keywords, depth)
+        if call is not value.func or given is not value.args:
+            state = call, given, value.keywords, vars(value) or None
+            value.__setstate__(state)  # type: ignore[attr-defined]
+        return value
+
+    def _method(self, value: Any, depth: int) -> Any:
+        owner = value.__self__
+        new = self.mapped(owner, depth)
+        if new is owner:
+            return value
+        same = getattr(new, value.__name__, None)
+        return same if callable(same) else types.MethodType(value.__func__, new)
+
+    def _builtin_method(self, value: Any, depth: int) -> Any:
+        self.mapped(value.__self__, depth)  # a dictionary's `get`: it changes in place
+        return value
+
+    def _function(self, value: types.FunctionType, depth: int) -> Any:
+        for cell in value.__closure__ or ():
+            try:
+                own = cell.cell_contents
+            except ValueError:  # it is empty
+                continue
+            new = self.mapped(own, depth)
+            if new is not own:
+                cell.cell_contents = new
+        if value.__defaults__:
+            value.__defaults__ = self.mapped(value.__defaults__, depth)
+        if value.__kwdefaults__:
+            self._dict(value.__kwdefaults__, depth)
+        self._dict(vars(value), depth)
+        return value
+
+    def _weak(self, value: Any, depth: int) -> Any:
+        if isinstance(value, weakref.WeakMethod):
+            target = value()
+            new = target if target is None else self.mapped(target, depth)
+            return value if new is target else weakref.WeakMethod(new)
+        target = value()
+        if target is None or not issubclass(type(target), nn.Module):
+            return value
+        new = self._swap(target)
+        if new is target:
+            return value
+        if isinstance(value, weakref.KeyedRef):
+            return weakref.KeyedRef(new, value.__callback__, value.key)
+        return weakref.ref(new, value.__callback__)
+
+    def _weak_proxy(self, value: Any, depth: int) -> Any:
+        try:
+            target = value.train.__self__  # a bound method has what the proxy stands for
+        except (AttributeError, ReferenceError):
+            return value
+        if not issubclass(type(target), nn.Module):
+            return value
+        new = self._swap(target)
+        return value if new is target else weakref.proxy(new)
+
+
+# How the values of some classes are entered; the first that fits counts.
+_ENTER: dict[Any, Callable[[_Walk, Any, int], Any]] = {
+    weakref.ReferenceType: _Walk._weak,
+    weakref.ProxyType: _Walk._weak_proxy,
+    weakref.CallableProxyType: _Walk._weak_proxy,
+    types.MethodType: _Walk._method,
+    types.FunctionType: _Walk._function,
+    (types.BuiltinMethodType, types.MethodWrapperType): _Walk._builtin_method,
+    functools.partial: _Walk._partial,
+    nn.Module: _Walk._object,
+    dict: _Walk._dict,
+    (list, collections.deque): _Walk._list,
+    set: _Walk._set,
+    (tuple, frozenset): _Walk._items,
+    types.MappingProxyType: _Walk._proxy_of_mapping,
+}
+
+
+def _holds_objects(kind: type) -> bool:
+    """Whether the objects of a class may hold a model's layers in their attributes."""
+    return kind.__module__.partition(".")[0] not in _FOREIGN
+
+
+def still_reached(model: nn.Module, olds: Mapping[str, weakref.ref[nn.Module]]) -> dict[str, str]:
+    """Return by which attribute of the model a replaced layer can still be reached, by its path.
+
+    Python's collector knows what every object refers to, also those that :class:`Places` does not
+    enter, such as generators and functions with a cache.
+    """
+    alive = {id(old): path for path, one in olds.items() if (old := one()) is not None}
+    found: dict[str, str] = {}
+    if not alive:
+        return found
+    ends = (type, types.ModuleType, types.FrameType, Tensor)
+    seen = {id(module) for module in model.modules()}
+    for name, owner in model.named_modules():
+        for attribute in _own_names(owner):
+            waiting = [vars(owner)[attribute]]
+            while waiting:
+                value = waiting.pop()
+                if id(value) in seen or issubclass(type(value), ends):
+                    continue
+                seen.add(id(value))
+                if id(value) in alive:
+                    place = f"{name}.{attribute}" if name else attribute
+                    found.setdefault(alive[id(value)], place)
+                elif isinstance(value, types.FunctionType):  # and not its module's globals
+                    waiting += [value.__closure__, value.__defaults__, vars(value)]
+                    waiting.append(value.__kwdefaults__)
+                else:
+                    waiting += gc.get_referents(value)
+    return found
+
+
+def user_attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """Return the attributes that a user has given to a layer, and that ``new`` has no use for."""
+    known = _attributes_of_layers(old.__class__)
+    known |= vars(new).keys() | {name for kind in REGISTERED for name in getattr(new, kind)}
+    return {
+        name: value
+        for name, value in vars(old).items()
+        if name not in known and not inspect.isdatadescriptor(getattr(type(new), name, None))
+    }
+
+
+@functools.cache
+def _attributes_of_layers(kind: Any) -> frozenset[str]:
+    """Return the attributes that the methods of a class of layers set.
+
+    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
+    PyTorch's classes and of ours count.
+    """
+    names = set(vars(nn.Module()))
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
+            continue
+        for function in vars(base).values():
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            steps = () if code is None else dis.get_instructions(code)
+            names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    return frozenset(names)

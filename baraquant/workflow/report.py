@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reports: which layers of a model were swapped, what stayed floating, and their shares."""
+"""Reports: what became of the layers of a model, how these compute, and what stayed floating."""
 
 from __future__ import annotations
 
 import re
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +14,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .._table import Table
+from .. import nn as bnn
+from .._table import Table, some
+from ..configs import QuantConfig
 from ..nn import LearnedFakeQuantize
+from ..nn.shared.convolution import ConvolvesIntegers
+from .layers import Layer, form_of, layer_of_prepared, layer_with
 
 # Reasons that the caller chose: filter_fn, and the dictionary of configurations.
 FILTERED = "filter_fn"
@@ -31,6 +37,13 @@ ROWS = "stores integers and looks up rows"
 ROOT = "(the model)"
 # The name for norms, biases and other small parameters.
 OTHERS = "biases, norms and other parameters"
+_PRODUCTS = (
+    bnn.QuantizedLinear,
+    bnn.StaticQuantizedLinear,
+    bnn.QuantizedInt4Linear,
+    bnn.StaticQuantizedInt4Linear,
+)
+_SMALL = 0.1  # the share of integer products up to which nothing is faster
 
 
 @dataclass(frozen=True)
@@ -244,3 +257,71 @@ def total_bytes(model: nn.Module) -> int:
 
 def _has_data(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def arithmetic_of(module: nn.Module) -> str | None:
+    """Return how a converted module computes, or a prepared one after conversion; else None.
+
+    A registered kind of layer says with ``is_integer`` that it multiplies integers.
+    """
+    form, layer = form_of(module), layer_of_prepared(module)
+    known = layer if form is None else layer_with(form)
+    if known is None:
+        return None
+    if _looks_up(known):
+        return ROWS
+    is_integer = getattr(module, "is_integer", None)
+    if is_integer is None:
+        # A registered layer may say it in the class for inference alone.
+        kind = type(module) if layer is None else layer.forms[0].module
+        rounds = layer is None or bool(getattr(module, "rounds_input", False))
+        is_integer = rounds and (issubclass(kind, _PRODUCTS) or getattr(kind, "is_integer", False))
+    return INTEGERS if is_integer is True else FLOATS
+
+
+def _looks_up(layer: Layer) -> bool:
+    kind = layer.float_type
+    return kind is not None and issubclass(kind, (nn.Embedding, nn.EmbeddingBag))
+
+
+def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:
+    """Warn of schemes that round inputs, but whose layers compute in floating point.
+
+    Args:
+        layers: The layers as they will be converted, by path, and the configuration of each, as
+            the caller gave it.
+        caller: The public function, which calls this, for the message.
+    """
+    by_scheme: dict[QuantConfig, dict[str, nn.Module]] = {}
+    for path, (layer, scheme) in layers.items():
+        if scheme.activation is not None:
+            by_scheme.setdefault(scheme, {})[path] = layer
+    for scheme, prepared in by_scheme.items():
+        how = {path: arithmetic_of(layer) for path, layer in prepared.items()}
+        products = {
+            path: multiply_adds(layer, whole=False)
+            for path, layer in prepared.items()
+            if how[path] != ROWS
+        }
+        total = sum(products.values())
+        share = sum(count for path, count in products.items() if how[path] == INTEGERS) / (
+            total or 1
+        )
+        if total == 0 or share > _SMALL:
+            continue
+        floating = [path for path in products if how[path] == FLOATS]
+        is_conv = any(isinstance(prepared[path], ConvolvesIntegers) for path in floating)
+        advice = (
+            "; convolutions round their inputs with conv_inputs=True, one scale each: "
+            "W8A8Static(conv_inputs=True)"
+            if is_conv and not scheme.conv_inputs
+            else ""
+        )
+        what = "all of them" if share == 0 else f"{100 * (1 - share):.0f} % of the multiply-adds"
+        verb = "store integers and compute" if share == 0 else "belong to layers that compute"
+        which = "the model is" if len(prepared) == len(layers) else f"{some(floating, 3)} are"
+        warnings.warn(
+            f"{caller}: expected layers that multiply integers with {scheme}, but {what} "
+            f"{verb} in floating point: {which} smaller and no faster{advice}",
+            stacklevel=4,
+        )

@@ -12,23 +12,18 @@ from torch import nn
 
 from .._table import some
 from ..configs import Config, QuantConfig, TensorConfig
-from ..nn.shared.rotation import rotate_of
+from ..nn.recurrent_cells import Cell
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import scheme_of
-from .computed import compute_as, is_computed, plain
-from .layers import Layer, is_converted, is_prepared, layer_of, unknown_weights, weights_of
+from .computed import compute_as, plain
+from .layers import LINEAR_FORMS, Layer, unknown_weights, weights_of
 from .passes import Chosen
-from .replace import Decision, FilterFn, Swap, choose_swaps, paths_of, take_over
+from .replace import take_over
 from .report import FILTERED, PREPARED, Report
-from .rotation import ROTATED, not_rotated
 from .rules import Rules
 from .unpack import Unpacked, is_packed, why_not_unpacked
-
-
-def is_candidate(module: nn.Module) -> bool:
-    """Whether the caller's filter and patterns apply to a module."""
-    return is_packed(module) or layer_of(module) is not None
+from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 
 class Filter:
@@ -90,74 +85,75 @@ class Selector:
         check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
+        self._computed: set[int] = set()  # ids of layers whose weight PyTorch computes
+        self._sharing: set[int] = set()  # ids of modules that share a parameter
         self._fixed: set[int] = set()  # ids of linear layers that are not rotated
         self._quantizers: dict[tuple[int, int, TensorConfig, str, str], nn.Module] = {}
 
     def choose(
-        self, model: nn.Module, filter_fn: FilterFn | None, parts: Unpacked
+        self, parts: Unpacked, filter_fn: FilterFn | None
     ) -> tuple[dict[str, Chosen], Report]:
         """Return the layers by their first paths, and a report of what is left out.
 
         Raises:
             ValueError: A layer cannot take its configuration although a key is the layer's path;
                 one weight gets two configurations; a key matches nothing; or
-                :func:`.replace.choose_swaps` raises it.
+                :func:`.view.choose_swaps` raises it.
         """
-        paths = paths_of(model)
-        configs = self._configs(model, paths, parts)
+        view = parts.view
+        configs = self._configs(parts)
         prepared: dict[int, Chosen] = {}
-        self._fixed = not_rotated(model)
-        for module in model.modules():
-            if is_prepared(module):
-                self._share_quantizer(module)
+        self._computed = {key for key, one in view.seen.items() if one.is_computed}
+        self._sharing = view.sharing()
+        # The products of a recurrent cell have weights with names of the cell.
+        cells = [module for module in view.model.modules() if isinstance(module, Cell)]
+        inner = {id(part) for cell in cells for part in cell.modules()}
+        self._fixed = self._computed | self._sharing | inner
+        for module in view.model.modules():
+            if view.seen[id(module)].is_prepared:
+                self._share_quantizer(module, module)
 
         def decide(module: nn.Module, name: str) -> Decision:
-            config, layer = configs.get(id(module)), layer_of(module)
+            config, layer = configs.get(id(module)), view.seen[id(module)].layer
             if isinstance(config, str):
                 return config
             if config is None or layer is None:
-                return _why_unknown(module)
+                return _why_unknown(module, view)
             made = self.prepare(module, layer, config)
             if isinstance(made, str):
                 return made
             for weight in weights_of(module):
                 self._rules.check_tie(weight, name, scheme_of(config))
-            is_made = name in parts.before or is_computed(module)
+            is_made = name in parts.before or id(module) in self._computed
             remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
-            prepared[id(module)] = Chosen(module, layer, config, made, remark)
+            shares_weight = view.shares_weight(module)
+            prepared[id(module)] = Chosen(module, layer, config, made, shares_weight, remark)
             return Swap(module, _about(made))
 
         _, report = choose_swaps(
-            model, self._caller, decide, filter_fn, is_candidate, keeps_ties=True
+            view, decide, filter_fn, lambda module: id(module) in configs, keeps_ties=True
         )
-        self._rules.check_used(name for module in model.modules() if is_candidate(module)
-                               for name in paths[id(module)])  # fmt: skip
-        at = dict(model.named_modules())
-        self._check_named(report, paths, configs, at, parts)
+        self._rules.check_used(name for key in configs for name in view.seen[key].paths)
+        self._check_named(report, configs, parts)
         self._rules.warn_if_useless(
-            {id(at[name]) for name in report.changed},
-            {id(at[name]): (name, reason) for name, reason in report.left_out.items()},
+            {view.ids[name] for name in report.changed},
+            {view.ids[name]: (name, reason) for name, reason in report.left_out.items()},
         )
         if isinstance(filter_fn, Filter):
             filter_fn.warn_if_useless(self._caller)
-        chosen = {name: prepared[id(at[name])] for name in report.changed}
-        back = parts.repack(model, set(chosen))
-        return chosen, _without_parts(report, back)
+        chosen = {name: prepared[view.ids[name]] for name in report.changed}
+        return chosen, _without_parts(report, parts.repack(set(chosen)))
 
     def _check_named(
-        self,
-        report: Report,
-        paths: dict[int, list[str]],
-        configs: dict[int, Config | str],
-        at: dict[str, nn.Module],
-        parts: Unpacked,
+        self, report: Report, configs: dict[int, Config | str], parts: Unpacked
     ) -> None:
         """Check that no layer stays floating if a key is its path or the path of its parent."""
         for name, reason in report.left_out.items():
-            config = configs.get(id(at[name]))
+            key = parts.view.ids[name]
+            config = configs.get(key)
             if reason == FILTERED or config is None or isinstance(config, str):
                 continue
-            names = paths[id(at[name])]
+            names = parts.view.seen[key].paths
             wholes = [whole[0] for path in names if (whole := parts.whole_of(path)) is not None]
             if self._rules.is_named([*names, *wholes]):
                 raise ValueError(
@@ -165,28 +161,29 @@ class Selector:
                     f"{reason}"
                 )
 
-    def _configs(
-        self, model: nn.Module, paths: dict[int, list[str]], parts: Unpacked
-    ) -> dict[int, Config | str]:
-        """Return the configuration of each candidate, or why it has none, by the candidate's id."""
+    def _configs(self, parts: Unpacked) -> dict[int, Config | str]:
+        """Return the configuration of each candidate, or why it has none, by the candidate's id.
+
+        Candidates are what the caller's filter and patterns apply to.
+        """
         configs: dict[int, Config | str] = {}
-        for module in model.modules():
-            if is_candidate(module):
-                names = paths[id(module)]
-                wholes = [parts.whole_of(name) for name in names]
+        for module in parts.view.model.modules():
+            seen = parts.view.seen[id(module)]
+            if seen.layer is not None or is_packed(module):
+                wholes = [parts.whole_of(name) for name in seen.paths]
                 try:
-                    configs[id(module)] = self._rules.config_of(module, names, wholes)
+                    configs[id(module)] = self._rules.config_of(module, seen.paths, wholes)
                 except ValueError as error:
-                    raise ValueError(f"{self._caller}: {names[0]}: {error}") from None
+                    raise ValueError(f"{self._caller}: {seen.paths[0]}: {error}") from None
         return configs
 
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
-        is_fixed = id(module) in self._fixed or is_computed(module)
-        if is_fixed or layer.training not in ROTATED:
+        if id(module) in self._fixed or layer.forms is not LINEAR_FORMS:
             scheme = scheme.with_rotation(0)
-        given = plain(module) if is_computed(module) else module
+        is_computed = id(module) in self._computed
+        given = plain(module) if is_computed else module
         reason = (
             layer.why_not_itself(given)
             or layer.why_not(given, scheme)
@@ -207,20 +204,23 @@ class Selector:
                 f"{type(prepared).__name__}"
             )
         prepared = with_forward_of(prepared, given, layer.base_of(given))
-        if is_computed(module):
+        if is_computed:
             compute_as(prepared, module)
-        self._share_quantizer(prepared)
+        self._share_quantizer(prepared, module)
         take_over(prepared, module)
         return prepared
 
-    def _share_quantizer(self, prepared: nn.Module) -> None:
-        """Let layers that share a weight share its learned or observed scale, which is a tensor."""
-        if not isinstance(prepared, QuantizesWeight) or rotate_of(prepared) > 0:
-            return  # a weight that several layers share is not rotated
-        if is_computed(prepared):
+    def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:
+        """Let layers that share a weight share its learned or observed scale, which is a tensor.
+
+        Args:
+            prepared: The prepared layer. A weight that several layers share is not rotated.
+            module: Its place in the model: the float layer, or the prepared one.
+        """
+        if not isinstance(prepared, QuantizesWeight) or id(module) not in self._sharing:
             return
         config = prepared.config.weight
-        if not config.dynamic:
+        if not config.dynamic and id(module) not in self._computed:
             dtypes = prepared.config.scale_dtype, prepared.master
             key = id(prepared.float_weight()), prepared.transposed_groups, config, *dtypes
             prepared.weight_fake_quant = self._quantizers.setdefault(
@@ -235,10 +235,11 @@ def _why_empty(module: nn.Module) -> str | None:
     return "its weight has no elements" if is_empty else None
 
 
-def _why_unknown(module: nn.Module) -> str | None:
-    if is_prepared(module):
+def _why_unknown(module: nn.Module, view: ModelView) -> str | None:
+    seen = view.seen[id(module)]
+    if seen.is_prepared:
         return PREPARED
-    if is_converted(module):
+    if seen.is_converted:
         return "it is converted already"
     if is_packed(module):
         return why_not_unpacked(module) or "it is the model itself; wrap it in nn.Sequential"
@@ -266,12 +267,12 @@ def _without_parts(report: Report, wholes: set[str]) -> Report:
     return replace(report, left_out=left_out, parameters=parameters, multiply_adds=products)
 
 
-def nothing_to(verb: str, model: nn.Module, report: Report) -> str:
+def nothing_to(verb: str, view: ModelView, report: Report) -> str:
     """Return the message for a model in which nothing can be prepared or quantized."""
-    kind = type(model).__name__
-    if any(is_prepared(module) for module in model.modules()):
+    kind = type(view.model).__name__
+    if any(one.is_prepared for one in view.seen.values()):
         return f"expected a float model, but {kind} is prepared already"
-    if any(is_converted(module) for module in model.modules()):
+    if any(one.is_converted for one in view.seen.values()):
         return f"expected a float model, but {kind} is converted already"
     return (
         "expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to "

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from ..configs import Config
 from ..nn import QuantizesWeight
-from .arithmetic import warn_if_no_faster
+from ..schemes import Algorithm
 from .layers import weights_of
 from .make import Maker, check_layers, swap_layers
 from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
-from .replace import FilterFn, paths_of, put_at, swap
-from .report import Report
-from .rotation import about_rotation
+from .replace import put_at
+from .report import Report, warn_if_no_faster
 from .rules import Rule, Rules
 from .select import Selector, nothing_to
 from .unpack import Unpacked, is_packed
+from .view import FilterFn, ModelView
 
 
 class Stream:
@@ -34,7 +34,7 @@ class Stream:
     It makes the layers that :func:`baraquant.quantize_` makes from the loaded model. Layers that
     hold several weights, such as experts, and weights that never arrive are quantized by
     :meth:`finish`. So is everything in a model with a packed module, such as ``nn.LSTM``: unpacking
-    it earlier would rename its tensors.
+    it earlier would rename its tensors; and where an algorithm's pass needs the whole model.
 
     Args:
         model: The model on the meta device, its tied weights tied.
@@ -56,21 +56,21 @@ class Stream:
         self._model, self._caller = model, caller
         self._config, self._filter = config, filter_fn
         self._chosen: dict[str, Chosen] = {}
-        self._made: dict[str, nn.Module] = {}
         self._ties: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}  # from each path of a layer to its first one
-        self._is_packed = any(map(is_packed, model.modules()))
-        if self._is_packed:
-            return
         rules = Rules(config, caller, trains=False)
+        has_pass = any(isinstance(one, Algorithm) for one in rules.configs())
+        self._waits = has_pass or any(map(is_packed, model.modules()))
+        if self._waits:
+            return
         self._selector = Selector(caller, rules, after_training, _check_if_loaded)
-        self._chosen, self._report = self._selector.choose(model, filter_fn, Unpacked())
+        view = ModelView(model, caller)
+        self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
         if not self._chosen:
-            raise ValueError(f"{caller}: {nothing_to('quantize', model, self._report)}")
-        layers = {path: one.prepared for path, one in self._chosen.items()}
-        schemes = {path: one.scheme for path, one in self._chosen.items()}
-        warn_if_no_faster(layers, schemes, caller)
-        self._paths = paths_of(model)
+            raise ValueError(f"{caller}: {nothing_to('quantize', view, self._report)}")
+        layers = {path: (one.prepared, one.scheme) for path, one in self._chosen.items()}
+        warn_if_no_faster(layers, caller)
+        self._paths = {key: one.paths for key, one in view.seen.items()}
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
             if isinstance(one.prepared, QuantizesWeight) and len(weights_of(one.module)) == 1:
@@ -119,15 +119,18 @@ class Stream:
             ValueError: The weight is not finite.
         """
         path = self._names[name.rpartition(".")[0]]
-        if path not in self._made:
+        known = self._chosen[path].made
+        if known is None:
             news = self._converted(self._ties[path], value)
         else:
             news = self._converted([path], value)
-            if _same_integers(news[path], self._made[path]):
+            if _same_integers(news[path], known):
                 return [path]
+        places = {each: self._paths[id(self._chosen[each].module)] for each in news}
         for each, new in news.items():
-            self._place(each, new)
-        return [every for each in news for every in self._paths[id(self._chosen[each].module)]]
+            put_at(self._model, places[each], new)
+            self._chosen[each].made = new
+        return [every for paths in places.values() for every in paths]
 
     def finish(self) -> Report:
         """Quantize what has not arrived as a single weight, and return the report.
@@ -135,38 +138,22 @@ class Stream:
         Raises:
             ValueError: A weight is not finite.
         """
-        if self._is_packed:
+        if self._waits:
             return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
         left_out = dict(self._report.left_out)
         self._tie_again()
         ready: dict[str, Chosen] = {}
         for path, one in self._chosen.items():
-            if path in self._made:
-                continue
-            prepared = self._prepared(path, one)
+            prepared = one.prepared if one.made is not None else self._prepared(path, one)
             if isinstance(prepared, str):
                 left_out[path] = prepared
             else:
                 ready[path] = replace(one, prepared=prepared)
-        changed = {
-            path: type(new).__name__ + about_rotation(new) + self._chosen[path].remark
-            for path, new in self._made.items()
-        }
-        swaps = {path: (self._chosen[path].module, new) for path, new in self._made.items()}
-        order = [path for path in self._chosen if path in ready or path in changed]
         self._chosen.clear()
         check_layers(ready, self._caller)
-        # What a model has kept of these layers beside their places gets the new ones too.
-        placed = swap(self._model, swaps, replace(self._report, changed=changed))
+        # What a model has kept of a layer beside its place gets the new one too.
         report = swap_layers(self._model, ready, self._report, self._caller)
-        changed = placed.changed | report.changed
-        computes = placed.computes | report.computes
-        return replace(
-            report,
-            changed={path: changed[path] for path in order},
-            left_out=left_out,
-            computes={path: computes[path] for path in order if path in computes},
-        )
+        return replace(report, left_out=left_out)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:
@@ -181,7 +168,7 @@ class Stream:
                 prepared = self._prepared(path, self._chosen[path])
                 if isinstance(prepared, str):
                     raise ValueError(f"{self._caller}: {path}: {prepared}")
-                ready[path] = replace(self._chosen[path], prepared=prepared)
+                ready[path] = replace(self._chosen[path], prepared=prepared, made=None)
             maker = Maker((one.prepared for one in ready.values()), self._caller)
             return {path: maker.make(path, one) for path, one in ready.items()}
         finally:
@@ -194,16 +181,12 @@ class Stream:
         except (ValueError, TypeError) as error:
             raise type(error)(f"{self._caller}: {path}: {error}") from error
 
-    def _place(self, path: str, new: nn.Module) -> None:
-        put_at(self._model, self._paths[id(self._chosen[path].module)], new)
-        self._made[path] = new
-
     def _tie_again(self) -> None:
         """Tie the weights that have not arrived: the loader gave each of them values of its own."""
         for group in self._ties.values():
             first = self._chosen[group[0]].module
             for path in group[1:]:
-                if path not in self._made:
+                if self._chosen[path].made is None:
                     self._chosen[path].module.weight = first.weight
 
 

@@ -15,19 +15,11 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from .. import nn as bnn
-from .computed import is_computed, plain
-from .layers import layer_of, parents
-from .replace import (
-    Decision,
-    FilterFn,
-    Swap,
-    check_model,
-    choose_swaps,
-    leave_fast_paths,
-    paths_of,
-    put,
-    take_over,
-)
+from .computed import plain
+from .layers import parents
+from .replace import leave_fast_paths, put, take_over
+from .report import Report
+from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 # PyTorch's classes, and the classes they become, which have `why_not(module)` and
 # `from_float(module)`.
@@ -83,10 +75,14 @@ class Unpacked:
     """The modules that were unpacked.
 
     Attributes:
+        view: The model as it is with them.
+        given: The sizes of the model before.
         before: The original modules, by all their paths.
         news: The new modules, by the ids of the original ones.
     """
 
+    view: ModelView
+    given: Report = field(default_factory=Report)
     before: dict[str, nn.Module] = field(default_factory=dict)
     news: dict[int, nn.Module] = field(default_factory=dict)
 
@@ -97,11 +93,10 @@ class Unpacked:
                 return parent, self.before[parent]
         return None
 
-    def repack(self, model: nn.Module, swapped: set[str]) -> set[str]:
+    def repack(self, swapped: set[str]) -> set[str]:
         """Restore the modules of which no part will be swapped; return their paths.
 
         Args:
-            model: The model.
             swapped: The paths of the parts that will be swapped.
         """
         used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
@@ -109,9 +104,11 @@ class Unpacked:
         used_ids = {id(self.before[path]) for path in used}
         back = {path for path, module in self.before.items() if id(module) not in used_ids}
         olds = {id(self.before[path]): self.before[path] for path in back}
-        put(model, [(self.news[each], old) for each, old in olds.items()])
+        put(self.view.model, [(self.news[each], old) for each, old in olds.items()])
         for path in back:
             del self.before[path]
+        if back:
+            self.view.look()
         return back
 
     def release(self) -> None:
@@ -146,7 +143,7 @@ def unpacked(
         keeps: Whether they stay unpacked after the context; False always undoes it.
         computed: Whether layers get the weights that parametrizations or hooks compute.
     """
-    check_model(model, caller)
+    view = ModelView(model, caller)
     flags = [
         (module, name, getattr(module, name))
         for module in model.modules()
@@ -155,14 +152,13 @@ def unpacked(
         for name in names
         if hasattr(module, name)
     ]
-    paths = paths_of(model)
-    result = Unpacked()
 
     def is_candidate(module: nn.Module) -> bool:
         return is_packed(module) or is_to_compute(module)
 
     def is_to_compute(module: nn.Module) -> bool:
-        return computed and is_computed(module) and layer_of(module) is not None
+        seen = view.seen[id(module)]
+        return computed and seen.is_computed and seen.layer is not None
 
     def decide(module: nn.Module, name: str) -> Decision:
         if name != "" and is_to_compute(module):
@@ -174,12 +170,15 @@ def unpacked(
         take_over(new, module)
         return Swap(new, name)
 
-    pairs = list(choose_swaps(model, caller, decide, filter_fn, is_candidate)[0].values())
-    put(model, pairs)
-    leave_fast_paths(model, [new for _, new in pairs])
+    swaps, given = choose_swaps(view, decide, filter_fn, is_candidate)
+    pairs, result = list(swaps.values()), Unpacked(view, given)
     for old, new in pairs:
         result.news[id(old)] = new
-        result.before |= dict.fromkeys(paths[id(old)], old)
+        result.before |= dict.fromkeys(view.paths(old), old)
+    if pairs:
+        put(model, pairs)
+        leave_fast_paths(model, [new for _, new in pairs])
+        view.look()
     is_done = False
     try:
         yield result

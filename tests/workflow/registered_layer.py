@@ -14,14 +14,17 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import QuantConfig
 from baraquant.workflow.layers import LAYERS
+from baraquant.workflow.passes import PASSES
 
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """What a test registers is known to that test alone."""
-    known = list(LAYERS)
+    known, passes = list(LAYERS), dict(PASSES)
     yield
     LAYERS[:] = known
+    PASSES.clear()
+    PASSES.update(passes)
 
 
 class Gained(nn.Module):

@@ -247,11 +247,6 @@ class QuantizesWeight(HoldsMaster):
         return weight.flatten(1) if self.is_grouped else weight
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def weight_rows(self) -> dict[str, Tensor]:
-        """Return the inputs of the weights' fake quantizers, by the names of these attributes."""
-        return {"weight_fake_quant": self.rows_of_weight()}
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def input_quantizers(self) -> dict[str, nn.Module]:
         """Return the fake quantizers of inputs by the names of these attributes."""
         return {"input_fake_quant": self.input_fake_quant} if self.rounds_input else {}

@@ -29,8 +29,7 @@ from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
 from ..fit import fit, searches_scales
 from ..gptq.formula import Hessian
-from ..passes import Chosen, Scaling, Task, register_pass
-from ..rotation import ROTATED
+from ..passes import Chosen, Scaling, register_pass
 from ..smoothquant.flow import Group, find_groups
 from ..smoothquant.layers import ScalesInputs
 from ..smoothquant.producers import can_fold
@@ -143,11 +142,11 @@ class AWQPass(ScalesInputs):
 
     def why_not(self, layer: Chosen) -> str | None:
         """Return why a layer is not scaled."""
-        return None if layer.layer.training in ROTATED else "AWQ is for linear layers"
+        return None if layer.is_linear else "AWQ is for linear layers"
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Find the factors of each layer."""
-        self.scale(find_scalings(layers, task.run), task)
+        self.scale(find_scalings(layers, run), chosen)
 
 
 register_pass(AWQ, AWQPass)
@@ -201,7 +200,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
             for path in group.layers:
                 layers[path].remark += _NO_GAIN
     return {
-        path: Scaling(group.smooth, group.alpha, group.producer)
+        path: group.scaling()
         for group in groups
         if group.smooth is not None
         for path in group.layers

@@ -40,7 +40,7 @@ def leave_input(path: str, one: Chosen, caller: str) -> None:
     if not isinstance(one.prepared, QuantizesWeight):
         raise ValueError(f"{caller}: {path}: {UNREACHED}")
     one.prepared = one.prepared.with_floating_input()
-    one.remark = "; its input stays floating, as the calibration data does not reach it"
+    one.remark += "; its input stays floating, as the calibration data does not reach it"
 
 
 def fixed_input(

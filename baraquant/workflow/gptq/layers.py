@@ -27,9 +27,8 @@ from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
 from ..fit import searches_scales
 from ..make import Maker
-from ..passes import Chosen, Pass, Task, register_pass
+from ..passes import Chosen, Pass, register_pass
 from ..replace import put
-from ..rotation import ROTATED
 from .formula import Hessian, rounded
 
 _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
@@ -47,13 +46,13 @@ class GPTQPass(Pass):
 
     def why_not(self, layer: Chosen) -> str | None:
         """Return why the weight of a layer is rounded to nearest."""
-        return None if layer.layer.training in ROTATED else "GPTQ is for linear layers"
+        return None if layer.is_linear else "GPTQ is for linear layers"
 
     def describe(self, path: str) -> str:
         """Return the name of the algorithm, where it rounded the weight."""
         return ", GPTQ" if path in self._made else ""
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Make the quantized layers; one that the data does not reach gets a remark.
 
         Raises:
@@ -62,13 +61,13 @@ class GPTQPass(Pass):
         """
         if not layers:
             return
-        run, calls = task.run, _Calls()
+        calls = _Calls()
         seen = {path: _Seen(calls, path) for path in layers}
         unreached = run(seen, "order of the layers")
         calls.last = None
         for path in unreached:
             layers[path].remark += _UNREACHED
-        maker = Maker((one.prepared for one in task.chosen.values()), run.where)
+        maker = Maker((one.prepared for one in chosen.values()), run.where)
         made: dict[str, nn.Module] = {}
         try:
             with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:

@@ -22,13 +22,13 @@ from ..calibration.static import calibrate_inputs
 from ..layers import inside, layer_of, weights_of
 from ..make import Maker
 from ..quantize import after_training, check_module
-from ..replace import FilterFn, paths_of
 from ..report import FILTERED
 from ..rules import Rules
 from ..select import Selector, filter_of, nothing_to
 from ..serialization.save import add_constants
 from ..serialization.sizes import Counter
 from ..unpack import Unpacked, unpacked
+from ..view import FilterFn
 from .groups import Groups, check_together, join_shared, join_together
 from .names import FLOAT, named_configs
 from .report import LayerSensitivity, Sensitivity, common_names
@@ -342,13 +342,14 @@ def sensitivity(
         )
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
-        measured = _Measured(model, named, paths_of(model), of)
+        paths = {key: one.paths for key, one in parts.view.seen.items()}
+        measured = _Measured(model, named, paths, of)
         run = Run(model, calibration, progress, _CALLER)
         measured.convert(chosen_by, parts, run)
-        paths = measured.layer_paths()
-        groups = Groups(paths)
+        of_layers = measured.layer_paths()
+        groups = Groups(of_layers)
         join_shared(groups, measured.modules)
-        join_together(groups, patterns, paths, _CALLER)
+        join_together(groups, patterns, of_layers, _CALLER)
         measured.run(run)
         return measured.report(groups)
 
@@ -356,7 +357,7 @@ def sensitivity(
 class _Kept(Unpacked):
     """Unpacked modules that no choice of layers packs again: the next one needs them too."""
 
-    def repack(self, model: nn.Module, swapped: set[str]) -> set[str]:
+    def repack(self, swapped: set[str]) -> set[str]:
         return set()
 
 
@@ -396,8 +397,8 @@ class _Measured:
         for name, config in self.configs.items():
             rules = Rules(config, _CALLER, trains=False)
             selector = Selector(_CALLER, rules, after_training, check_module)
-            kept = _Kept(parts.before, parts.news)
-            chosen, report = selector.choose(self.model, filter_fn, kept)
+            kept = _Kept(parts.view, parts.given, parts.before, parts.news)
+            chosen, report = selector.choose(kept, filter_fn)
             if chosen:
                 calibrate_inputs(chosen, run)
             maker = Maker((one.prepared for one in chosen.values()), _CALLER)
@@ -407,7 +408,7 @@ class _Measured:
             for path, reason in report.left_out.items():
                 self.refused.setdefault(path, {})[name] = reason
         if not found:
-            what = nothing_to("measure", self.model, report)
+            what = nothing_to("measure", parts.view, report)
             raise ValueError(f"{_CALLER}: {what}")
         order = [path for path, _ in self.model.named_modules()]
         self.modules = {path: found[path] for path in order if path in found}

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..._table import some
 from ...nn.shared.subclassed import plain_type
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, weights_of
-from ..replace import paths_of
 from ..unpack import UNPACKED
+from ..view import paths_of
 from .header import Entry
 from .manifest import Manifest, StoredModule
 from .meta import check_constants

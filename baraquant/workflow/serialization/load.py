@@ -21,8 +21,8 @@ from ...nn.inference.conv import Convolution
 from ..fused_ops import with_fused_ops
 from ..inference_mode import makes_normal_tensors
 from ..layers import parents
-from ..replace import check_model
 from ..unpack import unpacked
+from ..view import check_model
 from .data import import_safetensors, read_tensors
 from .fits import Metas, build_module, check_fits
 from .header import Header, read_header

@@ -19,7 +19,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from ...nn.shared.subclassed import with_forward_of
 from ..layers import form_of, inside, layer_of, layer_with
-from ..replace import Swap, replace_modules, take_over
+from ..replace import replace_modules, take_over
+from ..view import Swap
 
 
 class Built:

@@ -20,8 +20,8 @@ from baraquant._C import build_info
 from ...nn.shared.subclassed import plain_type
 from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
-from ..replace import check_whole
 from ..unpack import UNPACKED
+from ..view import check_whole
 from .data import bytes_of, import_safetensors, write_tensors
 from .header import DTYPES
 from .manifest import FORMAT, write_manifest

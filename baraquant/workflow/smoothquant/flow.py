@@ -30,6 +30,7 @@ from typing_extensions import Self
 
 from ..calibration.observers import Through
 from ..calibration.run import Run, Watcher, import_apart
+from ..passes import Scaling
 from .producers import producers
 from .readers import Readers, Scope
 
@@ -301,6 +302,11 @@ class Group:
     alpha: float | None = None
     smooth: Tensor | None = None
     readable: str | None = None
+
+    def scaling(self) -> Scaling:
+        """Return how each of the layers is scaled."""
+        producer = None if self.smooth is None else self.producer
+        return Scaling(self.smooth, self.alpha, producer, readable=self.readable)
 
 
 def find_groups(

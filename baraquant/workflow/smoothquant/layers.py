@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ...nn import FakeQuantizedLinear
 from ...schemes import SmoothQuant
+from ..calibration.run import Run
 from ..calibration.static import fixed_input, leave_input
-from ..passes import Chosen, Pass, Scaling, Task, register_pass
+from ..passes import Chosen, Pass, Scaling, register_pass
 from .producers import fold
 from .smoothing import find_smoothings
 
@@ -25,15 +26,15 @@ class ScalesInputs(Pass):
         self._abouts: dict[str, str] = {}
         self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
 
-    def scale(self, found: Mapping[str, Scaling], task: Task) -> None:
+    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
         """Note how layers are scaled, and which modules divide their outputs for them."""
         for path, scaling in found.items():
-            task.chosen[path].scaling = scaling
+            chosen[path].scaling = scaling
             self._abouts[path] = self.name + scaling.about()
             if scaling.producer is None or scaling.smooth is None:
                 continue
-            if scaling.producer in task.chosen:
-                task.chosen[scaling.producer].divisor = scaling.smooth
+            if scaling.producer in chosen:
+                chosen[scaling.producer].divisor = scaling.smooth
             else:
                 self._folds[scaling.producer] = scaling.smooth
 
@@ -50,29 +51,29 @@ class ScalesInputs(Pass):
 class SmoothQuantPass(ScalesInputs):
     """Smooths the linear layers of :class:`baraquant.SmoothQuant`."""
 
-    def takes(self, layer: Chosen, task: Task) -> bool:
+    def takes(self, layer: Chosen) -> bool:
         """Whether a layer is linear. One whose weight is shared is not smoothed, but calibrated."""
         return isinstance(layer.prepared, FakeQuantizedLinear)
 
-    def plan(self, layers: Mapping[str, Chosen], task: Task) -> None:
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Find the factors of each layer, and the scales of static inputs."""
         for config in dict.fromkeys(one.config for one in layers.values()):
             assert isinstance(config, SmoothQuant)
             own = {path: one for path, one in layers.items() if one.config == config}
-            tied = {path for path, one in own.items() if task.shares_weight(one)}
+            tied = {path for path, one in own.items() if one.shares_weight}
             weights = {path: one.prepared.rows_of_weight() for path, one in own.items()}
-            found = find_smoothings(config, task.run, weights, tied)
+            found = find_smoothings(config, run, weights, tied)
             for path, one in own.items():
                 if path in found:
                     _fix_input(one, found[path])
                 elif config.activation.is_static:
-                    leave_input(path, one, task.run.where)
+                    leave_input(path, one, run.where)
                 else:
-                    one.remark = "; not smoothed, as the calibration data does not reach it"
-            self.scale(found, task)
+                    one.remark += "; not smoothed, as the calibration data does not reach it"
+            self.scale(found, chosen)
         if not any(self._abouts.values()):
             warnings.warn(
-                f"{task.run.where}: expected SmoothQuant to smooth a layer, but it smooths none: "
+                f"{run.where}: expected SmoothQuant to smooth a layer, but it smooths none: "
                 "no linear layer is reached by the calibration data and gains from it",
                 stacklevel=4,
             )

@@ -196,16 +196,7 @@ def find_smoothings(
         for group in groups:
             group.alpha = float(config.alpha)
             group.smooth = _factors(group, weights, ranges, group.alpha)
-    found = {
-        path: Scaling(
-            group.smooth,
-            group.alpha,
-            group.producer if group.smooth is not None else None,
-            readable=group.readable,
-        )
-        for group in groups
-        for path in group.layers
-    }
+    found = {path: group.scaling() for group in groups for path in group.layers}
     found |= {path: Scaling() for path in fixed - unreached}
     if observer is None:
         return found

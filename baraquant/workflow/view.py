@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A model as the tools see it: walked once, and what they decide on each of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..nn.training.quantizers import QuantizesWeight
+from .computed import is_computed
+from .layers import (
+    Layer,
+    further_names,
+    is_converted,
+    is_prepared,
+    layer_of,
+    weights_of,
+)
+from .report import (
+    CHOSEN,
+    FILTERED,
+    ROOT,
+    Report,
+    float_weights,
+    multiply_adds,
+    total_bytes,
+    total_parameters,
+)
+
+FilterFn = Callable[[nn.Module, str], bool]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """A new module and its description, which a function that makes modules may return."""
+
+    module: nn.Module
+    about: str
+
+
+# The old and the new module at each first path.
+Swaps = dict[str, tuple[nn.Module, nn.Module]]
+# The decision on a module: a new module, a reason to leave it out, or None to ignore it.
+Decision = Swap | str | None
+Decide = Callable[[nn.Module, str], Decision]
+
+
+@dataclass
+class Seen:
+    """What the walk through a model found of one module.
+
+    Attributes:
+        layer: Its kind, if it is a float layer that can be quantized.
+        is_prepared: Whether it is a prepared layer.
+        is_converted: Whether it is a converted layer.
+        is_computed: Whether PyTorch computes its weight or its bias.
+        paths: All of its paths.
+    """
+
+    layer: Layer | None
+    is_prepared: bool
+    is_converted: bool
+    is_computed: bool
+    paths: list[str] = field(default_factory=list)
+
+
+class ModelView:
+    """A model as one walk sees it: where each module is, of which kind, and what modules share.
+
+    It keeps no module but the model, so that a module that is replaced is freed. It has to look
+    again before it is asked about a module that was put into the model.
+
+    Args:
+        model: The model.
+        caller: The public function, for messages.
+
+    Attributes:
+        seen: What was found of each module, by its id, in the order of ``model.modules()``.
+        ids: The id of the module at each path.
+        holders: The ids of the modules that have a parameter, by the parameter's id.
+
+    Raises:
+        TypeError: ``model`` is not a module, or is scripted.
+        ValueError: It is wrapped for several processes, or a layer lies on several.
+    """
+
+    def __init__(self, model: nn.Module, caller: str) -> None:
+        check_is_module(model, caller)
+        self.model, self.caller = model, caller
+        self.look()
+
+    def look(self) -> None:
+        """Walk through the model."""
+        self.seen: dict[int, Seen] = {}
+        self.ids: dict[str, int] = {}
+        self.holders: dict[int, list[int]] = {}
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            key = self.ids[path] = id(module)
+            if key not in self.seen:
+                _check_module(module, path, self.caller)
+                self.seen[key] = Seen(
+                    layer_of(module), is_prepared(module), is_converted(module), is_computed(module)
+                )
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        self.holders.setdefault(id(parameter), []).append(key)
+            self.seen[key].paths.append(path)
+
+    def paths(self, module: nn.Module) -> list[str]:
+        """Return all paths of a module."""
+        return self.seen[id(module)].paths
+
+    def shares_weight(self, module: nn.Module) -> bool:
+        """Whether other modules have a weight of a float layer too."""
+        own = module._parameters.get("weight")
+        weights = weights_of(module) if own is None else [own]
+        return any(len(self.holders[id(weight)]) > 1 for weight in weights)
+
+    def sharing(self) -> set[int]:
+        """Return the ids of the modules that share a parameter with another one."""
+        return {one for held in self.holders.values() if len({*held}) > 1 for one in held}
+
+
+def choose_swaps(
+    view: ModelView,
+    decide: Decide,
+    filter_fn: FilterFn | None = None,
+    is_candidate: Callable[[nn.Module], bool] = lambda module: True,
+    *,
+    keeps_ties: bool = False,
+) -> tuple[Swaps, Report]:
+    """Return which modules would be swapped for which, and a report; nothing is swapped yet.
+
+    Every decision is made before the first swap: an error, which has the module's path, leaves the
+    model unchanged.
+
+    Args:
+        view: The model.
+        decide: Called once for each candidate that passes ``filter_fn``, and once for each module
+            that is not a candidate. The children of a module that is not swapped are visited too.
+        filter_fn: Says whether to swap a candidate; called for each of its paths.
+        is_candidate: Says whether ``filter_fn`` applies to a module.
+        keeps_ties: Whether to leave out a module whose weight is shared with a module that stays
+            floating for a reason other than ``filter_fn``: the model would hold the weight twice.
+
+    Raises:
+        TypeError: The filter is not a function, or ``decide`` raises it.
+        ValueError: The root or a layer that is compiled separately would be swapped; ``filter_fn``
+            gives both answers for one shared module; or ``decide`` raises it.
+    """
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(
+            f"{view.caller}: expected filter_fn to be a function of a module and its name, "
+            f"but got {type(filter_fn).__name__}"
+        )
+    swaps: Swaps = {}
+    changed: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    seen: set[int] = set()
+    waiting = [("", view.model)]  # no function that calls itself: its frame would keep the model
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        paths = view.paths(module)
+        decision = _decision(module, paths, view.caller, decide, filter_fn, is_candidate)
+        if isinstance(decision, Swap):
+            _check_place(module, view.model, paths, view.caller)
+            swaps[name] = module, decision.module
+            changed[name] = decision.about
+            left_out |= _parts_left_out(module, name, seen)
+            continue
+        if decision is not None:
+            left_out[name] = decision
+            if isinstance(module, nn.MultiheadAttention):
+                continue  # it reads the weight of the layer in it, and does not call it
+        waiting += [
+            (f"{name}.{child_name}" if name else child_name, child)
+            for child_name, child in reversed(module._modules.items())
+            if child is not None
+        ]
+    if keeps_ties:
+        _leave_out_tied(view.model, swaps, changed, left_out)
+    at = dict(view.model.named_modules())
+    parameters: dict[str, int] = {}
+    products: dict[str, int] = {}
+    counted: set[int] = set()
+    for name in (*changed, *left_out):
+        whole = isinstance(at[name], nn.MultiheadAttention)
+        parameters[name] = float_weights(at[name], counted, whole=whole)
+        products[name] = multiply_adds(at[name], whole=whole)
+    total, size = total_parameters(view.model), total_bytes(view.model)
+    return swaps, Report(changed, left_out, parameters, total, size, multiply_adds=products)
+
+
+def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:
+    """Return why what a layer has registered beside its weight stays floating."""
+    left_out: dict[str, str] = {}
+    for child_name in further_names(module) & module._modules.keys():
+        part = module._modules[child_name]
+        prefix = f"{name}.{child_name}"
+        for path, each in () if part is None else part.named_modules(prefix=prefix):
+            if id(each) not in seen and weights_of(each):
+                seen.add(id(each))
+                left_out[path] = f"it is a part of {name}, beside the weight of that layer"
+    return left_out
+
+
+def _leave_out_tied(
+    model: nn.Module, swaps: Swaps, changed: dict[str, str], left_out: dict[str, str]
+) -> None:
+    """Cancel the swaps of modules whose weight stays floating in another module."""
+    floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
+    for name, module in model.named_modules():
+        if name in swaps or isinstance(module, QuantizesWeight):
+            continue
+        if left_out.get(name) not in (FILTERED, *CHOSEN):
+            floating |= {id(p): name for p in module._parameters.values() if p is not None}
+    for name, module in model.named_modules():
+        other = floating.get(id(module._parameters.get("weight")))
+        if name in swaps and other is not None:
+            del swaps[name], changed[name]
+            left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
+
+
+def paths_of(model: nn.Module) -> dict[int, list[str]]:
+    """Return all paths of each module, by its id."""
+    paths: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(id(module), []).append(name)
+    return paths
+
+
+def check_is_module(model: Any, caller: str) -> None:
+    """Check that something is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}: expected model to be a Module, but got {type(model).__name__}")
+
+
+def check_model(model: Any, caller: str) -> None:
+    """Check that modules can be swapped in a model at all."""
+    check_is_module(model, caller)
+    for path, module in model.named_modules():
+        _check_module(module, path, caller)
+
+
+def _check_module(module: nn.Module, path: str, caller: str) -> None:
+    where = f"{path}: " if path else ""
+    wrapped = type(module).__name__
+    wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
+    if isinstance(module, wrappers) or _is_sharded(module):
+        raise ValueError(
+            f"{caller}: {where}expected a model before it is wrapped for several processes, "
+            f"but got {wrapped}"
+        )
+    _check_whole(module, caller, where)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
+            "modules first, then script it"
+        )
+
+
+def check_whole(model: nn.Module, caller: str) -> None:
+    """Check that no layer lies on several processes."""
+    for name, module in model.named_modules():
+        _check_whole(module, caller, f"{name}: " if name else "")
+
+
+def _check_whole(module: nn.Module, caller: str, where: str) -> None:
+    if getattr(module, "_is_on_several_processes", False):
+        raise ValueError(
+            f"{caller}: {where}expected a model before it is split over processes, but got "
+            f"{type(module).__name__}; gather its state (get_model_state_dict with "
+            "full_state_dict=True), load it into a model that is whole, and go on with that"
+        )
+
+
+def _check_place(module: nn.Module, model: nn.Module, names: list[str], caller: str) -> None:
+    """Check that a module can be replaced."""
+    kind = type(module).__name__
+    if module is model:
+        raise ValueError(
+            f"{caller}: expected a model that contains the layers to swap, but got a {kind} "
+            "itself; wrap it in nn.Sequential"
+        )
+    for name in names:
+        # torch.compile of a layer keeps a reference to the old layer, and so does layer.compile().
+        if name.split(".")[-1] == "_orig_mod" or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"{caller}: {name}: expected a {kind} that is not compiled by itself; compile it "
+                "after it is swapped"
+            )
+
+
+def _decision(
+    module: nn.Module,
+    names: list[str],
+    caller: str,
+    decide: Decide,
+    filter_fn: FilterFn | None,
+    is_candidate: Callable[[nn.Module], bool],
+) -> Decision:
+    if filter_fn is not None and is_candidate(module):
+        answers = [bool(filter_fn(module, name)) for name in names]
+        if any(answers) and not all(answers):
+            yes, no = names[answers.index(True)], names[answers.index(False)]
+            raise ValueError(
+                f"{caller}: {yes}: expected filter_fn to say the same of one shared module, but "
+                f"it took {yes} and refused {no}"
+            )
+        if not all(answers):
+            return FILTERED
+    try:
+        return decide(module, names[0])
+    except (ValueError, TypeError) as error:
+        where = f"{names[0]}: " if names[0] else ""
+        raise type(error)(f"{caller}: {where}{error}") from error
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    # The classes are found by name: importing them would initialize torch.distributed.
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
+    return any(
+        name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))
+        for name in names
+    )
