@@ -15,26 +15,12 @@ import baraquant
 from baraquant import W4A8, W8A8, W8A16, ops
 from baraquant.nn import QuantizedLinear, WeightOnlyInt4Linear
 from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, four_bits
-from tests.serialization.contradictory_files import LIES
-from tests.serialization.damaged_bytes import (
-    CORRUPTIONS,
-    header_length,
-    parts,
-    signed,
-    write,
-)
+from tests.serialization.damaged_bytes import parts, signed, write
+from tests.serialization.fuzz import place_of
 from tests.support.models.every_layer import integers, scales
+from tests.support.processes import run_program as run_module
 
 pytestmark = pytest.mark.process
-
-
-def place_of(message: str) -> str:
-    """What a message leads with: the function, the file, and the path or the name, if it has one.
-
-    The words behind that are each language's own.
-    """
-    parts = message.split(": ")[:3]
-    return ": ".join(part for part in parts if not part.startswith("expected "))
 
 
 def python_error(path: Path, model: str) -> list[str]:
@@ -55,49 +41,9 @@ def cpp_error(printed: list[str]) -> list[str]:
     return [kind, place_of(text), state]
 
 
-# Python reads the number, and refuses it at its place; or C++ lacks what the file has.
-OTHER_PLACE = {"a number of many digits": "norm.weight"}
-
-
-@pytest.mark.exhaustive
-def test_damaged_files(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
-    raw, original = stored.read_bytes(), parts(stored)
-    names = [*CORRUPTIONS, *LIES]
-    for number, name in enumerate(names):
-        path = tmp_path / f"{number}.safetensors"
-        if name in CORRUPTIONS:
-            path.write_bytes(CORRUPTIONS[name][0](raw))
-        else:
-            header, data = LIES[name][0](*copy.deepcopy(original))
-            write(path, header, data)
-    files = [tmp_path / f"{number}.safetensors" for number in range(len(names))]
-    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
-    assert len(names) > 100
-    for name, path, got in zip(names, files, printed, strict=True):
-        wanted = python_error(path, EVERY)
-        assert wanted[0] == "ValueError", name
-        if name in OTHER_PLACE:
-            wanted[1] = f"baraquant.load_: {path.name}: {OTHER_PLACE[name]}"
-        assert cpp_error(got) == wanted, name
-
-
-def test_cuts_and_flipped_bits(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
-    raw = stored.read_bytes()
-    whole = 8 + header_length(stored)
-    files = []
-    for place in [*range(8), *range(8, whole, 61), *range(whole, len(raw), 61)]:
-        for flipped in (False, True):
-            path = tmp_path / f"{place}{'f' if flipped else 'c'}.safetensors"
-            bit = bytes([raw[place] ^ 4]) + raw[place + 1 :] if flipped else b""
-            path.write_bytes(raw[:place] + bit)
-            files.append(path)
-    printed = run_jobs(*(("copy", "float32", EVERY, path, "", "") for path in files))
-    for path, got in zip(files, printed, strict=True):
-        assert cpp_error(got) == python_error(path, EVERY), path.name
+def test_damaged_files(program: Path) -> None:
+    """In processes of their own, whose death would be seen; see `tests/serialization/fuzz.py`."""
+    run_module("tests.serialization.fuzz", None, "--program", program, "--files", "2000")
 
 
 OTHERS = {

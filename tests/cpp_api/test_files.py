@@ -22,7 +22,7 @@ from baraquant.nn import (
     StaticQuantizedLinear,
 )
 from baraquant.nn.inference.int4 import HoldsInt4
-from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
+from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, all_widths
 from tests.serialization.damaged_bytes import (
     parts,
     signed,
@@ -112,12 +112,6 @@ def test_a_model_that_cpp_quantized_is_loaded_by_python(
     fresh = Network(MIXED, getattr(torch, dtype))
     baraquant.quantize_(fresh, CONFIGS[config])
     assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
-
-
-FUSED = (
-    "norm:FusedRMSNorm,8,1 mlp:GatedMLP,8,16 part.plain:FusedRMSNorm,8,0 last:FusedLayerNorm,8 "
-    "act:FusedGELU head:Linear,8,8,1"
-)
 
 
 def fused_outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:

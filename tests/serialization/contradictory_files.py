@@ -162,6 +162,10 @@ LIES = {
         module("narrow", "packed", {"x": [1]}),
         "narrow: expected packed to hold shapes",
     ),
+    "packed nothing": (
+        module("narrow", "packed", {"bias": [8], "qweight": [8, 8]}),
+        "narrow: expected a tensor bias, but there is none",
+    ),
     "packed elsewhere": (
         module("narrow", "packed", {"qweight": [9, 9]}),
         "narrow.qweight: expected 41 bytes for packed integers of shape",

@@ -18,12 +18,12 @@ MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conft
 
 
 def run_program(
-    module: str, environment: dict[str, str] | None = None
+    module: str, environment: dict[str, str] | None = None, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module` with this process's path; fail with what it printed."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     env = (environment if environment is not None else env) | {"PYTHONPATH": env["PYTHONPATH"]}
-    command = [sys.executable, "-X", "faulthandler", "-m", module]
+    command = [sys.executable, "-X", "faulthandler", "-m", module, *map(str, arguments)]
     done = subprocess.run(command, cwd=PACKAGE_FOLDER, env=env, capture_output=True, text=True)
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
