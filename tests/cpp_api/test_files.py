@@ -23,11 +23,7 @@ from baraquant.nn import (
 )
 from baraquant.nn.inference.int4 import HoldsInt4
 from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, all_widths
-from tests.serialization.damaged_bytes import (
-    parts,
-    signed,
-    write,
-)
+from tests.serialization.damages import Contents
 from tests.support.models.every_layer import integers, same, scales
 
 pytestmark = pytest.mark.process
@@ -176,9 +172,9 @@ def test_shared_modules_and_tied_tensors(
     baraquant.save(model, a)
     assert run_jobs(("copy", "float32", TIED, a, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()
-    header, config, _ = parts(b)
-    assert not any(name.startswith(("second.", "head.")) for name in header)
-    assert len(config["shared_tensors"]) >= 5
+    contents = Contents.read(b)
+    assert not any(name.startswith(("second.", "head.")) for name in contents.tensors)
+    assert len(contents.config["shared_tensors"]) >= 5
     loaded = baraquant.load_(Network(TIED), b)
     assert same(loaded, model) and loaded.first is loaded.second
 
@@ -227,11 +223,11 @@ def test_the_memory_format_of_convolutions(
     baraquant.quantize_(model, W8A16())
     model.conv.channels_last = True
     baraquant.save(model, a)
-    assert parts(a)[1]["channels_last"] == ["conv"]
+    assert Contents.read(a).config["channels_last"] == ["conv"]
     assert run_jobs(("copy", "float32", line, a, b, "")) == [["ok"]]
     loaded = baraquant.load_(Network(line), b)
     assert torch.equal(loaded.conv.qweight, model.conv.qweight)
-    assert not loaded.conv.channels_last and parts(b)[1]["channels_last"] == []
+    assert not loaded.conv.channels_last and Contents.read(b).config["channels_last"] == []
 
 
 # How a file is written.
@@ -287,11 +283,7 @@ def test_names_and_texts_beyond_ascii(
     baraquant.save(model, a)
     assert run_jobs(("copy", "float32", text, a, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()
-    header, config, data = parts(a)
-    header = signed(header, config, data)
-    written = header["__metadata__"]["baraquant"]
-    assert len(written) < len(written.encode())
-    write(c, header, data)  # with each such character as an escape
+    c.write_bytes(Contents.read(a).file())  # with each such character as an escape
     assert c.read_bytes() != a.read_bytes() and b"\\ud83d\\ude00" in c.read_bytes()
     assert run_jobs(("copy", "float32", text, c, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()

@@ -221,7 +221,7 @@ def place_of(message: str) -> str:
 
 def rule_of(message: str) -> str:
     """The words that tell one kind of error from another."""
-    found = re.search(r"expected [^0-9,:;('\"]*", message)
+    found = re.search(r"expected [^,:;('\"\[]*", re.sub(r"-?\d+", "N", message))
     return " ".join(found[0].split()[:5]) if found else "none"
 
 
