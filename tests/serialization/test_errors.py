@@ -387,6 +387,8 @@ def test_what_is_no_model_and_no_file(every: tuple[Path, Every]) -> None:
             baraquant.load_(wrong, path)
     with pytest.raises(TypeError, match="expected model to be a Module, but got int"):
         baraquant.load_(lambda: 3, path)
+    with pytest.raises(ZeroDivisionError):
+        baraquant.load_(lambda: 1 / 0, path)
     with pytest.raises(FileNotFoundError):
         baraquant.load_(Every, path.with_name("none"))
     with pytest.raises(IsADirectoryError):
