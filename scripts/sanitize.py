@@ -223,8 +223,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=RUNTIMES)
     parser.add_argument("--calls", type=int, default=20_000, help="hostile calls")
+    parser.add_argument("--files", type=int, default=2000, help="damaged files")
     parser.add_argument("--workers", default="2", help="processes side by side")
-    parser.add_argument("--skip", nargs="*", default=[], choices=("tests", "calls"))
+    parser.add_argument("--skip", nargs="*", default=[], choices=("tests", "calls", "files"))
     options = parser.parse_args()
     run = Run(options.kind)
     if run.runtimes() is None:
@@ -244,6 +245,9 @@ def main() -> int:
     if "calls" not in options.skip:
         calls = [str(options.calls), "--processes", options.workers]
         run.step(f"{options.calls} hostile calls", "-m", "tests.ops.hostile", *calls)
+    if "files" not in options.skip:
+        files = ("-m", "tests.serialization.fuzz", "--files", str(options.files))
+        run.step(f"{options.files} damaged files, in Python and C++", *files)
     return run.finish()
 
 

@@ -267,9 +267,10 @@ def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
         modules: The layers, float or converted, by their paths.
     """
     further = {path: further_names(module) for path, module in modules.items()}
+    longest = max(map(len, further), default=0)
 
     def is_inside(name: str) -> bool:
-        for parent in parents(name):
+        for parent in parents(name[: longest + 1]):  # a file may have names of any length
             if parent in further:
                 return name[len(parent) + 1 :].split(".")[0] not in further[parent]
         return False

@@ -254,6 +254,12 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
     shared[alias] = tensors.at(name);
   }
   tensors.merge(shared);
+  for (const auto& [path, stored] : manifest.modules) {
+    for (const auto& [name, _] : stored.packed) {
+      if (tensors.contains(c10::str(path, ".", name))) continue;
+      fail(path, ": expected a tensor ", name, ", but there is none");
+    }
+  }
   return tensors;
 }
 

@@ -38,6 +38,7 @@ std::vector<std::string> paths_of(const Json& data, const std::string& what) {
   if (!value.holds_texts()) fail("expected ", what, " to hold paths, but got ", shown(value));
   std::vector<std::string> paths;
   for (const Json& path : value.get<Json::List>()) paths.push_back(path.get<std::string>());
+  std::sort(paths.begin(), paths.end());
   return paths;
 }
 

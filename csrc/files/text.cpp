@@ -5,9 +5,35 @@
 #include <system_error>
 
 namespace baraquant::files {
+namespace {
+
+constexpr size_t kLongest = 900;  // bytes of a message
+constexpr size_t kHalf = 440;
+
+}  // namespace
 
 void fail_system(int error, const std::string& path) {
   C10_THROW_ERROR(Error, c10::str(path, ": ", std::generic_category().message(error)));
+}
+
+std::string shown(std::string_view message) {
+  constexpr std::string_view hex = "0123456789abcdef";
+  std::string text;
+  for (const char c : message) {
+    const auto byte = static_cast<uint8_t>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      text += {'\\', 'x', hex[byte >> 4], hex[byte & 15]};
+    } else {
+      text += c;
+    }
+  }
+  if (text.size() <= kLongest) return text;
+  // Not within a character.
+  const auto continues = [&](size_t i) { return (static_cast<uint8_t>(text[i]) & 0xc0) == 0x80; };
+  size_t head = kHalf, tail = text.size() - kHalf;
+  while (continues(head)) --head;
+  while (tail < text.size() && continues(tail)) ++tail;
+  return text.substr(0, head) + "..." + text.substr(tail);
 }
 
 bool is_utf8(std::string_view text) {

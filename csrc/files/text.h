@@ -19,15 +19,18 @@ template <typename... Parts>
 // Throws c10::Error: what the system says about a path.
 [[noreturn]] void fail_system(int error, const std::string& path);
 
+// A message in one line of bounded length; names of a file may be anything.
+std::string shown(std::string_view message);
+
 // The result of a call. Its errors begin with a place, such as the path of a module.
 template <typename F>
 auto within(const std::string& place, const F& call) {
   try {
     return call();
   } catch (const c10::ValueError& error) {
-    fail(place, error.what_without_backtrace());
+    fail(place, shown(error.msg()));
   } catch (const c10::TypeError& error) {
-    fail(place, error.what_without_backtrace());
+    fail(place, shown(error.msg()));
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "nn/layer_arguments.h"
 
+#include <limits>
+
 #include "nn/text.h"
 
 namespace baraquant::nn {
@@ -23,12 +25,14 @@ void check_dtype(const char* name, const char* argument, const torch::Tensor& sc
                    argument, " to be float32 or float64, but got ", text::dtype(scale));
 }
 
-void check_integer(const char* name, const char* argument, const torch::Tensor& tensor) {
-  TORCH_CHECK_TYPE(c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false), name,
-                   ": expected ", argument, " to be integer, but got ", text::dtype(tensor));
-}
-
 }  // namespace
+
+void check_integer(const char* name, const char* argument, const torch::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == torch::kInt8 || dtype == torch::kUInt8 || dtype == torch::kInt16 ||
+                       dtype == torch::kInt32 || dtype == torch::kInt64,
+                   name, ": expected ", argument, " to be integer, but got ", text::dtype(tensor));
+}
 
 void check_bits(const char* name, const char* argument, int64_t bits) {
   TORCH_CHECK_VALUE(bits >= 2 && bits <= 8, name, ": expected ", argument,
@@ -106,6 +110,12 @@ torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale, at::
   return plain(scale).contiguous();
 }
 
+torch::Tensor int32_of(const torch::Tensor& integers) {
+  if (integers.scalar_type() == torch::kInt32) return integers;
+  using Limits = std::numeric_limits<int32_t>;
+  return integers.to(torch::kInt64).clamp(Limits::min(), Limits::max()).to(torch::kInt32);
+}
+
 torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_point,
                                    const torch::Tensor& scale) {
   if (!zero_point.defined()) return zero_point;
@@ -113,7 +123,7 @@ torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_p
   TORCH_CHECK_VALUE(zero_point.sizes() == scale.sizes(), name,
                     ": expected weight_zero_point to have the shape of weight_scale (",
                     text::shape(scale), "), but got ", text::shape(zero_point));
-  return plain(zero_point).to(torch::kInt32).contiguous();
+  return int32_of(plain(zero_point)).contiguous();
 }
 
 torch::Tensor scale_of_inputs(const char* name, const torch::Tensor& smooth, int64_t features) {
@@ -138,7 +148,7 @@ std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const char* name,
   TORCH_CHECK_VALUE(zero_point.numel() == 1, name,
                     ": expected act_zero_point to have one element, but got ",
                     text::shape(zero_point));
-  return {one, plain(zero_point).to(torch::kInt32).reshape(at::IntArrayRef{})};
+  return {one, int32_of(plain(zero_point)).reshape(at::IntArrayRef{})};
 }
 
 void check_rotate(const char* name, std::optional<int64_t> rotate, int64_t features) {

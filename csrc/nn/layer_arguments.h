@@ -30,6 +30,10 @@ void check_packed(const char* name, const torch::Tensor& packed, int64_t feature
 // A scale for each output channel of a weight of this shape, or for each of its groups of inputs.
 torch::Tensor scale_of_weight(const char* name, const torch::Tensor& scale, at::IntArrayRef shape,
                               std::optional<int64_t> group_size);
+// Check that a tensor holds integers.
+void check_integer(const char* name, const char* argument, const torch::Tensor& tensor);
+// Integers as int32; one that is beyond becomes the nearest.
+torch::Tensor int32_of(const torch::Tensor& integers);
 // An int32 zero point for each scale; undefined if there is none.
 torch::Tensor zero_point_of_weight(const char* name, const torch::Tensor& zero_point,
                                    const torch::Tensor& scale);

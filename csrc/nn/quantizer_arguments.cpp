@@ -2,8 +2,8 @@
 #include "nn/quantizer_arguments.h"
 
 #include <array>
-#include <limits>
 
+#include "nn/layer_arguments.h"
 #include "nn/text.h"
 
 namespace baraquant::nn {
@@ -187,14 +187,11 @@ torch::Tensor zero_point_tensor(const FakeQuantizeOptions& options, const torch:
     return torch::full_like(scale, *number, int32);
   }
   const auto& zero_point = std::get<torch::Tensor>(options.zero_point());
-  TORCH_CHECK_TYPE(c10::isIntegralType(zero_point.scalar_type(), /*includeBool=*/false),
-                   "FakeQuantize: expected zero_point to be integer, but got ",
-                   text::dtype(zero_point));
+  check_integer("FakeQuantize", "zero_point", zero_point);
   TORCH_CHECK_VALUE(zero_point.sizes() == scale.sizes(),
                     "FakeQuantize: expected zero_point to have the shape of scale (",
                     text::shape(scale), "), but got ", text::shape(zero_point));
-  using Limits = std::numeric_limits<int32_t>;
-  return zero_point.detach().clamp(Limits::min(), Limits::max()).to(torch::kInt32);
+  return int32_of(zero_point.detach()).clone();
 }
 
 }  // namespace baraquant::nn

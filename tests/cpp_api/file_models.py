@@ -34,6 +34,10 @@ TIED = (
     "embedding:Embedding,20,16,0 first.query:Linear,16,16,1 first.down:Linear,16,16,1 "
     "second:same,first norm:LayerNorm,16 head:tie,embedding"
 )
+FUSED = (
+    "norm:FusedRMSNorm,8,1 mlp:GatedMLP,8,16 part.plain:FusedRMSNorm,8,0 last:FusedLayerNorm,8 "
+    "act:FusedGELU head:Linear,8,8,1"
+)
 
 
 def gated(features: int, hidden: int) -> GatedMLP:
@@ -41,7 +45,7 @@ def gated(features: int, hidden: int) -> GatedMLP:
     return GatedMLP(*layers, nn.Linear(hidden, features))
 
 
-FUSED: dict[str, Callable[..., nn.Module]] = {
+FUSED_MODULES: dict[str, Callable[..., nn.Module]] = {
     "FusedLayerNorm": LayerNorm,
     "FusedRMSNorm": lambda size, offset: RMSNorm(size, 1e-6, offset=offset),
     "FusedGELU": GELU,
@@ -93,8 +97,8 @@ class Network(nn.Module):
             return nn.Embedding(*numbers[:2], padding_idx=padding, dtype=dtype)
         if kind == "Prepared":
             return FakeQuantizedLinear(*numbers)
-        if kind in FUSED:
-            return FUSED[kind](*numbers).to(dtype)
+        if kind in FUSED_MODULES:
+            return FUSED_MODULES[kind](*numbers).to(dtype)
         return getattr(nn, kind)(*numbers, dtype=dtype)
 
 

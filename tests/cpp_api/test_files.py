@@ -22,12 +22,8 @@ from baraquant.nn import (
     StaticQuantizedLinear,
 )
 from baraquant.nn.inference.weights import Int4Factors
-from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, all_widths
-from tests.serialization.damaged_bytes import (
-    parts,
-    signed,
-    write,
-)
+from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, all_widths
+from tests.serialization.damages import Contents
 from tests.support.models.every_layer import integers, same, scales
 
 pytestmark = pytest.mark.process
@@ -114,12 +110,6 @@ def test_a_model_that_cpp_quantized_is_loaded_by_python(
     assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
 
 
-FUSED = (
-    "norm:FusedRMSNorm,8,1 mlp:GatedMLP,8,16 part.plain:FusedRMSNorm,8,0 last:FusedLayerNorm,8 "
-    "act:FusedGELU head:Linear,8,8,1"
-)
-
-
 def fused_outputs(model: Network, dtype: torch.dtype) -> dict[str, Tensor]:
     """What show_outputs of files.cpp prints of modules that compute with fused ops."""
     with torch.no_grad():
@@ -182,9 +172,9 @@ def test_shared_modules_and_tied_tensors(
     baraquant.save(model, a)
     assert run_jobs(("copy", "float32", TIED, a, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()
-    header, config, _ = parts(b)
-    assert not any(name.startswith(("second.", "head.")) for name in header)
-    assert len(config["shared_tensors"]) >= 5
+    contents = Contents.read(b)
+    assert not any(name.startswith(("second.", "head.")) for name in contents.tensors)
+    assert len(contents.config["shared_tensors"]) >= 5
     loaded = baraquant.load_(Network(TIED), b)
     assert same(loaded, model) and loaded.first is loaded.second
 
@@ -233,14 +223,15 @@ def test_the_memory_format_of_convolutions(
     baraquant.quantize_(model, W8A16())
     model.conv.channels_last = True
     baraquant.save(model, a)
-    assert parts(a)[1]["channels_last"] == ["conv"]
+    assert Contents.read(a).config["channels_last"] == ["conv"]
     assert run_jobs(("copy", "float32", line, a, b, "")) == [["ok"]]
     loaded = baraquant.load_(Network(line), b)
     assert torch.equal(loaded.conv.qweight, model.conv.qweight)
     assert loaded.conv.channels_last and b.read_bytes() == a.read_bytes()
     for groups, expected in (("W8A16", ["conv"]), ("W4A16", [])):  # groups are a copy
         job = ("quantize", "float32", "conv:Conv2d,4,4,3,3,2,1,1,last", "", b, groups)
-        assert run_jobs(job)[0][0] == "ok" and parts(b)[1]["channels_last"] == expected
+        assert run_jobs(job)[0][0] == "ok"
+        assert Contents.read(b).config["channels_last"] == expected
 
 
 # How a file is written.
@@ -296,11 +287,7 @@ def test_names_and_texts_beyond_ascii(
     baraquant.save(model, a)
     assert run_jobs(("copy", "float32", text, a, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()
-    header, config, data = parts(a)
-    header = signed(header, config, data)
-    written = header["__metadata__"]["baraquant"]
-    assert len(written) < len(written.encode())
-    write(c, header, data)  # with each such character as an escape
+    c.write_bytes(Contents.read(a).file())  # with each such character as an escape
     assert c.read_bytes() != a.read_bytes() and b"\\ud83d\\ude00" in c.read_bytes()
     assert run_jobs(("copy", "float32", text, c, b, "")) == [["ok"]]
     assert b.read_bytes() == a.read_bytes()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baraquant import ops, reference
-from baraquant.nn import FakeQuantize
+from baraquant.nn import FakeQuantize, WeightOnlyLinear
+from baraquant.nn.shared.arguments import INTEGERS
 from tests.nn.test_quantizer_modules import SHAPE, fixed, options_of
 from tests.support import cases
 from tests.support.cases import Granularity
@@ -64,6 +65,18 @@ def test_numbers() -> None:
     assert module.scale.dtype == torch.float32 and module.zero_point.dtype == torch.int32
     assert torch.equal(module(x), reference.fake_quantize_per_tensor(x, 0.1, 3, 0, 15))
     assert torch.equal(FakeQuantize(0.1)(x), reference.fake_quantize_per_tensor(x, 0.1, 0))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_zero_points_of_any_integers(dtype: torch.dtype) -> None:
+    """They become int32; one that is beyond becomes the nearest."""
+    weight, scale = torch.ones(1, 2, dtype=torch.int8), torch.ones(1)
+    for given in (3, *((2**40,) if dtype == torch.int64 else ())):
+        point = torch.tensor([given], dtype=dtype)
+        wanted = torch.tensor([min(given, 2**31 - 1)], dtype=torch.int32)
+        layer = WeightOnlyLinear(weight, scale, weight_zero_point=point)
+        for got in (FakeQuantize(scale, point).zero_point, layer.weight_zero_point):
+            assert got.dtype == torch.int32 and torch.equal(got, wanted)
 
 
 @by_kind

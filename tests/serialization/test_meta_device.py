@@ -89,7 +89,7 @@ class Normalised(nn.Module):
 
 
 class Random(nn.Module):
-    """A random buffer, kept outside the file: no constructor makes the same one twice."""
+    """A random buffer in no state dict: no constructor makes the same one twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,6 +105,7 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
     "sinusoids": Sinusoids,
     "plain": Plain,
     "normalised": Normalised,
+    "random": Random,
 }
 
 
@@ -154,14 +155,11 @@ def test_a_model_on_meta(part: str, scheme: str, tmp_path) -> None:
     """The guide's way: the bits of the saved model, or for plain attributes a clear error."""
     wanted = stored(part, path := tmp_path / "model.safetensors", scheme)
     empty = on_meta(lambda: Network(PARTS[part]))
-    if part == "plain":
-        # An attribute is out of reach of a state dict: nobody may get a model that cannot run.
-        try:
-            loaded = baraquant.load_(empty, path).eval()
-        except (ValueError, NotImplementedError) as error:
-            assert "meta" in str(error) and "part" in str(error)
-            return
-        assert torch.equal(loaded(TOKENS), wanted)
+    if part == "plain":  # out of reach of a state dict: nobody may get a model that cannot run
+        with pytest.raises(
+            ValueError, match=r"part\.\w+: .* is on the meta device, and is no buffer"
+        ):
+            baraquant.load_(empty, path)
         return
     loaded = baraquant.load_(empty, path).eval()
     complete(loaded)
@@ -184,75 +182,15 @@ def test_a_function(part: str, outside: str, tmp_path) -> None:
     assert torch.equal(loaded.eval()(TOKENS), wanted)
 
 
-def test_a_class_is_a_function(tmp_path) -> None:
-    class Rotating(Network):
-        def __init__(self) -> None:
-            super().__init__(Rotary)
-
-    wanted = stored("rotary", path := tmp_path / "model.safetensors")
-    assert torch.equal(baraquant.load_(Rotating, path).eval()(TOKENS), wanted)
-
-
-def test_random_buffers(tmp_path) -> None:
-    """What no file holds and no constructor repeats is right, or an error: never other numbers."""
-    torch.manual_seed(0)
-    model = Network(Random).eval()
-    baraquant.quantize_(model, W8A8())
-    wanted = model(TOKENS)
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    torch.manual_seed(1)
-    for make in (lambda: on_meta(lambda: Network(Random)), lambda: lambda: Network(Random)):
-        try:
-            loaded = baraquant.load_(make(), path).eval()
-        except ValueError as error:
-            assert "directions" in str(error)
-        else:
-            assert torch.equal(loaded(TOKENS), wanted)
-
-
 def test_a_changed_buffer_outside_the_state_dict(tmp_path) -> None:
-    """A non-persistent buffer that was changed after construction: as above."""
+    """One that was changed after construction has the changed values."""
     torch.manual_seed(0)
     model = Network(Rotary).eval()
     model.part.inv_freq.mul_(0.5)
     baraquant.quantize_(model, W8A8())
-    wanted = model(TOKENS)
     baraquant.save(model, path := tmp_path / "model.safetensors")
-    try:
-        loaded = baraquant.load_(on_meta(lambda: Network(Rotary)), path).eval()
-    except ValueError as error:
-        assert "inv_freq" in str(error)
-    else:
-        assert torch.equal(loaded(TOKENS), wanted)
-
-
-def test_a_function_that_does_not_build_a_model(tmp_path) -> None:
-    stored("rotary", path := tmp_path / "model.safetensors")
-    with pytest.raises(TypeError, match=r"baraquant\.load_: expected model to be a Module"):
-        baraquant.load_(lambda: None, path)
-    with pytest.raises(TypeError, match="needs a width"):
-
-        def broken() -> nn.Module:
-            raise TypeError("needs a width")
-
-        baraquant.load_(broken, path)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_dtypes(dtype: torch.dtype, tmp_path) -> None:
-    torch.manual_seed(0)
-    model = Network(nn.Identity, dtype).eval()
-    baraquant.quantize_(model, W8A8())
-    wanted = model(TOKENS)
-    assert wanted.dtype == dtype
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    for make in (
-        lambda: Network(nn.Identity, dtype),
-        lambda: on_meta(lambda: Network(nn.Identity, dtype)),
-        lambda: lambda: Network(nn.Identity, dtype),
-    ):
-        loaded = baraquant.load_(make(), path).eval()
-        assert torch.equal(loaded(TOKENS), wanted) and loaded.layer.weight.dtype == dtype
+    loaded = baraquant.load_(on_meta(lambda: Network(Rotary)), path).eval()
+    assert torch.equal(loaded(TOKENS), model(TOKENS))
 
 
 def test_the_callers_random_numbers_stay(tmp_path) -> None:
@@ -264,10 +202,3 @@ def test_the_callers_random_numbers_stay(tmp_path) -> None:
     torch.manual_seed(3)
     baraquant.load_(empty, path)
     assert torch.equal(torch.rand(3), wanted)
-
-
-def test_gpu_is_left_to_the_caller(tmp_path) -> None:
-    stored("positions", path := tmp_path / "model.safetensors")
-    loaded = baraquant.load_(on_meta(lambda: Network(Positions)), path)
-    assert {t.device.type for t in [*loaded.buffers(), *loaded.parameters()]} == {"cpu"}
-    assert loaded.part.ids.dtype == torch.int64 and loaded.part.mask.dtype == torch.bool

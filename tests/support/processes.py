@@ -35,10 +35,10 @@ def run(
 
 
 def run_program(
-    module: str, environment: Environment | None = None
+    module: str, environment: Environment | None = None, *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
     """`python -m module` with this process's path; fail with what it printed."""
-    done = run(sys.executable, "-X", "faulthandler", "-m", module, env=environment)
+    done = run(sys.executable, "-X", "faulthandler", "-m", module, *arguments, env=environment)
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
     return done

@@ -12,6 +12,7 @@ from ..shared.arguments import (
     check_floating,
     check_integer,
     check_sizes,
+    int32_of,
 )
 
 # The parameters of tensors that are still in memory.
@@ -171,7 +172,7 @@ def zero_point_of_weight(
     check_integer(name, argument, zero_point)
     wanted = f"the shape of {which}_scale ({list(scale.shape)})"
     check_sizes(name, argument, zero_point, zero_point.shape == scale.shape, wanted)
-    return parameter(zero_point.to(torch.int32))
+    return parameter(int32_of(zero_point))
 
 
 def scale_of_tensor(
@@ -185,7 +186,7 @@ def scale_of_tensor(
         return scale, None
     check_integer(name, "act_zero_point", zero_point)
     check_sizes(name, "act_zero_point", zero_point, zero_point.numel() == 1, "one element")
-    return scale, plain(zero_point).to(torch.int32).reshape(())
+    return scale, int32_of(plain(zero_point)).reshape(())
 
 
 def check_experts(name: str, which: str, weight: Tensor, bias: Tensor | None) -> None:

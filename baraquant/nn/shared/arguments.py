@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 SCALES = (torch.float32, torch.float64)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def check_choice(name: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
@@ -29,8 +30,16 @@ def check_floating(name: str, argument: str, dtype: torch.dtype) -> None:
 
 def check_integer(name: str, argument: str, tensor: Tensor) -> None:
     """Check that a tensor holds integers."""
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+    if tensor.dtype not in INTEGERS:
         raise TypeError(f"{name}: expected {argument} to be integer, but got {tensor.dtype}")
+
+
+def int32_of(integers: Tensor) -> Tensor:
+    """Return integers as int32; one that is beyond becomes the nearest."""
+    if integers.dtype == torch.int32:
+        return integers
+    limits = torch.iinfo(torch.int32)
+    return integers.to(torch.int64).clamp(limits.min, limits.max).to(torch.int32)
 
 
 def check_sizes(name: str, argument: str, tensor: Tensor, fits: bool, wanted: str) -> None:

@@ -16,6 +16,7 @@ from .arguments import (
     check_even,
     check_integer,
     check_sizes,
+    int32_of,
 )
 
 MODES = ("fixed", "dynamic", "observed")
@@ -146,8 +147,7 @@ def zero_point_tensor(
     wanted = f"the shape of scale ({list(scale.shape)})"
     fits = zero_point.shape == scale.shape
     check_sizes("FakeQuantize", "zero_point", zero_point, fits, wanted)
-    limits = torch.iinfo(torch.int32)
-    return zero_point.detach().clamp(limits.min, limits.max).to(torch.int32)
+    return int32_of(zero_point.detach()).clone()
 
 
 def check_int4(

@@ -40,6 +40,10 @@ class Metas:
                     f"{'both' if alias in self.tensors else 'none'}"
                 )
         self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
+        for path, stored in manifest.modules.items():
+            for name in stored.packed:
+                if f"{path}.{name}" not in self.tensors:
+                    raise ValueError(f"{path}: expected a tensor {name}, but there is none")
         self.modules: dict[str, nn.Module] = {}  # built when their places are known
 
 
@@ -81,7 +85,7 @@ def _check_packed(
     if not 2 <= bits <= 7:
         raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
     if entry is None:
-        return  # another module's tensor, or missing: that is noticed later
+        return  # another module's tensor, or missing, which is noticed later
     size = packed_size(math.prod(shape), bits)
     if entry.dtype != torch.uint8 or entry.shape != (size,):
         raise ValueError(
@@ -94,7 +98,7 @@ def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
     """Check the file's modules, and all its tensors, against the model."""
     paths = paths_of(model)
     at = dict(model.named_modules(remove_duplicate=False))
-    for path in manifest.unpacked:
+    for path in sorted(manifest.unpacked):
         if type(at.get(path)) not in UNPACKED.values():
             got = type(at[path]).__name__ if path in at else "no such module"
             names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))

@@ -33,6 +33,7 @@ DTYPES = {
     "F64": torch.float64,
 }
 _LONGEST_HEADER = 100_000_000  # as in safetensors itself
+_DEEPEST = 100  # values within values
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive, as torch.save writes it",
     b"\x80\x02": "a pickle",
@@ -62,19 +63,22 @@ class Header:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, refusing repeated keys, NaN, infinity and what UTF-8 cannot hold.
+    """Parse JSON, refusing repeated keys, NaN, infinity, deep nests and what UTF-8 cannot hold.
 
     Raises:
         ValueError: The text is not JSON, or contains one of those.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice!r} stands there twice")
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise ValueError(f"the key {key!r} stands there twice")
+            result[key] = value
         return result
+
+    def whole(digits: str) -> float:  # Python refuses, or is slow for, thousands of digits
+        return int(digits) if len(digits) < 100 else float(digits)
 
     def constant(name: str) -> Any:
         raise ValueError(f"{name} is no JSON")
@@ -82,12 +86,24 @@ def parse_json(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        value = json.loads(text, object_pairs_hook=unique, parse_int=whole, parse_constant=constant)
+        _check_depth(value)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # refuses one half of a surrogate pair
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse a nest that another function, such as repr, may find too deep."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        holders = [entry for entry in level if isinstance(entry, (dict, list))]
+        level = [e for h in holders for e in (h.values() if isinstance(h, dict) else h)]
+        if not holders:
+            return
+    raise ValueError("it is nested too deeply")
 
 
 def read_header(path: Path, expected: str = "a file of baraquant.save") -> Header:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...nn.inference.conv import Convolution
 from ..fused_ops import with_fused_ops
 from ..inference_mode import makes_normal_tensors
 from ..layers import parents
@@ -32,6 +32,8 @@ from .packing import check_spare_bits, unpack
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
+_LONGEST = 900  # characters of a message
+_HALF = 440
 
 
 @makes_normal_tensors
@@ -88,9 +90,10 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
             check_fits(model, manifest, metas)
             values = _read(file, header, manifest)
             modules = _build(built, manifest, values)
-            _set_memory_formats(modules, manifest.channels_last)
+            for path in manifest.channels_last:
+                modules[path].channels_last = modules[path].qweight.dim() > 3
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{_CALLER}: {file.name}: {error}") from error
+        raise ValueError(f"{_CALLER}: {file.name}: {_shown(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
@@ -105,13 +108,10 @@ def _manifest(header: Header) -> Manifest:
     return parse_manifest(header.metadata["baraquant"])
 
 
-def _set_memory_formats(modules: dict[str, nn.Module], channels_last: set[str]) -> None:
-    """Let convolutions compute with weights of the memory format that they had."""
-    for path in sorted(channels_last):
-        module = modules.get(path)
-        if not isinstance(module, Convolution):
-            raise ValueError(f"{path}: expected a convolution, as it is in channels_last")
-        module.channels_last = module.qweight.dim() > 3
+def _shown(text: str) -> str:
+    """Return a message in one line of bounded length; names of a file may be anything."""
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return text if len(text) <= _LONGEST else f"{text[:_HALF]}...{text[-_HALF:]}"
 
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...nn.inference.conv import Convolution
 from ..forms import Form
 from ..layers import form_named, form_names
 from .data import bytes_of
@@ -130,7 +131,7 @@ def parse_manifest(text: str) -> Manifest:
         raise ValueError("expected its configuration to name modules, but it names none")
     if not isinstance(data["writer"], str):
         raise ValueError(f"expected writer to be a text, but got {data['writer']!r:.80}")
-    return Manifest(
+    manifest = Manifest(
         {path: _module(path, value) for path, value in modules.items()},
         _names("shared_modules", data["shared_modules"]),
         _names("shared_tensors", data["shared_tensors"]),
@@ -140,6 +141,11 @@ def parse_manifest(text: str) -> Manifest:
         _paths("channels_last", data["channels_last"]),
         text,
     )
+    for path in sorted(manifest.channels_last):
+        stored = manifest.modules.get(path)
+        if stored is None or not issubclass(stored.form.module, Convolution):
+            raise ValueError(f"{path}: expected a convolution, as it is in channels_last")
+    return manifest
 
 
 def _module(path: str, value: Any) -> StoredModule:
