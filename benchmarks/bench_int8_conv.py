@@ -112,7 +112,11 @@ def quantized(floats: nn.Conv2d, scale: float) -> bnn.QuantizedConv2d:
         weight_scale,
         None if floats.bias is None else floats.bias.detach(),
         input_fake_quant=bnn.FakeQuantize(scale).to(integers.device),
-        **bnn.QuantizedConv2d.options_of(floats),
+        stride=floats.stride,
+        padding=floats.padding,
+        dilation=floats.dilation,
+        groups=floats.groups,
+        padding_mode=floats.padding_mode,
     )
 
 

@@ -88,7 +88,7 @@ class Chosen:
     @property
     def is_linear(self) -> bool:
         """Whether it is one of the linear layers, which compute a product with a matrix."""
-        return self.layer.forms is LINEAR_FORMS
+        return self.layer.forms == LINEAR_FORMS
 
 
 class Pass:
