@@ -38,7 +38,7 @@ from tests.support.models.outlier_models import (
     unchanged,
 )
 
-K, STEPS = 32, 16
+K, STEPS = 32, 20
 SCHEMES: dict[str, QuantConfig] = {
     "W4A16": W4A16(16),
     "max": W4A16(16, scale_rule="max"),
@@ -316,7 +316,7 @@ def test_a_gpu_finds_the_same(dtype: torch.dtype) -> None:
 @pytest.mark.exhaustive
 def test_large_weights_are_searched_in_parts() -> None:
     """Each part of the rows with the importance of its own columns."""
-    features, rows = 512, 8200  # more than 2**22 weights
+    features, rows = 480, 8760  # more than 2**22 weights
 
     def model(*parts: int) -> nn.Module:
         torch.manual_seed(0)
@@ -331,7 +331,7 @@ def test_large_weights_are_searched_in_parts() -> None:
     data = [torch.randn(64, features, generator=generator)]
     whole, halves = model(rows), model(rows // 2, rows // 2)
     for one in (whole, halves):
-        baraquant.quantize_(one, AWQ(W4A16(64), steps=1), calibration=data)
+        baraquant.quantize_(one, AWQ(W4A16(48), steps=1), calibration=data)
     got = torch.cat([layer.qweight for layer in halves.layers])
     assert torch.equal(whole.layers[0].qweight, got)
 
@@ -367,8 +367,8 @@ def test_what_is_scaled_and_what_is_not(tmp_path: Path) -> None:
     for path, producer in {"query": "norm1", "key": "norm1", "up": "norm2"}.items():
         assert is_scaled(report.changed[path], producer), path
     assert report.changed["query"] == report.changed["key"]
-    assert report.changed["out"] == NO_PRODUCER
-    assert report.changed["query"] in str(report)
+    assert float(report.changed["query"].split()[3]) * CONFIG.steps % 1 == 0
+    assert report.changed["out"] == NO_PRODUCER and report.changed["query"] in str(report)
     baraquant.quantize_(nearest, PLAIN)
     for key, value in nearest.out.state_dict().items():
         assert torch.equal(model.out.state_dict()[key], value)
