@@ -32,12 +32,9 @@ from tests.support.models.one_layer import (
 BITS = {"w4_channel": 4, "w4a8": 4, "w4_group": 4, "w3_group_asymmetric": 3, "learned": 4}
 BITS |= {"learned_asymmetric": 4}
 SHAPES = {
-    "linear": (8, 16),
-    "linear_no_bias": (8, 16),
-    "conv1d": (8, 4, 3),
-    "conv2d": (8, 2, 1, 3),
+    "linear": (8, 16), "linear_no_bias": (8, 16), "conv1d": (8, 4, 3), "conv2d": (8, 2, 1, 3),
     "embedding": (12, 16),
-}
+}  # fmt: skip
 
 
 def weight_of(layer: str, scheme: str, **more) -> Tensor:

@@ -207,12 +207,9 @@ class Translator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], source.device)
         y = self.transformer(
-            self.words(source),
-            self.words(target),
-            tgt_mask=mask.to(self.words(source).dtype),
-            src_key_padding_mask=source == 0,
-            tgt_is_causal=True,
-        )
+            self.words(source), self.words(target), tgt_mask=mask.to(self.words(source).dtype),
+            src_key_padding_mask=source == 0, tgt_is_causal=True,
+        )  # fmt: skip
         return self.head(y)
 
 
