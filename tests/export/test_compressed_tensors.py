@@ -58,13 +58,9 @@ def test_the_configuration(tmp_path: Path) -> None:
     group = config["config_groups"]["group_0"]
     assert group["targets"] == ["Linear"]
     assert group["weights"] == {
-        "num_bits": 8,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "channel",
-        "group_size": None,
+        "num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None,
         "dynamic": False,
-    }
+    }  # fmt: skip
     assert group["input_activations"]["strategy"] == "token"
     state = load_file(folder / "model.safetensors")
     assert state["q_proj.weight"].dtype == torch.int8
@@ -203,14 +199,9 @@ def test_files_of_the_source_folder_come_along(tmp_path: Path) -> None:
     folder = export.to_compressed_tensors(quantized(), tmp_path / "out", source=source)
     copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert copied == {
-        "tokenizer.json",
-        "vocab.txt",
-        "modules.json",
-        "1_Pooling/config.json",
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    }
+        "tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json", "README.md",
+        "config.json", "model.safetensors",
+    }  # fmt: skip
     assert (folder / "README.md").read_text() != "source"
 
 

@@ -103,12 +103,9 @@ def test_the_package_reads_ours(scheme: str, dtype: torch.dtype, tmp_path: Path)
 def test_several_schemes_in_one_model(tmp_path: Path) -> None:
     model = block()
     config = {
-        "q_proj": baraquant.W8A8(),
-        "k_proj": baraquant.W4A16(32),
-        "v_proj": None,
-        "o_proj": baraquant.W4A16(16, symmetric=False),
-        nn.Embedding: baraquant.W8A16(),
-    }
+        "q_proj": baraquant.W8A8(), "k_proj": baraquant.W4A16(32), "v_proj": None, "o_proj":
+        baraquant.W4A16(16, symmetric=False), nn.Embedding: baraquant.W8A16(),
+    }  # fmt: skip
     baraquant.quantize_(model, config)
     folder = export.to_compressed_tensors(model, tmp_path / "ours", serve=None)
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]

@@ -28,15 +28,8 @@ def static(symmetric: bool = True) -> nn.Module:
 
 def test_paths() -> None:
     paths = [
-        "a.q_proj",
-        "a.v_proj",
-        "b.q_proj",
-        "a.up_proj",
-        "gate_proj",
-        "up_proj",
-        "c.w1",
-        "c.w3",
-    ]
+        "a.q_proj", "a.v_proj", "b.q_proj", "a.up_proj", "gate_proj", "up_proj", "c.w1", "c.w3",
+    ]  # fmt: skip
     assert list(fused_paths(paths)) == [
         ["gate_proj", "up_proj"],
         ["a.q_proj", "a.v_proj"],

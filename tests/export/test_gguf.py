@@ -159,13 +159,9 @@ def test_floating_layers_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) ->
 @pytest.mark.exhaustive
 def test_rope_factors_are_transformers_own(tmp_path: Path) -> None:
     rope = {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
     model = quantized(tiny("llama", rope_parameters=rope, head_dim=64), baraquant.W4A16(32))
     path = tmp_path / "model.gguf"
     baraquant.export.to_gguf(model, path)

@@ -39,14 +39,11 @@ def tiny(name: str, **options: Any) -> Any:
     import transformers
 
     classes = {
-        "llama": ("LlamaConfig", "LlamaForCausalLM"),
-        "mistral": ("MistralConfig", "MistralForCausalLM"),
-        "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
-        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-        "gemma": ("GemmaConfig", "GemmaForCausalLM"),
-        "gemma2": ("Gemma2Config", "Gemma2ForCausalLM"),
-        "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
-    }
+        "llama": ("LlamaConfig", "LlamaForCausalLM"), "mistral": ("MistralConfig",
+        "MistralForCausalLM"), "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "qwen3":
+        ("Qwen3Config", "Qwen3ForCausalLM"), "gemma": ("GemmaConfig", "GemmaForCausalLM"), "gemma2":
+        ("Gemma2Config", "Gemma2ForCausalLM"), "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
+    }  # fmt: skip
     config, model = (getattr(transformers, kind) for kind in classes[name.split()[0]])
     torch.manual_seed(0)
     made = model(config(**{**COMMON, **OPTIONS[name], **options}))

@@ -97,14 +97,11 @@ def quantized(
 def counts(graph: Graph) -> Counter[str]:
     """How often a graph calls each op of the library; core ops have the names of public ones."""
     public = {
-        "_norm": "norm",
-        "_norm_quantize": "norm_quantize",
-        "_norm_residual": "norm",
-        "_norm_residual_quantize": "norm_quantize",
-        "_activation": "activation",
-        "_activation_quantize": "activation_quantize",
-        "_dynamic_quantize": "dynamic_range_quantize_per_token",
-    }
+        "_norm": "norm", "_norm_quantize": "norm_quantize", "_norm_residual": "norm",
+        "_norm_residual_quantize": "norm_quantize", "_activation": "activation",
+        "_activation_quantize": "activation_quantize", "_dynamic_quantize":
+        "dynamic_range_quantize_per_token",
+    }  # fmt: skip
     names = (
         node.target._schema.name
         for node in graph.nodes

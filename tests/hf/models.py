@@ -15,12 +15,9 @@ transformers = package("transformers")
 transformers.utils.logging.disable_progress_bar()
 
 SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 _DECODER = {**SIZES, "intermediate_size": 128, "num_key_value_heads": 2}
 # The class, its configuration, and sizes; with biases, tied heads and other things that differ.
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -21,21 +21,18 @@ pytest.importorskip("transformers")
 from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
 
 ARGUMENTS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
-    (("W8A8",), TypeError, "expected config to be a QuantConfig"),
-    ((baraquant.W8A8,), TypeError, r"the function W8A8; write W8A8\(\)"),
-    ((None,), TypeError, "QuantConfig"),
-    (({},), ValueError, "an empty dictionary"),
-    (({"*": 8},), TypeError, r"'\*'"),
-    (({3: baraquant.W8A8()},), TypeError, "pattern of paths"),
-    ((baraquant.W8A8Static(),), ValueError, "a static input.*baraquant.quantize_"),
-    (({"*": baraquant.W8A8Static()},), ValueError, "calibration"),
-    ((baraquant.SmoothQuant(),), ValueError, "SmoothQuant.*calibration="),
+    (("W8A8",), TypeError, "expected config to be a QuantConfig"), ((baraquant.W8A8,), TypeError,
+    r"the function W8A8; write W8A8\(\)"), ((None,), TypeError, "QuantConfig"), (({},), ValueError,
+    "an empty dictionary"), (({"*": 8},), TypeError, r"'\*'"), (({3: baraquant.W8A8()},), TypeError,
+    "pattern of paths"), ((baraquant.W8A8Static(),), ValueError,
+    "a static input.*baraquant.quantize_"), (({"*": baraquant.W8A8Static()},), ValueError,
+    "calibration"), ((baraquant.SmoothQuant(),), ValueError, "SmoothQuant.*calibration="),
     ((baraquant.AWQ(baraquant.W4A16()),), ValueError, "but got AWQ.*calibration="),
     ((baraquant.GPTQ(baraquant.W4A16()),), ValueError, "but got GPTQ.*calibration="),
-    ((baraquant.W8A8(), "lm_head"), TypeError, "list of names.*but got str"),
-    ((baraquant.W8A8(), [3]), TypeError, "modules_to_not_convert.*3"),
-    ((baraquant.W8A8(), [""]), TypeError, "modules_to_not_convert"),
-]
+    ((baraquant.W8A8(), "lm_head"), TypeError, "list of names.*but got str"), ((baraquant.W8A8(),
+    [3]), TypeError, "modules_to_not_convert.*3"), ((baraquant.W8A8(), [""]), TypeError,
+    "modules_to_not_convert"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "kind", "text"), ARGUMENTS)

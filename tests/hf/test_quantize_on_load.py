@@ -49,12 +49,9 @@ def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Modu
         baraquant.quantize_(model, scheme)
     else:
         baraquant.quantize_(
-            model,
-            scheme,
-            filter_fn=lambda module, path: (
-                isinstance(module, nn.Linear) and not path.startswith(HEADS)
-            ),
-        )
+            model, scheme, filter_fn=lambda module, path: (isinstance(module,
+            nn.Linear) and not path.startswith(HEADS)),
+        )  # fmt: skip
     return model
 
 
@@ -235,12 +232,9 @@ def test_mismatched_size_is_quantized_after_loading(tmp_path: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(folder)
     config.vocab_size = 50
     model = load(
-        "llama",
-        folder,
-        config=config,
-        ignore_mismatched_sizes=True,
+        "llama", folder, config=config, ignore_mismatched_sizes=True,
         quantization_config=BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=[]),
-    )
+    )  # fmt: skip
     # Some versions of transformers take the size of the file with any quantizer, for floats too.
     words = model.model.embed_tokens.weight.shape[0]
     assert words == 50 or transformers.__version__.startswith("5.17")

@@ -24,16 +24,9 @@ SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
 
 def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
     arguments = transformers.TrainingArguments(
-        str(folder),
-        max_steps=3,
-        learning_rate=1e-2,
-        per_device_train_batch_size=2,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        **options,
-    )
+        str(folder), max_steps=3, learning_rate=1e-2, per_device_train_batch_size=2,
+        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, **options,
+    )  # fmt: skip
     transformers.Trainer(model=model, args=arguments, train_dataset=ROWS).train()
     return model.eval()
 

@@ -21,14 +21,11 @@ def masks(batch: int, length: int) -> list[dict[str, Any]]:
     padding[:, -1] = True
     causal = nn.Transformer.generate_square_subsequent_mask(length)
     return [
-        {},
-        {"need_weights": False},
-        {"key_padding_mask": padding, "average_attn_weights": False},
-        {"attn_mask": causal.isinf(), "need_weights": False},
-        {"attn_mask": torch.rand(batch * 2, length, length)},
-        {"attn_mask": causal, "is_causal": True, "need_weights": False},
+        {}, {"need_weights": False}, {"key_padding_mask": padding, "average_attn_weights": False},
+        {"attn_mask": causal.isinf(), "need_weights": False}, {"attn_mask": torch.rand(batch * 2,
+        length, length)}, {"attn_mask": causal, "is_causal": True, "need_weights": False},
         {"attn_mask": causal, "is_causal": True, "key_padding_mask": padding},
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

@@ -43,13 +43,9 @@ def weight(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
 def quantizer_of(values: Tensor, symmetric: bool = True, **options: Any) -> LearnedFakeQuantizeInt4:
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     made = LearnedFakeQuantizeInt4(
-        SIZE,
-        shape=(len(values), values.shape[1] // SIZE),
-        symmetric=symmetric,
-        dtype=dtype,
-        device=values.device,
-        **options,
-    )
+        SIZE, shape=(len(values), values.shape[1] // SIZE), symmetric=symmetric, dtype=dtype,
+        device=values.device, **options,
+    )  # fmt: skip
     made.initialize(values)
     return made
 
@@ -151,14 +147,10 @@ def two_levels(
     is_free = np.rint(t) == f
     format_end = ((r < low) & (int8_low < -8)) | ((r > high) & (int8_high > 7))
     return {
-        "y": (q - z) * d,
-        "w": dy * inside,
-        "scale": np.where(is_free, by_d, 0),
-        "row": (by_d * np.where(is_free, np.rint(t) - t, f)).sum(1),
-        "zero_point": (dy * np.where(format_end, -d, 0)).sum(2),
-        "inside": inside,
-        "free": is_free,
-    }
+        "y": (q - z) * d, "w": dy * inside, "scale": np.where(is_free, by_d, 0), "row":
+        (by_d * np.where(is_free, np.rint(t) - t, f)).sum(1), "zero_point":
+        (dy * np.where(format_end, -d, 0)).sum(2), "inside": inside, "free": is_free,
+    }  # fmt: skip
 
 
 @by_scheme

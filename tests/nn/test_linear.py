@@ -39,27 +39,18 @@ def dynamic(bias: bool = True, **changes: Any) -> QuantizedLinear:
 
 def static(zero: int | None = None, smooth: bool = False, **changes: Any) -> StaticQuantizedLinear:
     return StaticQuantizedLinear(
-        weight(),
-        scale(N),
-        torch.tensor(0.02),
-        scale(N, seed=3),
-        act_zero_point=None if zero is None else torch.tensor(zero),
-        smooth_scale=scale(K, seed=4) if smooth else None,
-        **changes,
-    )
+        weight(), scale(N), torch.tensor(0.02), scale(N, seed=3),
+        act_zero_point=None if zero is None else torch.tensor(zero), smooth_scale=scale(K,
+        seed=4) if smooth else None, **changes,
+    )  # fmt: skip
 
 
 def grouped(zero: bool = False, **changes: Any) -> WeightOnlyLinear:
     zeros = torch.arange(3 * N).reshape(N, 3) % 5 - 2 if zero else None
     return WeightOnlyLinear(
-        weight(4),
-        scale(N, 3),
-        scale(N, seed=3),
-        weight_zero_point=zeros,
-        group_size=4,
-        weight_bits=4,
-        **changes,
-    )
+        weight(4), scale(N, 3), scale(N, seed=3), weight_zero_point=zeros, group_size=4,
+        weight_bits=4, **changes,
+    )  # fmt: skip
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

@@ -37,14 +37,9 @@ def module_for(
 ) -> FakeQuantize:
     kwargs: dict[str, Any] = {"axis": 1, "channels": 4} if granularity == "per_channel" else {}
     return FakeQuantize(
-        granularity=granularity,
-        quant_min=-8,
-        quant_max=7,
-        mode="observed",
-        symmetric=symmetric,
-        averaging_constant=averaging,
-        **kwargs,
-    )
+        granularity=granularity, quant_min=-8, quant_max=7, mode="observed", symmetric=symmetric,
+        averaging_constant=averaging, **kwargs,
+    )  # fmt: skip
 
 
 def example(seed: int = 1, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

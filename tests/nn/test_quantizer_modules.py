@@ -108,13 +108,10 @@ for dtype in ("bfloat16", "float16"):
         f"fixed {dtype}": lambda seed, given=given: fixed(cases.PER_TENSOR, seed, **given),
         f"observed {dtype}": lambda seed, given=given: observed("per_channel", seed, **given),
         f"learned {dtype}": lambda seed, g=given: learned("per_channel", False, seed, **g),
-        **{
-            f"dynamic {g} {dtype}": lambda seed, given=given, g=g: FakeQuantize(
-                mode="dynamic", symmetric=False, **options_of(g), **given
-            )
-            for g in (cases.PER_TOKEN, cases.per_channel(1), cases.per_group(5, -1))
-        },
-    }
+        **{f"dynamic {g} {dtype}": lambda seed, given=given, g=g: FakeQuantize(mode="dynamic",
+        symmetric=False, **options_of(g), **given) for g in (cases.PER_TOKEN, cases.per_channel(1),
+        cases.per_group(5, -1))},
+    }  # fmt: skip
 EXHAUSTIVE = [pytest.mark.exhaustive]
 
 

@@ -47,15 +47,10 @@ def layer(
     shape = (N,) if group_size is None else (N, -(-columns // group_size))
     scale = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) + 0.5
     return WeightOnlyInt4Linear(
-        ops.pack_int4(integers(columns, bits)),
-        scale,
-        options.pop("bias", torch.randn(N).to(dtype)),
-        in_features=columns,
-        weight_zero_point=torch.randint(-2, 2, shape) if zero else None,
-        group_size=group_size,
-        dtype=dtype,
-        **options,
-    )
+        ops.pack_int4(integers(columns, bits)), scale, options.pop("bias",
+        torch.randn(N).to(dtype)), in_features=columns, weight_zero_point=torch.randint(-2, 2,
+        shape) if zero else None, group_size=group_size, dtype=dtype, **options,
+    )  # fmt: skip
 
 
 ROUNDERS: dict[str, Any] = {

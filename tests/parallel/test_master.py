@@ -23,12 +23,9 @@ from tests.support.ranks import results_fixture
 
 # Those whose forward pass in training is the integer product that is served.
 EXACT = {
-    "w8a8": W8A8(),
-    "w8a8_asymmetric": W8A8(symmetric=False),
-    "w4a8": W4A8(8),
-    "w4a8_learned": W4A8(8, learned=True),
-    "rotated": W8A8(rotate=16),
-}
+    "w8a8": W8A8(), "w8a8_asymmetric": W8A8(symmetric=False), "w4a8": W4A8(8), "w4a8_learned":
+    W4A8(8, learned=True), "rotated": W8A8(rotate=16),
+}  # fmt: skip
 OTHERS = {"static": W8A8Static("min_max"), "w4a16": W4A16(8)}
 SCHEMES = EXACT | OTHERS
 LEARNED = QuantConfig(TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True))

@@ -46,12 +46,9 @@ class Every(nn.Module):
         torch.manual_seed(0)
         self.embedding = QuantizedEmbedding(integers(7, 8), scales(7), padding_idx=1)
         self.table = QuantizedEmbedding(
-            integers(5, 8, bits=3),
-            scales(5, 2),
-            weight_zero_point=torch.randint(-4, 4, (5, 2)),
-            group_size=4,
-            weight_bits=3,
-        )
+            integers(5, 8, bits=3), scales(5, 2), weight_zero_point=torch.randint(-4, 4, (5, 2)),
+            group_size=4, weight_bits=3,
+        )  # fmt: skip
         self.dynamic = QuantizedLinear(
             integers(8, 8), scales(8), self.dynamic.bias, bits=7, smooth=scales(8)
         )
@@ -60,23 +57,15 @@ class Every(nn.Module):
             weight_bits=4,
         )  # fmt: skip
         self.static = StaticQuantizedLinear(
-            integers(8, 8),
-            scales(8),
-            torch.tensor(0.1),
-            self.static.bias,
-            act_zero_point=torch.tensor(-7),
-            smooth_scale=scales(8),
-        )
+            integers(8, 8), scales(8), torch.tensor(0.1), self.static.bias,
+            act_zero_point=torch.tensor(-7), smooth_scale=scales(8),
+        )  # fmt: skip
         dynamic = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
         self.grouped = WeightOnlyLinear(
-            integers(8, 8, bits=2),
-            scales(8, 2),
-            self.grouped.bias,
-            weight_zero_point=torch.zeros(8, 2, dtype=torch.int32),
-            group_size=4,
-            input_fake_quant=dynamic,
-            weight_bits=2,
-        )
+            integers(8, 8, bits=2), scales(8, 2), self.grouped.bias,
+            weight_zero_point=torch.zeros(8, 2, dtype=torch.int32), group_size=4,
+            input_fake_quant=dynamic, weight_bits=2,
+        )  # fmt: skip
         fixed = FakeQuantize(torch.tensor(0.2), 3, quant_min=0, quant_max=15)
         self.rounded = WeightOnlyLinear(
             integers(8, 8), scales(8), self.rounded.bias, input_fake_quant=fixed
@@ -85,15 +74,9 @@ class Every(nn.Module):
             integers(4, 3, 3), scales(4), self.conv1.bias, stride=2, padding=1
         )
         self.conv2 = QuantizedConv2d(
-            integers(4, 2, 1, 3, bits=5),
-            scales(4),
-            self.conv2.bias,
-            padding="same",
-            groups=2,
-            padding_mode="circular",
-            input_fake_quant=copy.deepcopy(fixed),
-            weight_bits=5,
-        )
+            integers(4, 2, 1, 3, bits=5), scales(4), self.conv2.bias, padding="same", groups=2,
+            padding_mode="circular", input_fake_quant=copy.deepcopy(fixed), weight_bits=5,
+        )  # fmt: skip
         return self.eval()
 
     def forward(self, tokens):
