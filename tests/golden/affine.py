@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -24,7 +24,8 @@ class Inputs:
     def __init__(
         self, g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
     ) -> None:
-        self.shape, self.compute, self.device = shape, cases.compute_dtype(dtype), device
+        self.g, self.shape, self.layout, self.dtype = g, shape, layout, dtype
+        self.compute, self.device = cases.compute_dtype(dtype), device
         self.params = g.param_shape(shape)
         scale = values.scales(self.params, self.compute, 1)
         full = values.expanded_scale(g, shape, self.compute, 1)
@@ -36,119 +37,104 @@ class Inputs:
         self.x = values.lay_out(x.to(device), layout)
         self.scale = scale.to(device)
         self.point = values.zero_points(self.params, RANGE, 3).to(device)
-        self.grad = partial(self._grad, shape)
 
-    def _grad(self, shape: Shape, dtype: torch.dtype) -> Tensor:
-        return values.gradients(shape, dtype, 4).to(self.device)
+    def grad(self, dtype: torch.dtype) -> Tensor:
+        return values.gradients(self.shape, dtype, 4).to(self.device)
 
 
 def gradient(y: Tensor, leaf: Tensor, dy: Tensor) -> Tensor:
     return torch.autograd.grad(y, leaf, dy)[0]
 
 
-def fake_quantize(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def fake_quantize(given: Inputs) -> Iterator[Tensor]:
     """With its gradient, whatever is kept for it."""
-    given, found = Inputs(g, shape, layout, dtype, device), []
     for save_mask in (None, True, False):
         leaf = given.x.detach().requires_grad_()
         # A product with 1 is nobody's else, and so nothing but the op keeps it.
         for x in (leaf, leaf * 1):
-            args = (x, given.scale, given.point, *g.args, *RANGE)
-            y = g.op("fake_quantize")(*args, save_mask=save_mask)
-            found += [y, gradient(y, leaf, given.grad(dtype))]
-    return tuple(found)
+            args = (x, given.scale, given.point, *given.g.args, *RANGE)
+            y = given.g.op("fake_quantize")(*args, save_mask=save_mask)
+            yield from (y, gradient(y, leaf, given.grad(given.dtype)))
 
 
-def quantize(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def quantize(given: Inputs) -> Iterator[Tensor]:
     """To each dtype; the floating ones with a gradient."""
-    given, found = Inputs(g, shape, layout, dtype, device), []
     for output in cases.QUANTIZED_DTYPES:
         ends = (0, 100) if output == torch.uint8 else RANGE
-        args = (given.scale, given.point, *g.args, *ends)
+        args = (given.scale, given.point, *given.g.args, *ends)
         if not output.is_floating_point:
-            found.append(g.op("quantize")(given.x, *args, dtype=output))
+            yield given.g.op("quantize")(given.x, *args, dtype=output)
             continue
         for save_mask in (True, False):
             leaf = given.x.detach().requires_grad_()
-            y = g.op("quantize")(leaf, *args, dtype=output, save_mask=save_mask)
-            found += [y, gradient(y, leaf, given.grad(output))]
-    return tuple(found)
+            y = given.g.op("quantize")(leaf, *args, dtype=output, save_mask=save_mask)
+            yield from (y, gradient(y, leaf, given.grad(output)))
 
 
-def dequantize(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
-    """To `dtype`, from each dtype; the floating ones with a gradient."""
-    given, found = Inputs(g, shape, layout, dtype, device), []
+def dequantize(given: Inputs) -> Iterator[Tensor]:
+    """To the dtype, from each dtype; the floating ones with a gradient."""
     for kind in cases.QUANTIZED_DTYPES:
         if kind.is_floating_point:
-            q = values.adversarial(torch.ones(shape).double(), kind, 5)
+            q = values.adversarial(torch.ones(given.shape).double(), kind, 5)
         else:
-            q = values.integers(shape, *cases.default_range(kind), 5, kind)
-        leaf = values.lay_out(q.to(device), layout).requires_grad_(kind.is_floating_point)
-        y = g.op("dequantize")(leaf, given.scale, given.point, *g.args, dtype=dtype)
-        found.append(y)
+            q = values.integers(given.shape, *cases.default_range(kind), 5, kind)
+        leaf = values.lay_out(q.to(given.device), given.layout).requires_grad_(
+            kind.is_floating_point
+        )
+        y = given.g.op("dequantize")(
+            leaf, given.scale, given.point, *given.g.args, dtype=given.dtype
+        )
+        yield y
         if kind.is_floating_point:
-            found.append(gradient(y, leaf, given.grad(dtype)))
-    return tuple(found)
+            yield gradient(y, leaf, given.grad(given.dtype))
 
 
-def public_backward(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def public_backward(given: Inputs) -> Iterator[Tensor]:
     """The ops that are gradients themselves."""
-    given = Inputs(g, shape, layout, dtype, device)
-    params, found = (given.scale, given.point, *g.args), []
+    params = (given.scale, given.point, *given.g.args)
     for output in cases.FLOAT_DTYPES:
-        dy = values.lay_out(given.grad(output), layout)
-        found.append(g.op("quantize_backward")(dy, given.x, *params, *RANGE))
-        found.append(g.op("dequantize_backward")(dy, given.scale, *g.args, dtype=dtype))
-    dy = values.lay_out(given.grad(dtype), layout)
-    found.append(g.op("fake_quantize_backward")(dy, given.x, *params, *RANGE))
-    return tuple(found)
+        dy = values.lay_out(given.grad(output), given.layout)
+        yield given.g.op("quantize_backward")(dy, given.x, *params, *RANGE)
+        yield given.g.op("dequantize_backward")(dy, given.scale, *given.g.args, dtype=given.dtype)
+    dy = values.lay_out(given.grad(given.dtype), given.layout)
+    yield given.g.op("fake_quantize_backward")(dy, given.x, *params, *RANGE)
 
 
-def learned(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def learned(given: Inputs) -> Iterator[Tensor]:
     """Gradients of the scale and of the zero point, by the op and by autograd."""
-    given = Inputs(g, shape, layout, dtype, device)
-    scale = values.scales(given.params, given.compute, 1).to(device)
-    floating = (values.spread(given.params, 6) * 3).to(device, given.compute)
-    dy = values.rounded(values.spread(shape, 7), dtype).to(device)
-    found = []
+    scale = values.scales(given.params, given.compute, 1).to(given.device)
+    floating = (values.spread(given.params, 6) * 3).to(given.device, given.compute)
+    dy = values.rounded(values.spread(given.shape, 7), given.dtype).to(given.device)
     for point in (given.point, floating, None):
-        op = g.op("fake_quantize_backward_qparams")
-        found += op(dy, given.x, scale, point, *g.args, *RANGE)
+        op = given.g.op("fake_quantize_backward_qparams")
+        yield from op(dy, given.x, scale, point, *given.g.args, *RANGE)
     leaves = [t.detach().requires_grad_() for t in (given.x, scale, floating)]
-    y = g.op("fake_quantize")(*leaves, *g.args, *RANGE)
-    return (*found, y, *torch.autograd.grad(y, leaves, dy))
+    y = given.g.op("fake_quantize")(*leaves, *given.g.args, *RANGE)
+    yield from (y, *torch.autograd.grad(y, leaves, dy))
 
 
-def point_less(
-    g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def point_less(given: Inputs) -> Iterator[Tensor]:
     """Without a zero point, by the default range, and by the overloads for numbers."""
-    given = Inputs(g, shape, layout, dtype, device)
-    found = []
     for verb in ("fake_quantize", "quantize", "dequantize"):
-        op = g.op(verb)
-        found.append(op(given.x, given.scale, None, *g.args))
-        if g == cases.PER_TENSOR:
-            found += [op(given.x, s, z) for s in (0.1, given.scale) for z in (3, -7)]
-            found.append(op(given.x, 0.1, None))
+        op = given.g.op(verb)
+        yield op(given.x, given.scale, None, *given.g.args)
+        if given.g == cases.PER_TENSOR:
+            yield from (op(given.x, s, z) for s in (0.1, given.scale) for z in (3, -7))
+            yield op(given.x, 0.1, None)
     for kind in (torch.int64, torch.int8, torch.uint8, torch.int16):
-        point = values.integers(given.params, 0, 90, 8, kind).to(device)
-        found.append(g.op("fake_quantize")(given.x, given.scale, point, *g.args, -8, 7))
-    return tuple(found)
+        point = values.integers(given.params, 0, 90, 8, kind).to(given.device)
+        yield given.g.op("fake_quantize")(given.x, given.scale, point, *given.g.args, -8, 7)
 
 
-CALLS = {f.__name__: f for f in (fake_quantize, quantize, dequantize, public_backward, learned)}
-CALLS["point_less"] = point_less
+Call = Callable[[Inputs], Iterator[Tensor]]
+ALL = (fake_quantize, quantize, dequantize, public_backward, learned, point_less)
+CALLS: dict[str, Call] = {call.__name__: call for call in ALL}
+
+
+def made(
+    call: Call, g: Granularity, shape: Shape, layout: str, dtype: torch.dtype, device: str
+) -> Iterator[Tensor]:
+    return call(Inputs(g, shape, layout, dtype, device))
 
 
 def all_cases(dtype: torch.dtype) -> Iterator[Case]:
@@ -156,6 +142,6 @@ def all_cases(dtype: torch.dtype) -> Iterator[Case]:
     for g in values.GRANULARITIES:
         for name, call in CALLS.items():
             for shape, layout in values.places(g):
-                run = partial(call, g, shape, layout, dtype)
+                run = partial(made, call, g, shape, layout, dtype)
                 title = f"{name} {g} {name_of(dtype)}"
                 yield Case(title, f"{list(shape)} {layout}", run)

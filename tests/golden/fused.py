@@ -27,53 +27,45 @@ def inputs(size: tuple[int, int], layout: str, dtype: torch.dtype, device: str) 
         yield values.lay_out(values.segments(size, dtype, kind, 10 * seed).to(device), layout)
 
 
-def norms(
-    size: tuple[int, int], layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+def norms(size: tuple[int, int], layout: str, dtype: torch.dtype, device: str) -> Iterator[Tensor]:
     """Both norms, with a residual and without, and what they are quantized to."""
     weight, bias = (
         values.rounded(values.spread((size[1],), seed), dtype).to(device) for seed in (2, 3)
     )
     other = values.segments(size, dtype, "tame", 7).to(device)
-    found: list[Tensor] = []
     for x in inputs(size, layout, dtype, device):
         for name, args in (("rms_norm", (weight, 1e-6)), ("layer_norm", (weight, bias, 1e-5))):
             norm, quantize = getattr(ops, name), getattr(ops, f"{name}_quantize_per_token")
-            found += [norm(x, *args), *norm(x, *args, residual=other)]
+            yield from (norm(x, *args), *norm(x, *args, residual=other))
             for form in (*FORMS, UNSIGNED):
-                found += quantize(x, *args, **form)
-            found += quantize(x, *args, residual=other)
-    return tuple(found)
+                yield from quantize(x, *args, **form)
+            yield from quantize(x, *args, residual=other)
 
 
 def activations(
     size: tuple[int, int], layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     """A gate, and both forms of GELU."""
     up = values.segments(size, dtype, "tame", 7).to(device)
-    found: list[Tensor] = []
     for x in inputs(size, layout, dtype, device):
-        found.append(ops.silu_mul(x, up))
+        yield ops.silu_mul(x, up)
         for form in (*FORMS, UNSIGNED):
-            found += ops.silu_mul_quantize_per_token(x, up, **form)
+            yield from ops.silu_mul_quantize_per_token(x, up, **form)
         for approximate in ("none", "tanh"):
-            found.append(ops.gelu(x, approximate=approximate))
-            found += ops.gelu_quantize_per_token(x, approximate=approximate)
-    return tuple(found)
+            yield ops.gelu(x, approximate=approximate)
+            yield from ops.gelu_quantize_per_token(x, approximate=approximate)
 
 
 def rotations(
     size: tuple[int, int], layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     """Blocks of every size that divides a row."""
-    found: list[Tensor] = []
     for x in inputs(size, layout, dtype, device):
         for block in (1, 2, 32, size[1] & -size[1]):
             if size[1] % block == 0:
-                found.append(ops.hadamard(x, block))
+                yield ops.hadamard(x, block)
                 for form in (*FORMS, UNSIGNED):
-                    found += ops.hadamard_quantize_per_token(x, block, **form)
-    return tuple(found)
+                    yield from ops.hadamard_quantize_per_token(x, block, **form)
 
 
 def all_cases(dtype: torch.dtype) -> Iterator[Case]:

@@ -79,7 +79,7 @@ class PrivateOps(TorchDispatchMode):
 def case_digest(case: Case, device: str, private: PrivateOps | None = None) -> str:
     """The digest of a case's results; `private` notes what it turns into."""
     with private or nullcontext():
-        results = case.run(device)
+        results = tuple(case.run(device))
     return digest(map(bits, results))
 
 

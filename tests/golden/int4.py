@@ -34,15 +34,13 @@ def packed(
 
 def weights(
     given: tuple[int, int, int, int], symmetric: bool, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     _, n, k, size = given
-    found: list[Tensor] = []
     for kind in KINDS:
         parts = packed(n, k, size, kind, symmetric, dtype, device)
         numbers, _, factor, zeros = parts
         w8 = ops.expand_int4(numbers, factor, size, k, group_zero_point=zeros)
-        found += [*parts, w8, ops.pack_int4((w8 >> 4).contiguous())]
-    return tuple(found)
+        yield from (*parts, w8, ops.pack_int4((w8 >> 4).contiguous()))
 
 
 def products(

@@ -22,33 +22,30 @@ ops = torch.ops.baraquant
 
 def from_data(
     g: Granularity, symmetric: bool, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     """The scale and zero point, the integers, the fake-quantized values and their gradient."""
-    found: list[Tensor] = []
     mode = {"symmetric": symmetric}
     dy = values.gradients(shape, dtype, 4).to(device)
     for seed, kind in enumerate(KINDS):
         x = values.lay_out(values.segments(shape, dtype, kind, 10 * seed).to(device), layout)
         for ends in RANGES:
             args = (*g.args, *ends)
-            found += g.op("choose_qparams")(x, *args, **mode)
-            found += g.op("dynamic_range_quantize")(x, *args, **mode)
+            yield from g.op("choose_qparams")(x, *args, **mode)
+            yield from g.op("dynamic_range_quantize")(x, *args, **mode)
             leaf = x.detach().requires_grad_()
             y = g.op("dynamic_fake_quantize")(leaf, *args, **mode)
-            found += [y, torch.autograd.grad(y, leaf, dy)[0]]
+            yield from (y, torch.autograd.grad(y, leaf, dy)[0])
         unsigned = {"dtype": torch.uint8, **mode}
-        found += g.op("dynamic_range_quantize")(x, *g.args, 0, 255, **unsigned)
-    return tuple(found)
+        yield from g.op("dynamic_range_quantize")(x, *g.args, 0, 255, **unsigned)
 
 
 def observed(
     axis: int | None, symmetric: bool, shape: Shape, layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     """A running range of several batches, by both ops, with every switch on and off."""
     params = () if axis is None else (shape[axis],)
     compute = cases.compute_dtype(dtype)
     dy = values.gradients(shape, dtype, 4).to(device)
-    found: list[Tensor] = []
     for average in (None, 0.3):
         low, high = (torch.full(params, v, dtype=compute) for v in (math.inf, -math.inf))
         given = (low, high, torch.ones(params, dtype=compute), torch.zeros(params).int())
@@ -65,13 +62,12 @@ def observed(
                 averaging_constant=average,
                 skipped_batches=state[4],
             )
-            found += [y, torch.autograd.grad(y, x, dy)[0], *(t.clone() for t in state)]
+            yield from (y, torch.autograd.grad(y, x, dy)[0], *(t.clone() for t in state))
         ends = [t.clone() for t in (*state[:2], state[4])]
         x = values.lay_out((x.detach() * 2), layout)
         ops.observe_min_max_(x, *ends[:2], axis, average, skipped_batches=ends[2])
         ops.observe_min_max_(dy, *ends[:2], axis, average)
-        found += ends
-    return tuple(found)
+        yield from ends
 
 
 def all_cases(dtype: torch.dtype) -> Iterator[Case]:

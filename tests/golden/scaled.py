@@ -28,21 +28,19 @@ def state(numbers: tuple[int, int] | None, device: str) -> Tensor | None:
 
 def quantized(
     size: tuple[int, int], layout: str, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
+) -> Iterator[Tensor]:
     """Both ops, rounding to the nearest and stochastically, and the transpose of their integers."""
     rows, columns = size
     compute = cases.compute_dtype(dtype)
     of_columns = values.scales((columns,), compute, 2).to(device)
     of_rows = values.scales((rows,), compute, 3).to(device)
-    found: list[Tensor] = []
     for seed, kind in enumerate(KINDS):
         x = values.lay_out(values.segments(size, dtype, kind, 10 * seed).to(device), layout)
         for numbers in STATES:
             random = state(numbers, device)
             made = ops.scaled_quantize_per_token(x, of_columns, random=random)
-            found += [*made, ops.transpose_int8(made[0])]
-            found += ops.scaled_quantize_transposed(x, of_rows, random=random)
-    return tuple(found)
+            yield from (*made, ops.transpose_int8(made[0]))
+            yield from ops.scaled_quantize_transposed(x, of_rows, random=random)
 
 
 # Tokens, outputs, inputs.

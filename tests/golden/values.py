@@ -8,7 +8,7 @@ its index, and what follows is exact or one correctly rounded step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,7 +37,7 @@ class Case:
 
     group: str
     name: str
-    run: Callable[[str], tuple[Tensor, ...]]
+    run: Callable[[str], Iterable[Tensor]]
     of_device: str = ""
     has_private: bool = True
 

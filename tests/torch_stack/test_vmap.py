@@ -151,62 +151,26 @@ def test_batch_of_gradients_of_a_scale_alone(device: str) -> None:
     assert all(torch.equal(actual[i], product(row)) for i, row in enumerate(rows))
 
 
-WRONG: list[
-    tuple[type[Exception], str, Callable[..., Tensor], tuple[int, ...], tuple[int, ...]]
-] = [
-    # What is wrong for a sample, but would be right for the batch: input, then scale, per sample.
-    (
-        IndexError,
-        r"\[-2, 1\]",
-        lambda x, s: ops.fake_quantize_per_channel(x, s, None, -3),
-        (4, 5),
-        (4,),
-    ),
-    (
-        IndexError,
-        r"\[-2, 1\]",
-        lambda x, s: ops.fake_quantize_per_channel(x, s, None, 2),
-        (4, 5),
-        (5,),
-    ),
-    (IndexError, "0 dimensions", lambda x, s: ops.fake_quantize_per_token(x, s, None), (), ()),
-    (
-        ValueError,
-        r"\[4\].*\[2, 2\]",
-        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
-        (4, 5),
-        (2, 2),
-    ),
-    (
-        ValueError,
-        r"\[4\].*\[3\]",
-        lambda x, s: ops.quantize_per_channel(x, s, None, 0),
-        (4, 5),
-        (3,),
-    ),
-    (
-        ValueError,
-        r"\[\] or \[1\]",
-        lambda x, s: ops.quantize_per_tensor(x, s, None),
-        (4, 5),
-        (1, 1),
-    ),
-    (
-        ValueError,
-        "expected scale",
-        lambda x, s: ops.quantize_per_group(x, s, None, 4),
-        (4, 5),
-        (4, 1),
-    ),
+# What is wrong for a sample, but would be right for the batch: an op, what follows the zero point,
+# and the shapes of input and scale of a sample.
+WRONG: list[tuple[type[Exception], str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+    (IndexError, r"\[-2, 1\]", "fake_quantize_per_channel", (-3,), (4, 5), (4,)),
+    (IndexError, r"\[-2, 1\]", "fake_quantize_per_channel", (2,), (4, 5), (5,)),
+    (IndexError, "0 dimensions", "fake_quantize_per_token", (), (), ()),
+    (ValueError, r"\[4\].*\[2, 2\]", "quantize_per_channel", (0,), (4, 5), (2, 2)),
+    (ValueError, r"\[4\].*\[3\]", "quantize_per_channel", (0,), (4, 5), (3,)),
+    (ValueError, r"\[\] or \[1\]", "quantize_per_tensor", (), (4, 5), (1, 1)),
+    (ValueError, "expected scale", "quantize_per_group", (4,), (4, 5), (4, 1)),
 ]
 
 
-@pytest.mark.parametrize(("error", "message", "function", "shape", "scale_shape"), WRONG)
+@pytest.mark.parametrize(("error", "message", "name", "args", "shape", "scale_shape"), WRONG)
 @pytest.mark.parametrize("shared", [False, True])
 def test_wrong_for_a_sample(
     error: type[Exception],
     message: str,
-    function: Callable[..., Tensor],
+    name: str,
+    args: tuple[int, ...],
     shape: tuple[int, ...],
     scale_shape: tuple[int, ...],
     shared: bool,
@@ -214,7 +178,8 @@ def test_wrong_for_a_sample(
     x = torch.randn(SIZE, *shape)
     scale = torch.ones(scale_shape if shared else (SIZE, *scale_shape))
     with pytest.raises(error, match=None if shared else message):
-        torch.vmap(function, (0, None if shared else 0))(x, scale)
+        dims = (0, None if shared else 0)
+        torch.vmap(lambda x, s: getattr(ops, name)(x, s, None, *args), dims)(x, scale)
 
 
 @pytest.mark.parametrize("granularity", KINDS, ids=str)
