@@ -104,27 +104,19 @@ def test_any_sums_within_their_bound(
             assert_sum_close(dz, *rule.segment_sums(rule.zero_point_terms(grad)))
 
 
-@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
+# More segments than 16 bits count, along each axis, and segments longer than any block.
+MANY = ((70001, 3), (3, 70001), (2, 70001, 2), (140002,))
+
+
+@pytest.mark.parametrize("shape", (*cases.SHAPES, *MANY), ids=str)
 @by_dtype
 def test_every_shape_and_granularity(
     dtype: torch.dtype, shape: tuple[int, ...], device: str
 ) -> None:
     """An empty segment sums to 0; the gradients have the shapes of their parameters."""
-    for granularity in cases.granularities(shape):
+    of_many = (PER_TENSOR, per_channel(0), per_channel(-1), PER_TOKEN, per_group(2, 0))
+    for granularity in of_many if shape in MANY else cases.granularities(shape):
         grad, x, scale, point = exact_arguments(shape, dtype, granularity)
-        rule = Affine(x, scale, point, granularity, *RANGE)
-        dx, ds, dz = backward(device, granularity, grad, x, scale, point)
-        assert_same_bits(dx, rule.fake_quantize_backward(grad))
-        for got, terms in ((ds, rule.scale_terms(grad)), (dz, rule.zero_point_terms(grad))):
-            sums, _ = rule.segment_sums(terms)
-            assert_same_bits(got + 0, round_to(sums, got.dtype) + 0, str(granularity))
-
-
-@pytest.mark.parametrize("shape", ((70001, 3), (3, 70001), (2, 70001, 2), (140002,)), ids=str)
-def test_many_segments_and_long_ones(shape: tuple[int, ...], device: str) -> None:
-    """More segments than 16 bits count, along each axis, and segments longer than any block."""
-    for granularity in (PER_TENSOR, per_channel(0), per_channel(-1), PER_TOKEN, per_group(2, 0)):
-        grad, x, scale, point = exact_arguments(shape, torch.float32, granularity)
         rule = Affine(x, scale, point, granularity, *RANGE)
         dx, ds, dz = backward(device, granularity, grad, x, scale, point)
         assert_same_bits(dx, rule.fake_quantize_backward(grad))

@@ -259,7 +259,8 @@ def test_step(
             buffers.assert_range(note)
             assert_same_bits(buffers.scale, scale, f"scale {note}")
             assert_same_bits(buffers.point, point, f"zero point {note}")
-            assert y.dtype == dtype and y.stride() == x.stride()
+            assert y.dtype == dtype
+            assert module is reference or y.stride() == x.stride()
             assert_same_bits(y, x if rule is None else rule.fake_quantize(), note)
             dy = cases.gradients(tuple(x.shape), dtype, number)
             (dx,) = torch.autograd.grad(y, leaf, dy.to(device))
