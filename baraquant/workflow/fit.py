@@ -61,7 +61,7 @@ def fit_scale(
     """Return a fake quantizer with the scales that fit the values best.
 
     For each scale 26 ranges are tried, from the full range of its values to half of it, and the one
-    with the minimum squared error is taken; ``csrc/search/scale.h`` has the formulas.
+    with the minimum squared error is taken; ``csrc/search/weights.h`` has the formulas.
 
     Args:
         rows: The input of the quantizer; its first dimension counts rows.

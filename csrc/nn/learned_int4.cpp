@@ -15,8 +15,8 @@
 #include "nn/master.h"
 #include "nn/product.h"
 #include "nn/text.h"
-#include "search/int4_factors.h"
 #include "search/range.h"
+#include "search/weights.h"
 
 namespace baraquant::nn {
 

@@ -11,21 +11,15 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   m.def(
       "_first_learned_qparams(Tensor rows, int quant_min, int quant_max, bool symmetric, "
       "str scale_dtype) -> (Tensor scale, Tensor zero_point)",
-      traceable);
+      &first_learned_qparams, traceable);
   m.def(
       "_learned_int4_qparams(Tensor steps, Tensor scale, Tensor? zero_point) -> "
       "(Tensor scale, Tensor group_factor, Tensor group_zero_point)",
-      traceable);
+      &learned_int4_qparams, traceable);
   m.def(
       "_smooth_int4(Tensor input, Tensor steps, Tensor scale, Tensor? zero_point, "
       "int group_size) -> Tensor",
-      traceable);
-}
-
-TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
-  m.impl("_first_learned_qparams", &first_learned_qparams);
-  m.impl("_learned_int4_qparams", &learned_int4_qparams);
-  m.impl("_smooth_int4", &smooth_int4);
+      &smooth_int4, traceable);
 }
 
 }  // namespace baraquant::nn

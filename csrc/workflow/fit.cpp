@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "workflow/fit.h"
 
-#include "search/int4_factors.h"
-#include "search/scale.h"
+#include "api/nn/int4.h"
+#include "search/weights.h"
 
 namespace baraquant::workflow {
+
+namespace {
 
 std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
                                                       const nn::FakeQuantizeInt4Impl& quantizer) {
@@ -13,13 +15,6 @@ std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
       search::search_int4_factors(rows, options.group_size(), options.symmetric());
   options.scale(scale).group_factor(factor).group_zero_point(zero_point);
   return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
-}
-
-std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer) {
-  if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
-    return fit_factors(rows, *int4);
-  }
-  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer));
 }
 
 std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
@@ -37,6 +32,15 @@ std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
   options.mode("fixed").symmetric(true);
   options.scale(scale.reshape(shape)).zero_point(zero_point.reshape(shape));
   return std::make_shared<nn::FakeQuantizeImpl>(options);
+}
+
+}  // namespace
+
+std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer) {
+  if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
+    return fit_factors(rows, *int4);
+  }
+  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer));
 }
 
 }  // namespace baraquant::workflow

@@ -11,7 +11,7 @@ def searched_factors(
     """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
 
     For each group all factors are tried, and the one with the minimum squared error is taken;
-    ``csrc/search/int4_factors.h`` has the formulas.
+    ``csrc/search/weights.h`` has the formulas.
 
     Args:
         rows: The weight, ``[N, K]``; groups divide K.

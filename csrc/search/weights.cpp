@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "search/scale.h"
+#include "search/weights.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "api/ops.h"
@@ -62,6 +63,49 @@ std::tuple<at::Tensor, at::Tensor> search_scale(const at::Tensor& rows, int64_t 
     zero_points.push_back(zero_point);
   }
   return {at::cat(scales), at::cat(zero_points)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
+    const at::Tensor& rows, int64_t group_size, bool symmetric,
+    const std::optional<at::Tensor>& given) {
+  const auto step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, rows.size(1)));
+  std::array<std::vector<at::Tensor>, 3> found;
+  for (int64_t start = 0; start == 0 || start < rows.size(0); start += step) {
+    const auto part = rows.slice(0, start, start + step);
+    auto [scale, factor, zero_point] = choose_int4_qparams(part, group_size, symmetric);
+    if (given) scale = given->slice(0, start, start + step);
+    const auto values = part.to(scale.scalar_type()).unflatten(1, {-1, group_size});
+    const auto [least, most] = at::aminmax(values, 2);
+    const auto low = least.clamp_max(0), high = most.clamp_min(0);
+    // Errors are compared where the scale is near 1: their squares neither overflow nor vanish.
+    const auto power = power_to_one(scale).unsqueeze(1).unsqueeze(2);
+    const auto near_one = values * power;
+    const auto scale_near_one = scale.unsqueeze(1).unsqueeze(2) * power;
+    auto best = at::full_like(low, std::numeric_limits<double>::infinity());
+    factor = at::ones_like(factor);
+    zero_point = at::full_like(zero_point, 8);
+    for (int64_t number = 16; number > 0; --number) {
+      const auto factors = at::full_like(factor, number);
+      const auto grid = scale.unsqueeze(1) * number;
+      const std::array positions = {-low / grid, at::rsub((low + high) / (2 * grid), 7.5)};
+      for (size_t i = 0; i < (symmetric ? 1 : positions.size()); ++i) {
+        auto zeros = positions[i].round().nan_to_num(0.0).clamp(0, 15).to(at::kByte);
+        if (symmetric) zeros = at::full_like(zeros, 8);
+        const auto packed = quantize_int4(part, scale, factors, group_size, zeros);
+        const auto rounded = expand_int4(packed, factors, group_size, part.size(1), zeros)
+                                 .unflatten(1, {-1, group_size});
+        const auto error = (rounded * scale_near_one - near_one).square_().sum(2);
+        const auto is_better = error < best;
+        best = at::where(is_better, error, best);
+        factor = at::where(is_better, factors, factor);
+        zero_point = at::where(is_better, zeros, zero_point);
+      }
+    }
+    found[0].push_back(scale);
+    found[1].push_back(factor);
+    found[2].push_back(zero_point);
+  }
+  return {at::cat(found[0]), at::cat(found[1]), at::cat(found[2])};
 }
 
 }  // namespace baraquant::search
