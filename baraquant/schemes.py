@@ -450,7 +450,8 @@ def what_it_is(config: Any) -> str:
 def _check_config(name: str, config: Any) -> None:
     if not isinstance(config, QuantConfig):
         both = (
-            f"; a layer has one algorithm: use {config.quantized}, or give other layers the other"
+            f"; a layer takes one algorithm: use {config.quantized} here, and "
+            f"{type(config).__name__} for other layers"
             if isinstance(config, Algorithm)
             else ""
         )

@@ -69,8 +69,8 @@ def convert_(model: nn.Module) -> Report:
     """
     view = ModelView(model, CALLER)
     unseen = _unseen(view)
-    trial_layers = _prepared(view, unseen)
-    trial = Converter(trial_layers.values(), keeps=False)
+    prepared = _prepared(view, unseen)
+    trial = Converter(prepared.values(), keeps=False)
 
     def decide(module: nn.Module, name: str) -> Decision:
         if not view.seen[id(module)].is_prepared:
@@ -89,14 +89,12 @@ def convert_(model: nn.Module) -> Report:
             "prepared layer"
         )
     if unseen:  # what preparation could not know
-        layers = {path: (trial_layers[id(old)], old.config) for path, (old, _) in swaps.items()}
+        layers = {path: (prepared[id(old)], old.config) for path, (old, _) in swaps.items()}
         warn_if_no_faster(layers, CALLER)
         layers.clear()
     # From here on nothing fails: each layer has been converted once, and dropped again.
     olds = {path: old for path, (old, _) in swaps.items()}
     swaps.clear()
-    trial_layers.clear()
-    prepared = _prepared(view, unseen)
     ready = {path: prepared.pop(id(old)) for path, old in olds.items()}
     return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
 

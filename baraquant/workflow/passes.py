@@ -130,9 +130,9 @@ class Pass:
         """Find out what to change, and change nothing yet.
 
         Args:
-            layers: The layers by their paths. ``module`` is the float layer, and ``config`` its
-                configuration; to ``remark`` words for the report can be added. Do not keep them:
-                each float layer is freed as soon as it is swapped.
+            layers: The layers by their paths; there may be none. ``module`` is the float layer, and
+                ``config`` its configuration; to ``remark`` words for the report can be added. Do
+                not keep them: each float layer is freed as soon as it is swapped.
             run: Runs the float model on the calibration data: ``run(watchers)``, with a watcher of
                 the inputs for each path, such as an observer of :mod:`baraquant.calibration`. It
                 returns the paths that the data does not reach.

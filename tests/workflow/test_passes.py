@@ -304,7 +304,7 @@ def test_a_pass_without_data_also_while_a_model_is_loaded() -> None:
         (Halve(W8A8()), True, TypeError, "nothing is registered for Halve; call .*register_pass"),
         (
             *(Clip(Clip(W8A8())), True, TypeError),  # type: ignore[arg-type]
-            "Clip: expected config to be a QuantConfig, .* but got Clip; a layer has one algorithm",
+            "Clip: expected config to be a QuantConfig, .* got Clip; a layer takes one algorithm",
         ),
     ],
 )
@@ -319,7 +319,9 @@ def test_an_error_leaves_the_model_as_it_was(
 
 
 def test_one_algorithm_for_a_layer() -> None:
-    with pytest.raises(TypeError, match=r"GPTQ: .* but got AWQ; a layer has one algorithm: use w"):
+    with pytest.raises(
+        TypeError, match=r"GPTQ: .* but got AWQ; a layer takes one algorithm: use w"
+    ):
         baraquant.GPTQ(AWQ(W4A16(32)))  # type: ignore[arg-type]
 
 
