@@ -67,47 +67,22 @@ torch::nn::Sequential quantized(const Case& one) {
   return model;
 }
 
-using Replace = std::function<void(torch::nn::Module& to, torch::nn::Module& from)>;
-
-void by_name(torch::nn::Module& to, torch::nn::Module& from,
-             const std::function<void(Tensor&, const Tensor&)>& replace) {
-  const torch::NoGradGuard no_grad;
-  const auto values = from.named_buffers();
-  for (auto& item : to.named_buffers()) replace(item.value(), values[item.key()]);
-}
-
+// Other ways than torch::load: modules.cpp.
 void nothing_is_derived() {
-  const std::vector<std::pair<std::string, Replace>> ways = {
-      {"copy_",
-       [](auto& to, auto& from) {
-         by_name(to, from, [](Tensor& tensor, const Tensor& value) { tensor.copy_(value); });
-       }},
-      {"set_data",
-       [](auto& to, auto& from) {
-         by_name(to, from,
-                 [](Tensor& tensor, const Tensor& value) { tensor.set_data(value.clone()); });
-       }},
-      {"torch::load",
-       [](auto& to, auto& from) {
-         std::stringstream stream;
-         torch::serialize::OutputArchive out;
-         from.save(out);
-         out.save_to(stream);
-         torch::serialize::InputArchive in;
-         in.load_from(stream);
-         to.load(in);
-       }},
-  };
   for (const auto& one : cases()) {
-    for (const auto& [way, replace] : ways) {
-      const torch::NoGradGuard no_grad;
-      auto model = quantized(one), other = quantized(one);
-      const auto before = model->forward(one.input);
-      replace(*model, *other);
-      const auto after = model->forward(one.input);
-      show(one.name + " follows " + way,
-           torch::equal(after, other->forward(one.input)) && !torch::equal(after, before));
-    }
+    const torch::NoGradGuard no_grad;
+    auto model = quantized(one), other = quantized(one);
+    const auto before = model->forward(one.input);
+    std::stringstream stream;
+    torch::serialize::OutputArchive out;
+    other->save(out);
+    out.save_to(stream);
+    torch::serialize::InputArchive in;
+    in.load_from(stream);
+    model->load(in);
+    const auto after = model->forward(one.input);
+    show(one.name + " follows torch::load",
+         torch::equal(after, other->forward(one.input)) && !torch::equal(after, before));
   }
 }
 

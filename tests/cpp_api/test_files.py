@@ -77,12 +77,6 @@ def test_a_file_of_python_becomes_the_same_file_of_cpp(
     assert same(baraquant.load_(Network(description, getattr(torch, dtype)), b), model)
 
 
-def test_modules_of_every_class(run_jobs: Callable[..., list[list[str]]], stored: Path) -> None:
-    again = stored.with_name("again")
-    assert run_jobs(("copy", "float32", EVERY, stored, again, "")) == [["ok"]]
-    assert again.read_bytes() == stored.read_bytes()
-
-
 CONFIGS = {
     "W8A8": W8A8(False),
     "W4A16": W4A16(4, False),

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -473,17 +474,20 @@ def other_bytes(random: Random, raw: bytes) -> bytes:
         lambda: random.choice(MAGIC) + raw,
         lambda: bytes(len(raw)),
     )
-    if random.random() < 0.5:
-        flipped = bytearray(raw)
-        for _ in range(random.choice((1, 1, 1, 2, 8))):
-            at = random.randrange(random.choice((8, whole, len(raw))))
-            flipped[at] ^= 1 << random.randrange(8)
-        return bytes(flipped)
     return random.choice(kinds)()
 
 
+def other_bits(random: Random, raw: bytes, count: int) -> bytes:
+    """Flip some bits, more often in the header."""
+    flipped = bytearray(raw)
+    whole = len(raw) - len(split(raw)[1])
+    for _ in range(count):
+        flipped[random.randrange(random.choice((8, whole, len(raw))))] ^= 1 << random.randrange(8)
+    return bytes(flipped)
+
+
 def damaged(random: Random, contents: Contents) -> tuple[bytes, str]:
-    """Return a damaged copy of a file, and what was done to it."""
+    """Return a damaged copy of a file, and what was done to it, a word for each damage."""
     contents, names = copy.deepcopy(contents), []
     level = random.random()
     if level < 0.7:
@@ -496,9 +500,10 @@ def damaged(random: Random, contents: Contents) -> tuple[bytes, str]:
         checksum = None if random.random() < 0.95 else "0" * 64
         return contents.file(checksum=checksum), " ".join(names)
     if level < 0.78:
-        change = lambda text: other_text(random, text)  # noqa: E731
-        return contents.file(change=change), "configuration"
+        return contents.file(change=partial(other_text, random)), "configuration"
     if level < 0.86:
-        change = lambda text: other_text(random, text)  # noqa: E731
-        return contents.file(change_header=change), "header"
-    return other_bytes(random, contents.file()), "bytes"
+        return contents.file(change_header=partial(other_text, random)), "header"
+    if level < 0.93:
+        return other_bytes(random, contents.file()), "bytes"
+    count = random.choice((1, 1, 1, 2, 8))
+    return other_bits(random, contents.file(), count), " ".join(["bit"] * count)
