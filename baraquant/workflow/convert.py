@@ -20,7 +20,7 @@ from ..nn.training.quantizers import (
 )
 from .computed import drop_hooks, settled
 from .inference_mode import makes_normal_tensors
-from .layers import LINEAR_FORMS, form_of, layer_of_prepared, unknown_weights
+from .layers import form_of, layer_of_prepared, unknown_weights
 from .replace import swap_in_turn, take_over
 from .report import Report, warn_if_no_faster
 from .served import StoredWeight, packs_weight, served_linear
@@ -264,8 +264,7 @@ def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Mo
 def _can_pack(module: nn.Module) -> bool:
     """Whether a prepared layer becomes a linear layer that takes packed integers."""
     layer = layer_of_prepared(module)
-    is_linear = layer is not None and layer.forms == LINEAR_FORMS
-    return is_linear and packs_weight(module)
+    return layer is not None and layer.is_linear and packs_weight(module)
 
 
 def _prepared(view: ModelView, unseen: set[int]) -> dict[int, nn.Module]:

@@ -104,6 +104,11 @@ class Layer:
         assert self.float_type is not None
         return self.float_type.__name__
 
+    @property
+    def is_linear(self) -> bool:
+        """Whether it becomes one of the linear layers, which compute a product with a matrix."""
+        return self.forms == LINEAR_FORMS
+
     def matches(self, module: nn.Module) -> bool:
         """Whether a module is of the float class."""
         assert self.float_type is not None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from ..schemes import Algorithm, scheme_of
 from .calibration.run import Run
-from .layers import LINEAR_FORMS, Layer
+from .layers import Layer
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Chosen:
     @property
     def is_linear(self) -> bool:
         """Whether it is one of the linear layers, which compute a product with a matrix."""
-        return self.layer.forms == LINEAR_FORMS
+        return self.layer.is_linear
 
 
 class Pass:

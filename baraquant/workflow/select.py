@@ -17,7 +17,7 @@ from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import scheme_of
 from .computed import compute_as, plain
-from .layers import LINEAR_FORMS, Layer, unknown_weights, weights_of
+from .layers import Layer, unknown_weights, weights_of
 from .passes import Chosen
 from .replace import take_over
 from .report import FILTERED, PREPARED, Report
@@ -180,7 +180,7 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
-        if id(module) in self._fixed or layer.forms is not LINEAR_FORMS:
+        if id(module) in self._fixed or not layer.is_linear:
             scheme = scheme.with_rotation(0)
         is_computed = id(module) in self._computed
         given = plain(module) if is_computed else module
