@@ -42,17 +42,12 @@ def rounded(count: int) -> Tensor:
 
 
 @needs_huge_pages
-def test_large_outputs_have_them() -> None:
-    output = rounded(64 << 20)
-    assert huge_bytes(output) >= output.nbytes - 2 * HUGE
-    assert torch.equal(output, torch.ones(64 << 20))
-
-
-@needs_huge_pages
 @pytest.mark.parametrize("wish", ("0", None))
 def test_the_variable(wish: str | None) -> None:
     """Asked in a process of its own, since it is read once."""
     program = "from tests.ops.test_huge_pages import *\nprint(huge_bytes(rounded(64 << 20)))"
     output = run(sys.executable, "-c", program, env={"BARAQUANT_HUGE_PAGES": wish}).stdout
-    is_always = "[always]" in ENABLED.read_text()
-    assert (int(output) > 0) == (wish is None or is_always)
+    if wish is None:
+        assert int(output) >= (64 << 20) * 4 - 2 * HUGE  # of float32, but for the ends
+    else:
+        assert (int(output) > 0) == ("[always]" in ENABLED.read_text())

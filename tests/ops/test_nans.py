@@ -143,20 +143,3 @@ def test_gradients(backward: str, dtype: torch.dtype, device: str) -> None:
             and x.grad[[0, 1, 3, 4, 5]].isfinite().all()
         )
         assert w.grad is not None and w.grad[7].isnan().any()
-
-
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-def test_static_scales(dtype: torch.dtype, device: str) -> None:
-    """Fake quantize keeps it; as an integer it is the zero point."""
-    compute = cases.compute_dtype(dtype)
-    scale = torch.tensor(0.1, dtype=compute, device=device)
-    point = torch.tensor(3, dtype=torch.int32, device=device)
-    for bad in nans(dtype):
-        x = torch.full((40,), 2.0, dtype=dtype)
-        x[17] = bad
-        x = x.to(device)
-        assert ops.fake_quantize_per_tensor(x, scale, point).isnan().tolist() == [
-            i == 17 for i in range(40)
-        ]
-        q = ops.quantize_per_tensor(x, scale, point)
-        assert q[17] == 3 and q[16] == 23
