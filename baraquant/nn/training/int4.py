@@ -167,5 +167,5 @@ class FakeQuantizeInt4(RoundsToInt4):
         super()._apply(fn, recurse)
         scale = self.scale
         if before is not None and scale is not None and scale.dtype not in _COMPUTE:
-            self.scale = before.to(scale.device)
+            self.scale = before.to(scale.device, torch.float32)
         return self
