@@ -257,7 +257,7 @@ def test_backward_calls_are_all_there() -> None:
 
     calls = (*ALL_CALLS, *OBSERVE_CALLS)
     # The others have tests of their own: tests/int8_mm/test_grouped.py, the test_stack.py of
-    # scaled, int4 and weight_only, tests/int8_conv/test_torch_stack.py, and what comes later.
+    # scaled, int4 and weight_only, tests/int8_conv/test_stack.py, and what comes later.
     here = [f"{bad_arguments.__name__}.{name}" for name in ("affine", "range", "fused", "int8_mm")]
     here.append(f"{bad_arguments.__name__}.int8_product")
     elsewhere = [module for module in bad_arguments.modules() if module.__name__ not in here]
