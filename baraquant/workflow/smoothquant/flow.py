@@ -62,6 +62,8 @@ _ATTENTION = {
     aten._scaled_dot_product_cudnn_attention.default,
 }
 _VALUE = 2  # the place of the values among the arguments of attention
+# Ops that are made of others. Inference mode hands them over whole.
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Flow(TorchDispatchMode):  # type: ignore[misc]
@@ -130,6 +132,12 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            super().__enter__()
+            try:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
         result = func(*args, **kwargs)
         if not (self._watching or self._within or func.is_view):
             self._follow_through(func, args, kwargs, result)

@@ -14,9 +14,15 @@ from tests.support.models.outlier_models import Block, OffsetRMSNorm, OwnRMSNorm
 
 def feeds(model, *data):
     """Which modules feed which linear layers and nothing else; and why others do not."""
+    found = [feeds_under(mode, model, data) for mode in (torch.no_grad, torch.inference_mode)]
+    assert found[0][0] == found[1][0] and found[0][1].keys() == found[1][1].keys()
+    return found[0]
+
+
+def feeds_under(mode, model, data):
     linears = {n: m for n, m in model.named_modules() if type(m) is nn.Linear}
     flow = Flow(model, producers(model), linears)
-    with torch.no_grad(), flow:
+    with mode(), flow:
         for x in data:
             model(x)
     return flow.feeds(), flow.refused
