@@ -259,6 +259,10 @@ def vmap_table(ops: dict[str, list[Op]]) -> str:
     for family, found in ops.items():
         for op in found:
             vmap = op.entry("Vmap")
+            tensors = [one.name for one in op.union() if "Tensor" in str(one.type)]
+            if vmap == "elementwise" and len(tensors) > 1:
+                several = f"expected one tensor for Vmap: elementwise, but got {', '.join(tensors)}"
+                raise SystemExit(f"{op.name}: {several}; write refused")
             if vmap in words:
                 words[vmap].append(op.name)
             elif vmap is not None:
