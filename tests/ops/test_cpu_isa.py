@@ -53,7 +53,8 @@ def test_same_bits_with_any_number_of_threads(threads: int, lines_of: Lines) -> 
 
 @pytest.mark.process
 def test_the_machine_runs_its_best(lines_of: Lines) -> None:
-    best = [isa for isa in ISAS if missing(isa) is None][-1]
+    """Of the instruction sets that it takes without being told: AMX has to be asked for."""
+    best = [isa for isa in ISAS if isa != "amx" and missing(isa) is None][-1]
     assert lines_of(None)[0] == best
 
 
