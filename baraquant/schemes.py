@@ -192,7 +192,7 @@ class Algorithm(Config):
 
     @property
     def quantized(self) -> QuantConfig:
-        """How its layers are quantized: ``config``, where a subclass does not say otherwise."""
+        """How its layers are quantized; a subclass may say another than ``config``."""
         return self.config
 
     def why_not_trained(self) -> str:
