@@ -51,11 +51,11 @@ inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
   }
 
 // The clone of a layer that the constructor makes of these arguments, which may name `device`.
-#define BARAQUANT_CLONE(Class, ...)                                                           \
-  std::shared_ptr<torch::nn::Module> Class::clone(const std::optional<torch::Device>& device) \
-      const {                                                                                 \
-    auto copy = std::make_shared<Class>(__VA_ARGS__);                                         \
-    copy->train(is_training());                                                               \
-    return copy;                                                                              \
-  }                                                                                           \
+#define BARAQUANT_CLONE(Class, ...)                                        \
+  std::shared_ptr<torch::nn::Module> Class::clone(                         \
+      [[maybe_unused]] const std::optional<torch::Device>& device) const { \
+    auto copy = std::make_shared<Class>(__VA_ARGS__);                      \
+    copy->train(is_training());                                            \
+    return copy;                                                           \
+  }                                                                        \
   BARAQUANT_CLONE_CHILD(Class)
