@@ -124,11 +124,14 @@ class Contents:
     def is_kept_by(self, saved: Contents) -> bool:
         """Whether a save of the loaded model says the same.
 
-        A save has its own writer. It leaves out constants that the model lacks, and has the zeros
-        that stand for a zero point that the file leaves out.
+        A save has its own writer. It leaves out constants that the model lacks, and has the model's
+        own of those with another shape, and the zeros that stand for a zero point that the file
+        leaves out.
         """
         own, other = ({**c.config, "writer": "", "constants": {}} for c in (self, saved))
-        unused = set(self.config["constants"].values()) - set(saved.config["constants"].values())
+        constants = set(self.config["constants"].values())
+        unused = constants - set(saved.config["constants"].values())
+        unused |= {n for n in constants - unused if self.tensors[n].shape != saved.tensors[n].shape}
         more = [saved.tensors[name] for name in saved.tensors.keys() - self.tensors.keys()]
         return (
             own == other
