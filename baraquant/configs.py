@@ -200,6 +200,11 @@ class TensorConfig(Config):
         """The largest integer."""
         return integer_range(self.bits)[1]
 
+    @property
+    def gives_integers(self) -> bool:
+        """Whether the integers of products in training come from the weight's fake quantizer."""
+        return self.group_factors
+
     def __str__(self) -> str:
         """Return a short description: ``int4 per_group(32) symmetric dynamic``."""
         group = "" if self.group_size is None else f"({self.group_size})"
@@ -381,10 +386,15 @@ class QuantConfig(Config):
         activation, weight = self.activation, self.weight
         return (
             activation is not None
-            and (weight.group_factors or weight == TensorConfig(weight.bits))
+            and (weight.gives_integers or weight == TensorConfig(weight.bits))
             and self.scale_dtype == "float32"
             and activation == TensorConfig(activation.bits, "per_token", activation.symmetric)
         )
+
+    @property
+    def searches_scales(self) -> bool:
+        """Whether :func:`baraquant.quantize_` searches for the scales of weights."""
+        return self.scale_rule == "search" and self.weight.bits < 8
 
     @property
     def weight_str(self) -> str:

@@ -316,7 +316,7 @@ def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> 
                 "call quantize_all_gather before fully_shard and parallelize_module"
             )
         is_plain = type(module) is FakeQuantizedLinear and holders[id(weight)] == 1
-        is_plain = is_plain and not module.has_group_factors
+        is_plain = is_plain and not module.gives_integers
         if not is_plain or not (filter_fn is None or filter_fn(module, name)):
             continue
         if module.backward != "float":

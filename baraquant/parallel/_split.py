@@ -198,7 +198,7 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     for name, placement in placements.items():
         _distribute(module, name, layout.mesh, placement, source)
     if isinstance(module, QuantizesWeight):
-        _split_quantizer(module.weight_fake_quant, layout, splits_channels, source)
+        _split_quantizer(module, layout, splits_channels, source)
     if by_rows and not has_table:
         _agree_on_input(module, layout)
     module._layout = layout
@@ -413,9 +413,10 @@ def _as_dtensor(
 
 
 def _split_quantizer(
-    quantizer: nn.Module, layout: Layout, splits_channels: bool, source: int | None
+    module: QuantizesWeight, layout: Layout, splits_channels: bool, source: int | None
 ) -> None:
     """Let the fake quantizer of a weight agree with those of the other processes where it must."""
+    quantizer = module.weight_fake_quant
     if isinstance(quantizer, FakeQuantizeInt4) and not splits_channels:
         _become(quantizer, AgreedFakeQuantizeInt4, layout)
     if not isinstance(quantizer, FakeQuantize) or quantizer.granularity == "per_group":

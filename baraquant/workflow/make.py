@@ -17,7 +17,6 @@ from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..nn.training.quantizers import Int4Integers, Integers
 from .convert import Converter, about, integers_of, tied
-from .fit import fit, searches_scales
 from .layers import weights_of
 from .passes import Chosen
 from .replace import swap_in_turn, take_over
@@ -141,10 +140,10 @@ class Maker:
         prepared = self.ready(path, one)
         if integers is None and importance is not None:  # no other layer shares the weight
             integers = self._rounded(prepared, importance)
-        is_searched = self._searches and searches_scales(prepared.config)
+        is_searched = self._searches and prepared.config.searches_scales
         if isinstance(prepared, FakeQuantizedExperts) and is_searched:
             for name, rows in prepared.weight_rows().items():
-                setattr(prepared, name, fit(rows, getattr(prepared, name)))
+                setattr(prepared, name, getattr(prepared, name).fitted(rows))
         is_kept = scaling is not None and scaling.producer is None
         return self._converter.convert(prepared, integers, smooth if is_kept else None)
 
@@ -153,9 +152,9 @@ def _rounded(
     layer: QuantizesWeight, importance: Tensor | None = None, *, searches: bool
 ) -> Integers | Int4Integers:
     """Return a prepared layer's weight as integers, with the scales that fit best."""
-    if searches and searches_scales(layer.config):
-        rows, quantizer = layer.rows_of_weight(), layer.weight_fake_quant
-        layer.weight_fake_quant = fit(rows, quantizer, importance)
+    if searches and layer.config.searches_scales:
+        quantizer = layer.weight_fake_quant
+        layer.weight_fake_quant = quantizer.fitted(layer.rows_of_weight(), importance)
     return integers_of(layer)
 
 

@@ -22,7 +22,6 @@ from baraquant.nn import (
     StaticQuantizedInt4Linear,
 )
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.fit import fit_factors
 from tests.support import cases
 
 N, K, SIZE = 12, 48, 8
@@ -94,7 +93,7 @@ def test_it_starts_from_the_factors_of_the_rule(
     made = quantizer_of(values, symmetric, scale_rule=scale_rule)
     fixed = FakeQuantizeInt4(SIZE, symmetric=symmetric)
     if scale_rule == "search":
-        fixed = fit_factors(values, fixed)
+        fixed = fixed.fitted(values)
     for got, wanted in zip(made.pack(values), fixed.pack(values), strict=True):
         assert torch.equal(got, wanted) and got.dtype == wanted.dtype
     assert len(made.qparams()[1].unique()) > 8

@@ -16,7 +16,6 @@ import baraquant
 from baraquant import W4A8
 from baraquant.nn import FakeQuantizedLinear
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.fit import fit_factors
 
 HIDDEN, SEEDS = 16, (0, 1, 2)
 
@@ -65,7 +64,7 @@ def tuned(model: nn.Sequential, how: str, seed: int) -> float:
     prepare_(model, W4A8(HIDDEN, learned=how == "learned"))
     for layer in model if how == "searched" else ():
         if isinstance(layer, FakeQuantizedLinear):
-            layer.weight_fake_quant = fit_factors(layer.rows_of_weight(), layer.weight_fake_quant)
+            layer.weight_fake_quant = layer.weight_fake_quant.fitted(layer.rows_of_weight())
     train(model, 20, torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9), seed)
     return loss_of(model)
 

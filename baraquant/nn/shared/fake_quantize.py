@@ -106,6 +106,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
     symmetric: Final[bool]
     averaging_constant: Final[float | None]
     rounds_scale: Final[bool]
+    computes_scale: Final[bool]  # that of a dynamic input; else the op does it
+    _has_own_rule = False  # for scales
 
     def __init__(
         self,
@@ -143,6 +145,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         self.mode = mode
         self.is_dynamic = mode == "dynamic"
         self.is_observed = mode == "observed"
+        self.computes_scale = self.is_dynamic and (self.rounds_scale or self._has_own_rule)
         self._set_granularity(granularity, axis, group_size)
         self.quant_min = quant_min
         self.quant_max = quant_max
@@ -217,14 +220,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         rows = self._segments(without_gradient(input)).to(compute)  # [scales, values]
         if rows.shape[1] == 0:
             rows = torch.zeros([rows.shape[0], 1], dtype=compute, device=input.device)
-        scale, zero_point = qparams_of_range(
-            rows.amin(dim=1),
-            rows.amax(dim=1),
-            self.quant_min,
-            self.quant_max,
-            self.symmetric,
-            self.scale_dtype,
-        )
+        scale, zero_point = self.qparams_of_rows(rows)
         if self.granularity == "per_tensor":
             return scale[0], zero_point[0]
         if self.granularity == "per_channel":
@@ -233,10 +229,66 @@ class FakeQuantize(ByGranularity, ObservedRange):
         shape[-1] = 1 if self.granularity == "per_token" else shape[-1] // self.group_size
         return scale.reshape(shape), zero_point.reshape(shape)
 
+    def qparams_of_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of each row of a matrix, ``[rows]`` each."""
+        return qparams_of_range(
+            rows.amin(dim=1),
+            rows.amax(dim=1),
+            self.quant_min,
+            self.quant_max,
+            self.symmetric,
+            self.scale_dtype,
+        )
+
+    def searched_qparams(
+        self, rows: Tensor, importance: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return those that fit each row best: of 26 ranges, that of the minimum squared error.
+
+        ``csrc/search/weights.h`` has the formulas.
+
+        Args:
+            rows: A matrix.
+            importance: What the squared errors are multiplied by, for as many rows as there are, or
+                for fewer, which then repeat; None: 1.
+        """
+        qparams: tuple[Tensor, Tensor] = torch.ops.baraquant._search_scale(
+            rows, self.quant_min, self.quant_max, self.symmetric, self.scale_dtype, importance
+        )
+        return qparams
+
+    def fitted(self, rows: Tensor, importance: Tensor | None = None) -> "FakeQuantize":
+        """Return a fake quantizer with the scales that fit a weight best.
+
+        Args:
+            rows: The weight, ``[N, ...]``: the input of this quantizer, which is dynamic. The
+                granularity is ``per_tensor``, ``per_channel`` of axis 0 or ``per_group``.
+            importance: What the squared errors of each column are multiplied by, ``[K]``, such as
+                the mean square of the input that it is multiplied with, for floating inputs and a
+                matrix of rows. None: all columns count alike.
+        """
+        shape = {"per_tensor": [], "per_channel": [rows.shape[0]]}.get(
+            self.granularity, [rows.shape[0], -1]
+        )
+        segments = self._segments(rows)
+        if importance is not None:
+            importance = importance.reshape(-1, segments.shape[1])
+        scale, zero_point = self.searched_qparams(segments, importance)
+        return FakeQuantize(
+            scale.reshape(shape),
+            zero_point.reshape(shape),
+            self.granularity,
+            axis=0 if self.granularity == "per_channel" else None,
+            group_size=self.group_size or None,
+            quant_min=self.quant_min,
+            quant_max=self.quant_max,
+            scale_dtype=self.scale_dtype,
+        )
+
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the current grid; without observing, and without switches."""
-        if self.is_dynamic and self.rounds_scale:
+        if self.computes_scale:
             scale, zero_point = self._qparams_of(input)
             output = self._fake_quantize(input, scale, zero_point, self.save_mask)
         elif self.is_dynamic:
@@ -252,7 +304,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
         ``round`` returns these integers dequantized. The range must fit int8.
         """
-        if self.is_dynamic and self.rounds_scale:
+        if self.computes_scale:
             scale, zero_point = self._qparams_of(input)
             result = self._quantize(input, scale, zero_point), scale, zero_point
         elif self.is_dynamic:

@@ -85,7 +85,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         self.config, self.master = qat, qat.master or ""
         self._hold(self.float_weight(self.form.up))
         self.is_integer = is_integer_product(qat)
-        self.is_whole = is_whole_product(qat)
+        self.is_whole = is_whole_product(qat) and not qat.weight.gives_integers
         for name in self.form.weights:
             weight = self.weight_to_round(name).detach()
             try:

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from ... import ops
 from ...configs import integer_range
 from ..shared import quantizer_arguments
+from ..shared.int4_search import searched_factors
 from ..shared.straight_through import straight_through, without_gradient
 
 _COMPUTE = (torch.float32, torch.float64)
@@ -142,6 +143,20 @@ class FakeQuantizeInt4(RoundsToInt4):
         """Return what :meth:`calculate_qparams` does."""
         qparams: tuple[Tensor, Tensor, Tensor] = self.calculate_qparams(input)
         return qparams
+
+    def fitted(self, rows: Tensor, importance: Tensor | None = None) -> "FakeQuantizeInt4":
+        """Return a fake quantizer with the factors that fit a weight ``[N, K]`` best.
+
+        All columns count alike, whatever their ``importance``: a product of integers has no other.
+        """
+        scale, factor, zero_point = searched_factors(rows, self.group_size, self.symmetric)
+        return FakeQuantizeInt4(
+            self.group_size,
+            symmetric=self.symmetric,
+            scale=scale,
+            group_factor=factor,
+            group_zero_point=zero_point,
+        )
 
     def smooth(self, input: Tensor) -> Tensor:
         """Return ``input``: the gradient goes straight through."""

@@ -74,7 +74,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         "out_features",
         "is_integer",
         "is_whole",
-        "has_group_factors",
+        "gives_integers",
         "group_size",
         "symmetric",
         "quant_min",
@@ -89,7 +89,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     bias: Tensor | None
     is_integer: bool  # deployed as a product of integers
     is_whole: bool  # one op does it all, in training as well
-    has_group_factors: bool  # the weight has 4 bits, and integers from its quantizer
+    gives_integers: bool  # the quantizer of the weight, whose numbers qat_linear is given
     group_size: int  # of floating scales of the weight; 0: a scale for each channel
     symmetric: bool  # the input's integers
     quant_min: int  # of the input; 0 where it stays floating
@@ -195,8 +195,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.set_quantizers(qat, qat.activation, transposed_groups=self._transposed_groups)
         self.is_integer = is_integer_product(qat)
         self.is_whole = is_whole_product(qat)
-        self.has_group_factors = qat.weight.group_factors
-        self.group_size = 0 if self.has_group_factors else qat.weight.group_size or 0
+        self.gives_integers = qat.weight.gives_integers
+        self.group_size = 0 if self.gives_integers else qat.weight.group_size or 0
         self.symmetric = qat.activation is None or qat.activation.symmetric
         self.quant_min, self.quant_max = 0, 0
         if qat.activation is not None:
@@ -209,7 +209,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         """Return a layer that shares all with this one, but leaves its input floating."""
         layer: Self = super().with_floating_input()
         layer.is_integer = layer.is_whole = False
-        if self.has_group_factors:  # what is multiplied is int8, with a scale for each channel
+        if self.config.weight.group_factors:  # what is multiplied has a scale for each channel
             layer.config = replace(layer.config, weight=TensorConfig(8))
         return layer
 
@@ -242,8 +242,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         weight = self._channels_first(self.weight_to_round())
         qweight: Tensor | None = None
         scale: Tensor | None = None
-        if self.has_group_factors:
-            qweight, scale, _ = self.weight_fake_quant.quantize(without_gradient(weight))
+        if self.gives_integers:
+            qweight, scale, _ = self.quantized_weight()
             weight = self.weight_fake_quant.smooth(weight)
         return ops.qat_linear(
             input,

@@ -27,7 +27,6 @@ from ...schemes import AWQ
 from ..calibration.finite import NearOne, Seen
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
-from ..fit import fit, searches_scales
 from ..gptq.formula import Hessian
 from ..passes import Chosen, Scaling, register_pass
 from ..smoothquant.flow import Group, find_groups
@@ -122,7 +121,7 @@ def output_error(
     """
     scaled = weight * smooth
     if importance is not None:
-        quantizer = fit(scaled, quantizer, importance / smooth.square())
+        quantizer = quantizer.fitted(scaled, importance / smooth.square())
     error = quantizer.round(scaled) / smooth - weight
     # Powers of two, so that no product overflows or vanishes; they change no other bit.
     of_weight = power_to_one(weight.abs().amax())
@@ -176,7 +175,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
     seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
     found, unreached = find_groups(run, seen, set(), "what feeds the layers")
     for path, one in layers.items():
-        if searches_scales(one.scheme):
+        if one.scheme.searches_scales:
             one.importance = seen[path].squares
     groups = [group for group in found if group.producer is not None]
     readable = {group.layers[0]: group.readable for group in found if group.readable is not None}

@@ -19,7 +19,6 @@ from ...nn import FakeQuantize, FakeQuantizeInt4
 from ...nn.shared.int4_search import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.finite import FiniteCalls, NearOne
-from ..fit import qparams_of_rows
 
 # Columns that are corrected at once. It changes the time, and of the result at most a tie.
 _BLOCK = 128
@@ -103,7 +102,7 @@ def rounded(
         rows: The weight, ``[N, K]``.
         hessian: ``X^T X`` of its inputs, ``[K, K]``, or any multiple of it.
         quantizer: The dynamic quantizer of the weight.
-        searches: Whether to search the scales, as :func:`fit_scale` does.
+        searches: Whether to search the scales, as ``FakeQuantize.fitted`` does.
         damping: What is added to the diagonal, as a share of its mean.
         act_order: Whether to round the columns in the order of the falling diagonal.
         block: The number of columns that are corrected at once.
@@ -243,7 +242,8 @@ class Grid:
                 self._scale[group], self._zero_point[group] = self._qparams(part)
 
     def _qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return qparams_of_rows(rows, self._quantizer, searches=self._searches)
+        quantizer = self._quantizer
+        return (quantizer.searched_qparams if self._searches else quantizer.qparams_of_rows)(rows)
 
     def find(self, group: int, rows: Tensor) -> None:
         """Find the scales of a group from its corrected values, ``[N, size]``."""

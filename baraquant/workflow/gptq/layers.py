@@ -25,7 +25,6 @@ from ...schemes import GPTQ
 from ..calibration.finite import Seen
 from ..calibration.progress import ProgressBar
 from ..calibration.run import Run
-from ..fit import searches_scales
 from ..make import Maker
 from ..passes import Chosen, Pass, register_pass
 from ..replace import put
@@ -118,7 +117,7 @@ def _integers(
             prepared.rows_of_weight(),
             hessian,
             prepared.weight_fake_quant,
-            searches=searches_scales(scheme),
+            searches=scheme.searches_scales,
             damping=damping,
             act_order=one.config.act_order,
         )
