@@ -111,6 +111,9 @@ class TensorConfig(Config):
             with integers is one exact sum over all groups: :class:`baraquant.nn.FakeQuantizeInt4`,
             or :class:`baraquant.nn.LearnedFakeQuantizeInt4` with ``learned``. Other kinds of layers
             keep a floating scale for each group.
+        ternary: For weights with 2 bits. True makes their integers -1, 0 and 1, and the scale the
+            mean of the absolute values that share it (BitNet b1.58):
+            :class:`baraquant.nn.FakeQuantizeTernary`.
 
     Example:
         >>> config = baraquant.TensorConfig(bits=4, granularity=baraquant.PerGroup(32))
@@ -127,6 +130,7 @@ class TensorConfig(Config):
     learned: bool = False
     group_size: int | None = None
     group_factors: bool = False
+    ternary: bool = False
 
     def __post_init__(self) -> None:
         """Check every field, and settle ``dynamic`` and the name of the granularity."""
@@ -160,9 +164,15 @@ class TensorConfig(Config):
                 f"TensorConfig: expected no group_size for {self.granularity}, "
                 f"but got {self.group_size}"
             )
-        check_bools(self, "group_factors")
+        check_bools(self, "group_factors", "ternary")
         if self.group_factors:
             self._check_group_factors()
+        is_plain = self.bits == 2 and self.symmetric and self.dynamic
+        if self.ternary and not is_plain:
+            raise ValueError(
+                "TensorConfig: expected 2 bits, symmetric=True and dynamic=True with ternary=True, "
+                f"but got {self}"
+            )
 
     def _check_group_factors(self) -> None:
         size = self.group_size
@@ -193,7 +203,7 @@ class TensorConfig(Config):
     @property
     def quant_min(self) -> int:
         """The smallest integer."""
-        return integer_range(self.bits)[0]
+        return -1 if self.ternary else integer_range(self.bits)[0]
 
     @property
     def quant_max(self) -> int:
@@ -203,15 +213,15 @@ class TensorConfig(Config):
     @property
     def gives_integers(self) -> bool:
         """Whether the integers of products in training come from the weight's fake quantizer."""
-        return self.group_factors
+        return self.group_factors or (self.ternary and self.group_size is None)
 
     def __str__(self) -> str:
         """Return a short description: ``int4 per_group(32) symmetric dynamic``."""
         group = "" if self.group_size is None else f"({self.group_size})"
         how = "learned" if self.learned else "dynamic" if self.dynamic else "static"
         zero = "symmetric" if self.symmetric else "asymmetric"
-        factors = " factors" if self.group_factors else ""
-        return f"int{self.bits} {self.granularity}{group} {zero} {how}{factors}"
+        more = " factors" if self.group_factors else " ternary" if self.ternary else ""
+        return f"int{self.bits} {self.granularity}{group} {zero} {how}{more}"
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,8 @@ class QuantConfig(Config):
         scale_rule: How to find a scale of weights below eight bits that is not trained, and the
             factors that ``learned`` ``group_factors`` start from. ``search`` tries 26 scales, from
             the one for the largest absolute value down to half of it, or all factors, and takes the
-            one with the minimum squared error. ``max`` takes the first of these.
+            one with the minimum squared error. ``max`` takes the first of these. Weights that are
+            ``ternary`` have a rule of their own.
         scale_dtype: The dtype in which a server will hold the scales of weights: ``float32``,
             ``bfloat16`` or ``float16``. Every scale of a weight is rounded to it, to the nearest
             number and of two to the even one, before the weight is quantized: in training, in
@@ -249,10 +260,10 @@ class QuantConfig(Config):
             :func:`baraquant.ops.qat_linear`. ``float``: by floating products. ``int8_input``: the
             gradient of the input by a product of integers. ``int8``: that of the weight too. The
             last two need a product of integers in training: a symmetric dynamic weight
-            ``per_channel`` or one with ``group_factors``, a dynamic activation ``per_token`` and
-            ``scale_dtype="float32"``, as in ``W8A8(backward="int8")``. Layers without one
-            (convolutions, embeddings, recurrent cells, experts) keep ``float``, and their part of
-            the report names no ``backward``.
+            ``per_channel``, one with ``group_factors`` or one that is ``ternary``, a dynamic
+            activation ``per_token`` and ``scale_dtype="float32"``, as in ``W8A8(backward="int8")``.
+            Layers without one (convolutions, embeddings, recurrent cells, experts) keep ``float``,
+            and their part of the report names no ``backward``.
         rounding: How ``int8_input`` and ``int8`` round gradients to integers: to the ``nearest``,
             or ``stochastic``, which is right on average and draws from PyTorch's generator.
         rotate: The number of neighbours that :func:`baraquant.ops.hadamard` rotates in the input of
@@ -364,6 +375,10 @@ class QuantConfig(Config):
             )
         if activation is None:
             return
+        if activation.ternary:
+            raise ValueError(
+                f"QuantConfig: expected ternary=True for the weight alone, but got {activation}"
+            )
         if activation.granularity == "per_channel":
             raise ValueError(
                 "QuantConfig: expected activation.granularity to be per_tensor, per_token or "
@@ -394,7 +409,7 @@ class QuantConfig(Config):
     @property
     def searches_scales(self) -> bool:
         """Whether :func:`baraquant.quantize_` searches for the scales of weights."""
-        return self.scale_rule == "search" and self.weight.bits < 8
+        return self.scale_rule == "search" and self.weight.bits < 8 and not self.weight.ternary
 
     @property
     def weight_str(self) -> str:

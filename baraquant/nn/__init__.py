@@ -59,6 +59,7 @@ from .training.learned import LearnedFakeQuantize
 from .training.learned_int4 import LearnedFakeQuantizeInt4
 from .training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 from .training.quantizers import QuantizesWeight
+from .training.ternary import FakeQuantizeTernary
 
 __all__ = [
     "GELU",
@@ -67,6 +68,7 @@ __all__ = [
     "RNN",
     "FakeQuantize",
     "FakeQuantizeInt4",
+    "FakeQuantizeTernary",
     "FakeQuantizedConv1D",
     "FakeQuantizedConv1d",
     "FakeQuantizedConv2d",

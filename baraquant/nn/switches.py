@@ -12,8 +12,12 @@ from .shared.fake_quantize import FakeQuantize
 from .training.int4 import FakeQuantizeInt4
 from .training.learned import LearnedFakeQuantize
 from .training.learned_int4 import LearnedFakeQuantizeInt4
+from .training.ternary import FakeQuantizeTernary
 
-_KINDS = (FakeQuantize, FakeQuantizeInt4, LearnedFakeQuantize, LearnedFakeQuantizeInt4)
+_KINDS = (
+    *(FakeQuantize, FakeQuantizeInt4, FakeQuantizeTernary),
+    *(LearnedFakeQuantize, LearnedFakeQuantizeInt4),
+)
 
 
 def enable_observer(module: nn.Module) -> None:

@@ -3,6 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
 #include "api/ops.h"
 
 namespace baraquant::search {
@@ -49,6 +54,30 @@ at::Tensor power_to_one(const at::Tensor& magnitude) {
   // By its bits: a GPU's 2^x need not be exact.
   const auto biased = power.to(is_double ? at::kLong : at::kInt) + (is_double ? 1023 : 127);
   return at::bitwise_left_shift(biased, is_double ? 52 : 23).view(magnitude.scalar_type());
+}
+
+namespace {
+
+// What the largest of `count` magnitudes is scaled to.
+double unit(int64_t count) {
+  const auto bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(count)));
+  return std::ldexp(1.0, std::min(52, 62 - bits));
+}
+
+}  // namespace
+
+at::Tensor sum_of_magnitudes(const at::Tensor& rows, const at::Tensor& largest, int64_t count) {
+  const auto shares = rows.abs().to(at::kDouble) / largest.to(at::kDouble).unsqueeze(1);
+  return (shares.nan_to_num(0.0) * unit(count)).round().to(at::kLong).sum(1);
+}
+
+at::Tensor mean_of_magnitudes(const at::Tensor& sum, const at::Tensor& largest, int64_t count) {
+  // By a tensor: a GPU divides by a number as it multiplies by the inverse.
+  const auto terms = at::full_like(sum, count, at::kDouble);
+  const auto mean = sum.to(at::kDouble) / unit(count) / terms * largest.to(at::kDouble);
+  const bool is_double = largest.scalar_type() == at::kDouble;
+  const double least = is_double ? std::numeric_limits<double>::min() : kSmallestNormal;
+  return at::where(largest == 0, 1.0, mean.to(largest.scalar_type()).clamp_min(least));
 }
 
 }  // namespace baraquant::search

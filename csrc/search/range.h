@@ -32,4 +32,13 @@ std::tuple<at::Tensor, at::Tensor> qparams_of_range(const at::Tensor& min_val,
 // neither overflow nor vanish, and compare as those of other magnitudes do.
 at::Tensor power_to_one(const at::Tensor& magnitude);
 
+// The sum of `rint(|x| / largest * 2^k)` over each row of a matrix, int64 `[rows]`: exact, so that its
+// bits depend on no order. k is at most 52, and small enough for `count` terms; a row may be a part of
+// `count` values. Rows of zeros and rows that are not finite give 0.
+at::Tensor sum_of_magnitudes(const at::Tensor& rows, const at::Tensor& largest, int64_t count);
+
+// The mean magnitude that such a sum stands for, in the dtype of `largest`: 1 for zeros, else at least
+// the smallest normal number; NaN for a row that is not finite.
+at::Tensor mean_of_magnitudes(const at::Tensor& sum, const at::Tensor& largest, int64_t count);
+
 }  // namespace baraquant::search

@@ -19,6 +19,10 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "_qparams_of_range(Tensor min_val, Tensor max_val, int quant_min, int quant_max, "
       "bool symmetric, str scale_dtype) -> (Tensor scale, Tensor zero_point)",
       &qparams_of_range);
+  define("_sum_of_magnitudes(Tensor rows, Tensor largest, int count) -> Tensor",
+         &sum_of_magnitudes);
+  define("_mean_of_magnitudes(Tensor sum, Tensor largest, int count) -> Tensor",
+         &mean_of_magnitudes);
   define("_power_to_one(Tensor magnitude) -> Tensor", &power_to_one);
   define(
       "_search_scale(Tensor rows, int quant_min, int quant_max, bool symmetric, str scale_dtype, "

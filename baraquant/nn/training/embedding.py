@@ -45,7 +45,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
             raise ValueError(f"expected no max_norm, but got {self.max_norm}")
         check_groups(weight, self.embedding_dim, "embedding_dim")
         self.set_quantizers(qat, None)
-        self.rounds_scale = qat.scale_dtype != "float32"
+        self.rounds_scale = qat.scale_dtype != "float32" or weight.ternary
         self.rounds_rows = bool(weight.dynamic) and weight.granularity != "per_tensor"
         self.group_size = 0 if weight.group_size is None else weight.group_size
         self.quant_min, self.quant_max = weight.quant_min, weight.quant_max
@@ -74,7 +74,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
         return is_on or not self.training
 
     def _round_rows(self, rows: Tensor) -> Tensor:
-        if self.rounds_scale:  # the ops of rows round no scale
+        if self.rounds_scale:  # no op of rows does it
             table = rows.reshape(-1, self.embedding_dim)
             return self.weight_fake_quant.round(table).reshape(rows.shape)
         low, high, symmetric = self.quant_min, self.quant_max, self.symmetric

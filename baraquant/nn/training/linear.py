@@ -30,8 +30,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     In evaluation it gives the same bits as the layer that :func:`baraquant.qat.convert_` makes of
     it. In training:
 
-    * If weights are symmetric per channel, or in groups with ``group_factors``, inputs are per
-      token, both are dynamic with 2 to 8 bits (W8A8, W4A8; factors may be learned), and
+    * If weights are symmetric per channel, ``ternary``, or in groups with ``group_factors``, inputs
+      are per token, both are dynamic with 2 to 8 bits (W8A8, W4A8; factors may be learned), and
       ``scale_dtype`` is float32, it computes the integer product itself:
       :func:`baraquant.ops.qat_linear`.
     * Otherwise it computes ``linear(input_fake_quant(x), weight_fake_quant(weight), bias)``, where

@@ -17,6 +17,7 @@ from .freeze import frozen, is_unseen
 from .int4 import FakeQuantizeInt4
 from .learned import LearnedFakeQuantize
 from .learned_int4 import LearnedFakeQuantizeInt4
+from .ternary import FakeQuantizeTernary
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
@@ -289,6 +290,8 @@ def _of_weight(
     if config.dynamic:
         axis = 0 if granularity == "per_channel" else None
         where: dict[str, Any] = {"granularity": granularity, "axis": axis, "group_size": size}
+        if config.ternary:
+            return FakeQuantizeTernary(scale_dtype=scale_dtype, **where)
         return FakeQuantize(mode="dynamic", scale_dtype=scale_dtype, **where, **grid)
     channels = weight.shape[0]
     scales = weight.numel() // size if size is not None else channels
