@@ -10,6 +10,7 @@ from .. import ops
 from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.range import qparams_of_range
 from ..nn.training.int4 import FakeQuantizeInt4
+from ..nn.training.ternary import FakeQuantizeTernary
 from ..ops.recompute import unless_recomputing
 from ._layout import Layout, local_attribute
 
@@ -144,3 +145,17 @@ class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
             torch.cat([ends.flatten(1), of_row], dim=1), 2, symmetric=self.symmetric
         )
         return scale, factor[:, :-1].contiguous(), zero_point[:, :-1].contiguous()
+
+
+class AgreedFakeQuantizeTernary(FakeQuantizeTernary):
+    """Rounds a weight to -1, 0 and 1; each process has a part of the values of every scale."""
+
+    _layout: Layout
+    _count: int  # of the values of a scale, over all processes
+
+    def qparams_of_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scales that all processes agree on, and zeros."""
+        own = rows.abs().amax(dim=1)
+        _, largest = self._layout.ends(-own, own)
+        part = torch.ops.baraquant._sum_of_magnitudes(rows, largest, self._count)
+        return self._qparams_of_sum(self._layout.sum(part), largest, self._count)

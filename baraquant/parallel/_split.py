@@ -30,7 +30,13 @@ from ..nn.shared.subclassed import plain_type, subclassed, with_forward_of
 from ..nn.training.embedding import FakeQuantizedEmbedding
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..nn.training.quantizers import QuantizesWeight
-from ._agreed import AgreedFakeQuantize, AgreedFakeQuantizeInt4, LocalFakeQuantize
+from ..nn.training.ternary import FakeQuantizeTernary
+from ._agreed import (
+    AgreedFakeQuantize,
+    AgreedFakeQuantizeInt4,
+    AgreedFakeQuantizeTernary,
+    LocalFakeQuantize,
+)
 from ._layout import Layout
 from ._linear import (
     ColumnsInTraining,
@@ -421,7 +427,13 @@ def _split_quantizer(
         _become(quantizer, AgreedFakeQuantizeInt4, layout)
     if not isinstance(quantizer, FakeQuantize) or quantizer.granularity == "per_group":
         return
-    if quantizer.granularity == "per_tensor" or not splits_channels:
+    is_whole = quantizer.granularity == "per_tensor"
+    if isinstance(quantizer, FakeQuantizeTernary) and (is_whole or not splits_channels):
+        _become(quantizer, AgreedFakeQuantizeTernary, layout)
+        shape = module._parameters["weight"].shape  # of the parts together
+        channels = shape[1 if module.transposed_groups > 0 else 0]
+        quantizer._count = shape.numel() // (1 if is_whole else channels)
+    elif is_whole or not splits_channels:
         _become(quantizer, AgreedFakeQuantize, layout)
     elif quantizer.is_observed:
         for name in _OF_A_SCALE:

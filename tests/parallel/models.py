@@ -49,6 +49,10 @@ SCHEMES: dict[str, Scheme] = {
     "weight_with_zero_points": Scheme(QuantConfig(TensorConfig(3, symmetric=False), TOKEN),
         serves_exactly=False),
     "groups": Scheme(W4A16(group_size=4), serves_exactly=False),
+    "ternary": Scheme(QuantConfig(TensorConfig(2, "per_tensor", ternary=True), TOKEN),
+        trains_exactly=True),
+    "ternary_channels": Scheme(QuantConfig(TensorConfig(2, ternary=True), TOKEN),
+        trains_exactly=True),
     "groups_everywhere": Scheme(QuantConfig(TensorConfig(4, "per_group", False, group_size=4),
         TensorConfig(8, "per_group", group_size=2)), serves_exactly=False),
 }  # fmt: skip
