@@ -363,10 +363,6 @@ class LearnedFakeQuantize(ByGranularity):
         return torch.float64 if dtype == torch.float64 else torch.float32
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        counter, scale = prefix + "skipped_batches", state_dict.get(prefix + "scale")
-        if scale is not None and counter not in state_dict:
-            # The state was saved by a version that did not count.
-            state_dict[counter] = torch.zeros((), dtype=torch.int64, device=scale.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized, self._saw_zeros = is_known(self.scale), False
 
