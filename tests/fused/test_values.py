@@ -6,8 +6,10 @@ An op that quantizes is its float op followed by dynamic_range_quantize_per_toke
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -170,3 +172,26 @@ def test_rotation(block: int, dtype: torch.dtype, device: str) -> None:
         y = ops.hadamard(x.to(device), block)
         assert_same_bits(y, oracle.hadamard(x, block), f"block {block}")
         check_quantized("hadamard", (x.to(device), block), y)
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+
+def test_order_of_a_sum_by_hand() -> None:
+    """Numbers of which every order gives another sum."""
+    big = 2.0**53
+    assert oracle.sum_of_rows(np.array([1.0, big, -big])).item() == 0.0  # (1 + big) + (-big + 0)
+    assert oracle.sum_of_rows(np.array([big, -big, 1.0])).item() == 1.0
+    assert oracle.sum_of_rows(np.array([1.0, 2.0, 3.0, 4.0, 5.0])).item() == 15.0
+    long = np.zeros(4096 + 4)
+    long[[0, 1, 4096, 4097]] = [big, 1.0, -big, 1.0]  # lane 0: big - big, lane 1: 1 + 1
+    assert oracle.sum_of_rows(long).item() == 2.0
+
+
+@pytest.mark.parametrize("block", [1, 2, 4, 16, 64])
+def test_rotation_is_sylvesters_matrix(block: int, device: str) -> None:
+    signs = [[(-1) ** (i & j).bit_count() for j in range(block)] for i in range(block)]
+    x = torch.randint(-9, 9, (5, 2 * block), generator=cases.generator(block)).double()
+    matrix = torch.tensor(signs).double() / math.sqrt(block)
+    expected = (x.unflatten(-1, (-1, block)) @ matrix).flatten(-2)
+    torch.testing.assert_close(ops.hadamard(x.to(device), block).cpu(), expected)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The integer matrix family's oracle: exact against rationals and int64, by hand; its inputs."""
+"""The fma of the integer matrix family's oracle, which NumPy has not, against rational numbers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.exact_rounding import nearest
-from tests.support.family_cases import int8_mm as int8_cases
-from tests.support.oracle import affine as oracle
-from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle.int8_mm import fma
 
-by_compute = pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name_of)
-
-
-# --- fma -----------------------------------------------------------------------------------------
+# Precision in bits and the exponent of the smallest subnormal number.
+FORMATS = {torch.float32: (24, -149), torch.float64: (53, -1074)}
 
 
 def triples(dtype: torch.dtype, count: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -52,6 +45,20 @@ def triples(dtype: torch.dtype, count: int) -> Iterator[tuple[np.ndarray, np.nda
     yield large, large[::-1], -real(0.5) * large * large
 
 
+def nearest(value: Fraction, dtype: torch.dtype) -> float:
+    """The number of `dtype` nearest to a rational, ties to even; infinite beyond the largest."""
+    precision, smallest = FORMATS[dtype]
+    magnitude = abs(value)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if magnitude < Fraction(2) ** exponent:
+        exponent -= 1
+    step = Fraction(2) ** max(exponent - precision + 1, smallest)
+    rounded = round(magnitude / step) * step  # Fraction rounds half to even
+    sign = -1 if value < 0 else 1
+    beyond = rounded > Fraction(torch.finfo(dtype).max)
+    return sign * (math.inf if beyond else float(rounded))
+
+
 def exact_fma(a: float, b: float, c: float, dtype: torch.dtype) -> float:
     """By rational numbers; where they end, what IEEE says of infinities, NaN and zeros."""
     if not (math.isfinite(a) and math.isfinite(b)):
@@ -66,7 +73,7 @@ def exact_fma(a: float, b: float, c: float, dtype: torch.dtype) -> float:
     return math.copysign(nearest(exact, dtype), 1 if exact > 0 else -1)
 
 
-@by_compute
+@pytest.mark.parametrize("dtype", cases.SCALE_DTYPES, ids=cases.name_of)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_fma_rounds_once(dtype: torch.dtype) -> None:
     differing = 0
@@ -80,62 +87,3 @@ def test_fma_rounds_once(dtype: torch.dtype) -> None:
             assert_same_bits(torch.from_numpy(got.copy()), expected)
             differing += int(((got != twice) & ~np.isnan(got)).sum())
     assert differing > 1000
-
-
-@by_compute
-def test_fma_by_hand(dtype: torch.dtype) -> None:
-    real = oracle.numpy_dtype(dtype).type
-    eps = float(np.finfo(real).eps)
-    rows = [
-        (1 + eps, 1 - eps, -1.0, -eps * eps),  # the product alone would round to 1
-        (2.0, 3.0, -6.0, 0.0),
-        (-2.0, 0.0, -0.0, -0.0),
-        (2.0, 0.0, -0.0, 0.0),
-        (-2.0, 0.0, 0.0, 0.0),
-        (math.inf, 0.0, 1.0, math.nan),
-        (math.inf, 1.0, -math.inf, math.nan),
-        (float(np.finfo(real).max), 2.0, -float(np.finfo(real).max), float(np.finfo(real).max)),
-        (float(np.finfo(real).max), -2.0, 0.0, -math.inf),
-        (float(np.finfo(real).tiny), eps / 2, -0.0, 0.0),  # half the smallest: ties to zero
-        (-float(np.finfo(real).tiny), eps / 2, -0.0, -0.0),
-    ]
-    a, b, c, expected = (np.array(column, real) for column in zip(*rows, strict=True))
-    assert_same_bits(torch.from_numpy(fma(a, b, c)), expected)
-
-
-# --- sums ----------------------------------------------------------------------------------------
-
-
-def in_int64(a: Tensor, w: Tensor) -> np.ndarray:
-    return np.einsum("mk,nk->mn", a.numpy().astype(np.int64), w.numpy().astype(np.int64))
-
-
-@pytest.mark.parametrize("values", int8_cases.VALUES)
-@pytest.mark.parametrize("dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
-def test_sums_are_exact(dtype: torch.dtype, values: str) -> None:
-    for m, n, k in ((3, 5, 7), (1, 2, 1025), (4, 3, 65536), (2, 2, 131071), (3, 2, 0), (0, 4, 5)):
-        a = int8_cases.integers((m, k), dtype, values, 1)
-        w = int8_cases.integers((n, k), torch.int8, values, 2)
-        expected = in_int64(a, w)
-        assert np.array_equal(int8_oracle.sums(a.numpy(), w.numpy()), expected)
-        ends = torch.iinfo(dtype)
-        for point in (0, 1, -128, 255, 2**31 - 1, -(2**31)):
-            held = min(max(point, ends.min), ends.max)
-            shifted = np.einsum(
-                "mk,nk->mn", a.numpy().astype(np.int64) - held, w.numpy().astype(np.int64)
-            )
-            got = int8_oracle.accumulators(a, w, point, None)
-            if k <= int8_cases.DEEPEST_SHIFTED:
-                assert np.array_equal(got, shifted)
-            each = torch.full((m,), point)
-            assert np.array_equal(got, int8_oracle.accumulators(a, w, each, None))
-
-
-def test_the_deepest_sums_fit_in_int32() -> None:
-    """The limits of K: one more could overflow."""
-    lowest = torch.full((1, int8_cases.DEEPEST), -128, dtype=torch.int8)
-    assert in_int64(lowest, lowest).item() == 128 * 128 * 131071 < 2**31
-    assert 128 * 128 * (int8_cases.DEEPEST + 1) == 2**31
-    assert 255 * 128 * int8_cases.DEEPEST_SHIFTED < 2**31
-    highest = torch.full((1, int8_cases.DEEPEST_SHIFTED), 255, dtype=torch.uint8)
-    assert int8_oracle.accumulators(highest, lowest[:, :65536], None, None).item() == -2139095040

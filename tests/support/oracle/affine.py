@@ -2,9 +2,8 @@
 """The numerics contract of the affine family in NumPy, independent of `baraquant.reference`.
 
 One step of the contract is one NumPy call in the compute type C (float32 or float64), so every
-rounding is IEEE's (`tests/affine/test_oracle.py` proves that against exact fractions). NumPy has no
-bfloat16: such arrays are float32 arrays whose values are bfloat16 numbers. Sums are exact
-(`math.fsum`).
+rounding is IEEE's. NumPy has no bfloat16: such arrays are float32 arrays whose values are bfloat16
+numbers. Sums are exact (`math.fsum`).
 """
 
 from __future__ import annotations
