@@ -7,21 +7,21 @@ names can be read too.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
-from typing_extensions import Self
 
 from .._docstrings import documented
-from .recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, check_sizes, why_not
+from .recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, TakesPlace, check_sizes
 
 _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)_(l\d+(?:_reverse)?)")
 
 
-class Recurrent(nn.Module):  # type: ignore[misc]
+class Recurrent(TakesPlace):
     """The base of the three. A state is a list: the hidden state, and for an LSTM the cell state.
 
     Sequences of one length and packed ones are processed alike: first the rows of all first steps,
@@ -29,7 +29,10 @@ class Recurrent(nn.Module):  # type: ignore[misc]
     """
 
     __jit_unused_properties__ = ("all_weights",)
-    _float: type[nn.Module]  # PyTorch's
+    _options: tuple[str, ...] = (
+        *("num_layers", "bias", "batch_first"),
+        *("dropout", "bidirectional"),
+    )
     _cell: type[Cell]
     # Further arguments of the cells: a subclass sets these attributes before this constructor.
     _own_options: tuple[str, ...] = ()
@@ -111,27 +114,14 @@ class Recurrent(nn.Module):  # type: ignore[misc]
         return getattr(self.cells[found[3]], f"{found[1]}_{found[2]}")
 
     @classmethod
-    def why_not(cls, module: nn.Module) -> str | None:
-        """Return why one of PyTorch's modules cannot be replaced; None if it can."""
-        return why_not(module, cls._float, getattr(module, "_flat_weights_names", ()))
+    def _names_of(cls, module: nn.Module) -> Iterable[str]:
+        names: Iterable[str] = getattr(module, "_flat_weights_names", ())
+        return names
 
-    @classmethod
-    def from_float(cls, module: nn.Module) -> Self:
-        """Return a module that shares the parameters of PyTorch's module.
-
-        Raises:
-            ValueError: The module cannot be replaced (:meth:`why_not`).
-        """
-        reason = cls.why_not(module)
-        if reason is not None:
-            raise ValueError(f"{cls.__name__}: {reason}")
-        names = ("num_layers", "bias", "batch_first", "dropout", "bidirectional", *cls._own_options)
-        options = {name: getattr(module, name) for name in names}
-        new = cls(module.input_size, module.hidden_size, **options, device="meta")
-        for name, cell in new.cells.items():
+    def share(self, module: nn.Module) -> None:
+        """Share the parameters of PyTorch's module."""
+        for name, cell in self.cells.items():
             cell.share(module, f"_{name}")
-        new.train(module.training)
-        return new
 
     def _run(self, input: Tensor, given: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return the output and the last states; missing states are zeros."""
@@ -273,6 +263,7 @@ class LSTM(Recurrent):
     _float = nn.LSTM
     _cell = LSTMCell
     _own_options = ("proj_size",)
+    _options = (*Recurrent._options, *_own_options)
 
     def __init__(
         self,
@@ -377,6 +368,7 @@ class RNN(_OneState):
     _float = nn.RNN
     _cell = RNNCell
     _own_options = ("nonlinearity",)
+    _options = (*Recurrent._options, *_own_options)
     nonlinearity: Final[str]
 
     def __init__(

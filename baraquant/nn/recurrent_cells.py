@@ -18,14 +18,58 @@ from typing_extensions import Self
 _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)")
 
 
-class Cell(nn.Module):  # type: ignore[misc]
+class TakesPlace(nn.Module):  # type: ignore[misc]
+    """A module that takes the place of one of PyTorch's, and shares its parameters."""
+
+    _float: type[nn.Module]  # PyTorch's
+    _options: tuple[str, ...]  # further arguments, which PyTorch's module has as attributes
+
+    @classmethod
+    def why_not(cls, module: nn.Module) -> str | None:
+        """Return why one of PyTorch's modules cannot be replaced; None if it can."""
+        if getattr(type(module), "forward", None) is not cls._float.forward:
+            return f"{type(module).__name__} has a forward of its own"
+        if "forward" in vars(module):
+            return "its forward was replaced by another"
+        for name in cls._names_of(module):
+            if module._parameters.get(name) is None:
+                return f"its {name} is computed by a parametrization or a hook"
+        return None
+
+    @classmethod
+    def from_float(cls, module: nn.Module) -> Self:
+        """Return a module that shares the parameters of PyTorch's module.
+
+        Raises:
+            ValueError: The module cannot be replaced (:meth:`why_not`).
+        """
+        reason = cls.why_not(module)
+        if reason is not None:
+            raise ValueError(f"{cls.__name__}: {reason}")
+        options = {name: getattr(module, name) for name in cls._options}
+        new = cls(module.input_size, module.hidden_size, **options, device="meta")
+        new.share(module)
+        new.train(module.training)
+        return new
+
+    @classmethod
+    def _names_of(cls, module: nn.Module) -> Iterable[str]:
+        """Return the names of the parameters of PyTorch's module."""
+        raise NotImplementedError
+
+    def share(self, module: nn.Module) -> None:
+        """Share the parameters of PyTorch's module."""
+        raise NotImplementedError
+
+
+class Cell(TakesPlace):
     """The base of the cells.
 
     A state is a list of tensors ``[batch, size]``, of which the first is also the cell's output. A
     subclass defines :meth:`step`; :meth:`run` applies it to whole sequences.
     """
 
-    _float: type[nn.Module]  # PyTorch's
+    _options: tuple[str, ...] = ("bias",)
     gates = 1  # how many times hidden_size the products are
     name: Final[str]  # of the class, for messages
     input_size: Final[int]
@@ -83,31 +127,9 @@ class Cell(nn.Module):  # type: ignore[misc]
         return getattr(getattr(self, found[2]), found[1])
 
     @classmethod
-    def why_not(cls, cell: nn.Module) -> str | None:
-        """Return why one of PyTorch's cells cannot be replaced; None if it can."""
-        names = ["weight_ih", "weight_hh"]
-        if getattr(cell, "bias", None) is True:
-            names += ["bias_ih", "bias_hh"]
-        return why_not(cell, cls._float, names)
-
-    @classmethod
-    def from_float(cls, cell: nn.Module) -> Self:
-        """Return a cell that shares the parameters of PyTorch's cell.
-
-        Raises:
-            ValueError: The module cannot be replaced (:meth:`why_not`).
-        """
-        reason = cls.why_not(cell)
-        if reason is not None:
-            raise ValueError(f"{cls.__name__}: {reason}")
-        new = cls(cell.input_size, cell.hidden_size, **cls._options_of(cell), device="meta")
-        new.share(cell)
-        new.train(cell.training)
-        return new
-
-    @classmethod
-    def _options_of(cls, cell: nn.Module) -> dict[str, Any]:
-        return {"bias": cell.bias}
+    def _names_of(cls, module: nn.Module) -> Iterable[str]:
+        kinds = ("weight", "bias") if getattr(module, "bias", None) is True else ("weight",)
+        return [f"{kind}_{part}" for kind in kinds for part in ("ih", "hh")]
 
     def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
         """Return the next state, given ``ih`` of the input and the state before."""
@@ -193,24 +215,6 @@ class Cell(nn.Module):  # type: ignore[misc]
     def extra_repr(self) -> str:
         """Return the sizes, for ``repr``."""
         return f"{self.input_size}, {self.hidden_size}, bias={self.bias}"
-
-
-def why_not(module: nn.Module, base: type[nn.Module], names: Iterable[str]) -> str | None:
-    """Return why one of PyTorch's modules cannot be replaced; None if it can.
-
-    Args:
-        module: The module.
-        base: PyTorch's class. The module must have its ``forward``.
-        names: The names of its parameters.
-    """
-    if getattr(type(module), "forward", None) is not base.forward:
-        return f"{type(module).__name__} has a forward of its own"
-    if "forward" in vars(module):
-        return "its forward was replaced by another"
-    for name in names:
-        if module._parameters.get(name) is None:
-            return f"its {name} is computed by a parametrization or a hook"
-    return None
 
 
 def check_sizes(name: str, **sizes: int) -> None:
@@ -343,6 +347,7 @@ class RNNCell(_OneState):
     """
 
     _float = nn.RNNCell
+    _options = ("bias", "nonlinearity")
     nonlinearity: Final[str]
 
     def __init__(
@@ -360,10 +365,6 @@ class RNNCell(_OneState):
             )
         super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
-
-    @classmethod
-    def _options_of(cls, cell: nn.Module) -> dict[str, Any]:
-        return {"bias": cell.bias, "nonlinearity": cell.nonlinearity}
 
     def step(self, product: Tensor, state: list[Tensor]) -> list[Tensor]:
         """Return the next hidden state."""

@@ -3,21 +3,18 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from baraquant import ops
+from baraquant.nn import FakeQuantize
 from tests.support import cases
-from tests.support.calls.affine import assert_equal, outputs, value_and_gradients
+from tests.support.calls.affine import assert_equal, value_and_gradients
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 
 SHAPE = (3, 4, 20)
@@ -31,59 +28,18 @@ def fresh_compiler() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-class Observer(nn.Module):
-    """The state is in buffers."""
-
-    def __init__(self, axis: int | None = None, average: float | None = None) -> None:
-        super().__init__()
-        self.axis, self.average = axis, average
-        shape = [] if axis is None else [SHAPE[axis]]
-        self.register_buffer("min_val", torch.full(shape, math.inf))
-        self.register_buffer("max_val", torch.full(shape, -math.inf))
-        self.register_buffer("scale", torch.ones(shape))
-        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32))
-        self.register_buffer("observe", torch.tensor(True))
-        self.register_buffer("quantize", torch.tensor(True))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.observe_fake_quantize(
-            x,
-            self.min_val,
-            self.max_val,
-            self.scale,
-            self.zero_point,
-            self.observe,
-            self.quantize,
-            self.axis,
-            -8,
-            7,
-            symmetric=False,
-            averaging_constant=self.average,
-        )
-
-
-def state_of(module: nn.Module) -> tuple[Tensor, ...]:
-    return tuple(b for _, b in sorted(module.named_buffers()))
+def observer(device: str, average: float | None = None) -> FakeQuantize:
+    kinds: dict[str, Any] = {"granularity": "per_channel", "axis": 1, "channels": SHAPE[1]}
+    return FakeQuantize(
+        **kinds, quant_min=-8, quant_max=7, mode="observed", symmetric=False,
+        averaging_constant=average,
+    ).to(device)  # fmt: skip
 
 
 def batches(device: str) -> list[Tensor]:
     gen = cases.generator(0)
     scales = (1.0, 3.0, 0.5, 8.0, 2.0)
     return [torch.randn(SHAPE, generator=gen).to(device).mul(s) for s in scales]
-
-
-def assert_same_training(run: Callable[[Tensor], Tensor], module: nn.Module, device: str) -> None:
-    """Forward, backward and state of `run`, made of `module`, against a fresh eager module."""
-    eager = Observer(module.axis, module.average).to(device)  # type: ignore[arg-type]
-    switches = [(True, True), (True, False), (False, True), (False, False), (True, True)]
-    for x, (observe, quantize) in zip(batches(device), switches, strict=True):
-        for m in (module, eager):
-            m.observe.fill_(observe)
-            m.quantize.fill_(quantize)
-        leaf = x.requires_grad_()
-        assert_equal(value_and_gradients(run, (leaf,)), value_and_gradients(eager, (leaf,)))
-        assert_equal(state_of(module), state_of(eager))
-    assert eager.min_val.isfinite().all()
 
 
 # --- calls -------------------------------------------------------------------------------------
@@ -113,58 +69,13 @@ def test_integers_for_the_averaging_constant(device: str) -> None:
     assert (low.item(), high.item()) == (2.0, 3.0)
 
 
-@by_call
-def test_versions_count(call: ObserveCall, device: str) -> None:
-    """Autograd notices that a tensor which it keeps was changed."""
-    x, *state = call.tensors(SHAPE, device=device)
-    before = [t._version for t in state]
-    args, kwargs = call.arguments
-    call.function(x, *state, *args, **kwargs)
-    count = 4 if call.differentiable else 2  # of those that are written
-    changed = [t._version > b for t, b in zip(state, before, strict=True)]
-    assert changed == [i < count for i in range(len(state))]
-    kept = torch.ones((), device=device, requires_grad=True) * state[0]
-    call.function(x, *state, *args, **kwargs)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        kept.sum().backward()
-
-
 # --- compilers -----------------------------------------------------------------------------------
-
-
-@by_call
-def test_compile_changes_what_it_is_given(call: ObserveCall, device: str) -> None:
-    """The state is an input of the graph, and stays the same memory."""
-    args, kwargs = call.arguments
-
-    def step(*tensors: Tensor) -> Any:
-        return call.function(*tensors, *args, **kwargs)
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    state, expected = ([t.clone() for t in call.tensors(SHAPE, device=device)[1:]] for _ in "12")
-    where = [t.data_ptr() for t in state]
-    for batch in batches(device):
-        result, wanted = compiled(batch, *state), step(batch, *expected)
-        assert_equal(tuple(state), tuple(expected))
-        assert outputs(result) == (None,) or torch.equal(result, wanted)
-    assert [t.data_ptr() for t in state] == where
-
-
-@pytest.mark.parametrize("axis", [None, 1])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_module(axis: int | None, backend: str, device: str) -> None:
-    """Switched on and off between steps, without a recompilation."""
-    module = Observer(axis, 0.25).to(device)
-    counter = CompileCounterWithBackend(backend)
-    run = torch.compile(module, fullgraph=True, backend=counter)
-    assert_same_training(run, module, device)
-    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_backward_after_further_steps(backend: str, device: str) -> None:
     """Each backward uses the scale of its own forward, though later ones have changed it."""
-    module, eager = Observer(1, 0.25).to(device), Observer(1, 0.25).to(device)
+    module, eager = observer(device, 0.25), observer(device, 0.25)
     run = torch.compile(module, fullgraph=True, backend=backend)
     leaves = [x.requires_grad_() for x in batches(device)]
     pairs = [(run(x), eager(x)) for x in leaves]
@@ -189,13 +100,16 @@ def test_both_ends_in_one_buffer(dynamic: bool, device: str) -> None:
 
 
 def test_compiled_autograd(device: str) -> None:
-    module = Observer(1).to(device)
+    module, eager = observer(device), observer(device)
 
     def compile_backward(graph: Any) -> Any:
         return torch.compile(graph, backend="aot_eager", fullgraph=True)
 
     with torch._dynamo.compiled_autograd._enable(compile_backward):
-        assert_same_training(module, module, device)
+        results = [value_and_gradients(module, (x.requires_grad_(),)) for x in batches(device)]
+    for x, result in zip(batches(device), results, strict=True):
+        assert_equal(result, value_and_gradients(eager, (x.requires_grad_(),)))
+    assert_equal(tuple(module.buffers()), tuple(eager.buffers()))
     assert torch._dynamo.utils.counters["compiled_autograd"]["captures"] >= 1
 
 
@@ -203,32 +117,14 @@ def test_compiled_autograd(device: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])
-@pytest.mark.parametrize("axis", [None, 1])
-def test_script(how: str, axis: int | None, device: str) -> None:
-    module = Observer(axis, 0.25).to(device)
-    if how == "script":
-        ready = torch.jit.script(module)
-    else:
-        ready = torch.jit.trace(copy.deepcopy(module), torch.randn(SHAPE, device=device))
-        for name, value in module.named_buffers():  # tracing has observed already
-            getattr(ready, name).copy_(value)
-    file = io.BytesIO()
-    torch.jit.save(ready, file)
-    file.seek(0)
-    loaded = torch.jit.load(file)
-    for run in (ready, loaded):
-        assert "baraquant::observe_fake_quantize" in str(run.graph)
-        run.axis, run.average = axis, 0.25
-        assert_same_training(run, run, device)
-
-
-def test_script_of_observe_min_max(device: str) -> None:
+def test_script_of_observe_min_max(how: str, device: str) -> None:
     def observed(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         ops.observe_min_max_(x, low, high)
         ops.observe_min_max_(2 * x, low, high, averaging_constant=0.5)
         return high - low
 
-    scripted = torch.jit.script(observed)
+    example = (batches(device)[0], *(torch.tensor(0.0, device=device) for _ in "12"))
+    scripted = torch.jit.script(observed) if how == "script" else torch.jit.trace(observed, example)
     assert str(scripted.graph).count("baraquant::observe_min_max_") == 2
     for x in batches(device):
         states = [[torch.tensor(v, device=device) for v in (0.0, 0.5)] for _ in range(2)]
@@ -236,47 +132,32 @@ def test_script_of_observe_min_max(device: str) -> None:
         assert all(map(torch.equal, *states))
 
 
-def test_frozen_module_does_not_fold_the_state(device: str) -> None:
-    """Freezing makes constants of buffers, but not of those that are changed."""
-    module = Observer().to(device).eval()
-    module(batches(device)[0])
-    module.observe.fill_(False)
-    frozen = torch.jit.freeze(torch.jit.script(module))
-    for x in batches(device):
-        assert torch.equal(frozen(x), module(x))
-
-
 # --- the rest ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("average", [None, 0.25])
 @pytest.mark.parametrize("axis", [None, 1])
-def test_checkpoint(axis: int | None, reentrant: bool, device: str) -> None:
-    """Extremes are the same when they are observed a second time, in the backward pass."""
-    module = Observer(axis).to(device)
+def test_checkpoint(axis: int | None, average: float | None, reentrant: bool, device: str) -> None:
+    """The backward pass observes again: extremes are the same, a moving average counts twice."""
+    call = ObserveCall("observe_fake_quantize", axis, average)
+    args, kwargs = call.arguments
+    x, *state = call.tensors(SHAPE, device=device)
+    again, *expected = call.tensors(SHAPE, device=device)
 
-    eager = Observer(axis).to(device)
-    for x in batches(device):
-        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
-        y = checkpoint(lambda x: module(torch.tanh(x)), ours, use_reentrant=reentrant)
-        expected = eager(torch.tanh(theirs))
-        for result in (y, expected):
-            result.backward(torch.ones_like(result).cumsum(-1))
-        assert torch.equal(y, expected)
-        assert torch.equal(ours.grad, theirs.grad)
-        assert_equal(state_of(module), state_of(eager))
+    def step(x: Tensor, *state: Tensor) -> Tensor:
+        return call.function(torch.tanh(x), *state, *args, **kwargs)
 
-
-def test_checkpoint_counts_a_moving_average_twice(device: str) -> None:
-    """As the docstring says."""
-    module, twice = Observer(None, 0.25).to(device), Observer(None, 0.25).to(device)
-    first, second = batches(device)[:2]
-    module(first)
-    twice(first)
-    checkpoint(module, second.requires_grad_(), use_reentrant=False).sum().backward()
-    twice(second)
-    twice(second)
-    assert_equal(state_of(module), state_of(twice))
+    y = checkpoint(lambda x: step(x, *state), x, use_reentrant=reentrant)
+    wanted = step(again, *expected)
+    assert torch.equal(y, wanted)
+    for result in (y, wanted):
+        result.backward(torch.ones_like(result).cumsum(-1))
+    if average is None:
+        assert torch.equal(x.grad, again.grad)
+    else:
+        step(again.detach(), *expected)
+    assert_equal(tuple(state), tuple(expected))
 
 
 @pytest.mark.parametrize("call", [OBSERVE_CALLS[0], OBSERVE_CALLS[4]], ids=str)

@@ -330,24 +330,14 @@ def float_grouped_linear(
         out_features: N.
         bias: ``[E, N]``.
     """
+    rows = input.shape[0]
+    if offsets.is_meta:
+        return torch.empty(rows, out_features, dtype=input.dtype, device="meta")
     biases = None if bias is None else bias.unbind(0)
 
     def product(rows: slice, expert: int) -> Tensor:
         return F.linear(input[rows], weight_of(expert), None if biases is None else biases[expert])
 
-    return _of_experts(product, input.shape[0], out_features, offsets, input.dtype)
-
-
-def _of_experts(
-    product: Callable[[slice, int], Tensor],
-    rows: int,
-    features: int,
-    offsets: Tensor,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Return the concatenated products of all experts, ``[rows, features]``."""
-    if offsets.is_meta:
-        return torch.empty(rows, features, dtype=dtype, device="meta")
     parts = []
     start = 0
     for expert, end in enumerate(offsets.tolist()):
@@ -357,7 +347,7 @@ def _of_experts(
     if not parts:  # the result has to hang on the parameters all the same
         parts.append(product(slice(0, 0), 0))
     if start < rows:
-        parts.append(parts[0].new_zeros(rows - start, features))
+        parts.append(parts[0].new_zeros(rows - start, out_features))
     return torch.cat(parts)
 
 
