@@ -5,13 +5,15 @@
     python scripts/layer_table.py --check    exit with 1 if something is stale, white space aside
 
 Written are, for the classes that C++ has, the options of their constructors,
-csrc/api/nn/layer_options.h; the options of a copy, csrc/nn/copied_options.h; and the forms in which
-files hold them, csrc/files/form_table.cpp. baraquant/workflow/forms.py explains the table.
+csrc/api/nn/layer_options.h; the options of a copy, and those of all classes as one struct,
+csrc/nn/copied_options.h; and the forms in which files hold them, csrc/files/form_table.cpp.
+baraquant/workflow/forms.py explains the table.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import textwrap
 from collections.abc import Callable, Iterator
@@ -162,6 +164,22 @@ def copies(found: list[Class]) -> Iterator[str]:
         yield "}\n"
 
 
+def givens(found: list[Class]) -> Iterator[str]:
+    """The struct that holds the options of any of these layers, and what makes it of them."""
+    types: dict[str, str] = {}
+    for a in (argument for one in found for argument in one.arguments):
+        is_plain = a.kind in ("int", "dtype")
+        types[a.name] = f"std::optional<{TYPES[a.kind]}>" if is_plain else TYPES[a.kind]
+    yield "// The options of any of these layers; what a layer does not have is undefined or false."
+    yield "struct Given {"
+    yield from (f"{kind} {name}{{}};" for name, kind in types.items())
+    yield "};\n"
+    for one in {one.options: one for one in reversed(found)}.values():
+        yield f"inline Given given_of(const {one.options}& options) {{\nGiven given;"
+        yield from (f"given.{a.name} = options.{a.name}();" for a in one.arguments)
+        yield "return given;\n}\n"
+
+
 def _copied(argument: Argument) -> str:
     if argument.kind in ("tensor", "rounder"):
         return f"cloned(layer.{argument.name}, device)"
@@ -231,7 +249,7 @@ def outputs() -> dict[Path, str]:
         "csrc/nn/copied_options.h": text(
             '#pragma once\n\n#include "api/nn/int4.h"\n#include "nn/clone.h"\n',
             "baraquant::nn",
-            copies(found),
+            itertools.chain(copies(found), givens(found)),
         ),
         "csrc/files/form_table.cpp": text(
             '#include "api/nn/int4.h"\n#include "files/forms.h"\n',

@@ -117,4 +117,134 @@ inline DequantizedOptions copied_options(const QuantizedConv2dImpl& layer,
       .input_fake_quant(cloned(layer.input_fake_quant, device));
 }
 
+// The options of any of these layers; what a layer does not have is undefined or false.
+struct Given {
+  torch::Tensor qweight{};
+  torch::Tensor weight_scale{};
+  torch::Tensor bias{};
+  torch::Tensor smooth{};
+  bool symmetric{};
+  std::optional<int64_t> bits{};
+  std::string granularity{};
+  std::optional<int64_t> weight_bits{};
+  std::optional<torch::Dtype> dtype{};
+  std::optional<int64_t> rotate{};
+  torch::Tensor act_scale{};
+  torch::Tensor act_zero_point{};
+  torch::Tensor smooth_scale{};
+  torch::Tensor weight_zero_point{};
+  std::optional<int64_t> group_size{};
+  std::shared_ptr<FakeQuantizeImpl> input_fake_quant{};
+  torch::Tensor packed{};
+  std::optional<int64_t> in_features{};
+  torch::Tensor group_factor{};
+  torch::Tensor group_zero_point{};
+  std::optional<int64_t> padding_idx{};
+};
+
+inline Given given_of(const DequantizedOptions& options) {
+  Given given;
+  given.qweight = options.qweight();
+  given.weight_scale = options.weight_scale();
+  given.bias = options.bias();
+  given.weight_zero_point = options.weight_zero_point();
+  given.group_size = options.group_size();
+  given.input_fake_quant = options.input_fake_quant();
+  given.weight_bits = options.weight_bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  return given;
+}
+
+inline Given given_of(const QuantizedEmbeddingOptions& options) {
+  Given given;
+  given.qweight = options.qweight();
+  given.weight_scale = options.weight_scale();
+  given.weight_zero_point = options.weight_zero_point();
+  given.weight_bits = options.weight_bits();
+  given.dtype = options.dtype();
+  given.group_size = options.group_size();
+  given.padding_idx = options.padding_idx();
+  return given;
+}
+
+inline Given given_of(const StaticQuantizedInt4LinearOptions& options) {
+  Given given;
+  given.packed = options.packed();
+  given.weight_scale = options.weight_scale();
+  given.group_factor = options.group_factor();
+  given.act_scale = options.act_scale();
+  given.group_size = options.group_size();
+  given.in_features = options.in_features();
+  given.group_zero_point = options.group_zero_point();
+  given.bias = options.bias();
+  given.act_zero_point = options.act_zero_point();
+  given.bits = options.bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  return given;
+}
+
+inline Given given_of(const QuantizedInt4LinearOptions& options) {
+  Given given;
+  given.packed = options.packed();
+  given.weight_scale = options.weight_scale();
+  given.group_factor = options.group_factor();
+  given.group_size = options.group_size();
+  given.in_features = options.in_features();
+  given.group_zero_point = options.group_zero_point();
+  given.bias = options.bias();
+  given.bits = options.bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  given.symmetric = options.symmetric();
+  given.granularity = options.granularity();
+  return given;
+}
+
+inline Given given_of(const WeightOnlyInt4LinearOptions& options) {
+  Given given;
+  given.packed = options.packed();
+  given.weight_scale = options.weight_scale();
+  given.in_features = options.in_features();
+  given.bias = options.bias();
+  given.weight_zero_point = options.weight_zero_point();
+  given.group_size = options.group_size();
+  given.input_fake_quant = options.input_fake_quant();
+  given.weight_bits = options.weight_bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  return given;
+}
+
+inline Given given_of(const StaticQuantizedLinearOptions& options) {
+  Given given;
+  given.qweight = options.qweight();
+  given.weight_scale = options.weight_scale();
+  given.act_scale = options.act_scale();
+  given.bias = options.bias();
+  given.act_zero_point = options.act_zero_point();
+  given.smooth_scale = options.smooth_scale();
+  given.bits = options.bits();
+  given.weight_bits = options.weight_bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  return given;
+}
+
+inline Given given_of(const QuantizedLinearOptions& options) {
+  Given given;
+  given.qweight = options.qweight();
+  given.weight_scale = options.weight_scale();
+  given.bias = options.bias();
+  given.smooth = options.smooth();
+  given.symmetric = options.symmetric();
+  given.bits = options.bits();
+  given.granularity = options.granularity();
+  given.weight_bits = options.weight_bits();
+  given.dtype = options.dtype();
+  given.rotate = options.rotate();
+  return given;
+}
+
 }  // namespace baraquant::nn

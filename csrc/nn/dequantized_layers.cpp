@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The layers that store integers and may compute in floating point: WeightOnlyLinear, QuantizedConv2d
-// and QuantizedEmbedding.
+// QuantizedConv2d and QuantizedEmbedding.
 #include <ATen/ops/embedding.h>
 
 #include <ostream>
@@ -12,83 +11,6 @@
 #include "nn/product.h"
 
 namespace baraquant::nn {
-
-namespace {
-
-void print_weight(std::ostream& stream, int64_t bits, const char* whole,
-                  std::optional<int64_t> group_size, bool symmetric) {
-  stream << ", weight=int" << bits << " ";
-  if (group_size.has_value()) {
-    stream << "per_group(" << *group_size << ")";
-  } else {
-    stream << whole;
-  }
-  if (!symmetric) stream << " asymmetric";
-}
-
-}  // namespace
-
-// ---- DequantizedLayer ---------------------------------------------------------------------------
-
-DequantizedLayer::DequantizedLayer(const std::string& name, const DequantizedOptions& options,
-                                   int64_t dimensions)
-    : DequantizedLayer(name, options.group_size(), options.input_fake_quant()) {
-  store({.qweight = options.qweight(),
-         .weight_scale = options.weight_scale(),
-         .bias = options.bias(),
-         .weight_zero_point = options.weight_zero_point(),
-         .weight_bits = options.weight_bits(),
-         .dtype = options.dtype(),
-         .group_size = group_size_,
-         .rotate = dimensions == 2 ? options.rotate() : std::nullopt},
-        dimensions);
-}
-
-DequantizedLayer::DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
-                                   std::shared_ptr<FakeQuantizeImpl> rounder)
-    : QuantizedLayer(name), input_fake_quant(std::move(rounder)), group_size_(group_size) {
-  if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
-}
-
-torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) {
-  const auto own = int8_weight();
-  if (!group_size_.has_value()) {
-    return dequantize_per_channel(own, weight_scale, maybe(weight_zero_point), 0, dtype);
-  }
-  const auto rows = own.flatten(1);
-  auto size = *group_size_;  // times the size of a kernel, whose positions a group contains
-  for (int64_t dim = 2; dim < own.dim(); ++dim) size *= own.size(dim);
-  const auto weight =
-      dequantize_per_group(rows, weight_scale, maybe(weight_zero_point), size, 1, dtype);
-  return weight.reshape(own.sizes());
-}
-
-torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
-  return input_fake_quant == nullptr ? input : input_fake_quant->forward(input);
-}
-
-void DequantizedLayer::print_scheme(std::ostream& stream) const {
-  print_weight(stream, weight_bits_, "per_channel", group_size_, !weight_zero_point.defined());
-  print_end(stream);
-}
-
-// ---- WeightOnlyLinear ---------------------------------------------------------------------------
-
-WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
-    : DequantizedLayer("WeightOnlyLinear", options, 2) {}
-
-torch::Tensor WeightOnlyLinearImpl::forward(const torch::Tensor& input) {
-  const auto own_bias = bias.defined() ? bias.to(input.scalar_type()) : bias;
-  return weight_only_linear(rounded_input(rotated(input)), qweight, weight_scale, maybe(own_bias),
-                            maybe(weight_zero_point), group_size());
-}
-
-BARAQUANT_CLONE(WeightOnlyLinearImpl, copied_options(*this, device))
-
-void WeightOnlyLinearImpl::pretty_print(std::ostream& stream) const {
-  print_begin(stream);
-  print_scheme(stream);
-}
 
 // ---- QuantizedConv2d ----------------------------------------------------------------------------
 
@@ -111,7 +33,9 @@ bool is_around_zero(const FakeQuantizeImpl& rounder) {
 
 QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                                          const torch::nn::Conv2dOptions& given)
-    : DequantizedLayer("QuantizedConv2d", options, 4), conv(given) {
+    : DequantizedLayer("QuantizedConv2d",
+                       given_of(DequantizedOptions(options).rotate(std::nullopt)), 4),
+      conv(given) {
   const int64_t groups = conv.groups(), outputs = qweight.size(0);
   int64_t inputs = 0;
   const bool fits = groups > 0 && outputs % groups == 0 &&
@@ -176,23 +100,16 @@ BARAQUANT_CLONE_CHILD(QuantizedConv2dImpl)
 void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedConv2d(" << conv.in_channels() << ", " << conv.out_channels()
          << ", kernel_size=" << conv.kernel_size() << ", stride=" << conv.stride()
-         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false");
-  print_scheme(stream);
+         << ", groups=" << conv.groups() << ", bias=" << (bias.defined() ? "true" : "false")
+         << weight_text() << ")";
 }
 
 // ---- QuantizedEmbedding -------------------------------------------------------------------------
 
 QuantizedEmbeddingImpl::QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& options)
-    : QuantizedLayer("QuantizedEmbedding"),
-      group_size_(options.group_size()),
-      padding_idx_(options.padding_idx()) {
-  store({.qweight = options.qweight(),
-         .weight_scale = options.weight_scale(),
-         .bias = {},
-         .weight_zero_point = options.weight_zero_point(),
-         .weight_bits = options.weight_bits(),
-         .dtype = options.dtype(),
-         .group_size = group_size_});
+    : QuantizedLayer("QuantizedEmbedding"), padding_idx_(options.padding_idx()) {
+  store_integers(given_of(options));
+  store_scales(given_of(options));
 }
 
 torch::Tensor QuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
@@ -216,9 +133,8 @@ torch::Tensor QuantizedEmbeddingImpl::dequantized(const torch::Tensor& rows,
 BARAQUANT_CLONE(QuantizedEmbeddingImpl, copied_options(*this, device))
 
 void QuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1);
-  print_weight(stream, weight_bits_, "per_row", group_size_, !weight_zero_point.defined());
-  stream << ")";
+  stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1)
+         << weight_text("per_row") << ")";
 }
 
 }  // namespace baraquant::nn

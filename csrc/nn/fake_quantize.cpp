@@ -40,8 +40,6 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
   options.scale(std::monostate{}).zero_point(std::monostate{});
 }
 
-bool FakeQuantizeImpl::is_scale(const std::string&) const { return true; }
-
 torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
   if (is_observed()) {
     if (rounds_scale()) return observe_and_round(input);
@@ -52,7 +50,7 @@ torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
                                  options.symmetric(), options.averaging_constant(),
                                  skipped_batches);
   }
-  return rounds_ ? round(input) : input;
+  return Quantizer::forward(input);
 }
 
 // The same with a scale that is rounded: the op of forward() does not know of it.

@@ -33,8 +33,6 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQu
   skipped_batches = register_buffer("skipped_batches", torch::zeros({}, counter));
 }
 
-bool LearnedFakeQuantizeImpl::is_scale(const std::string&) const { return true; }
-
 bool LearnedFakeQuantizeImpl::is_initialized() const {
   // If other code wrote into the parameter, its value decides.
   if (!initialized_ && !scale.is_meta()) {

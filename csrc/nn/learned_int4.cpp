@@ -34,9 +34,7 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
   const auto& rule = options.scale_rule();
   TORCH_CHECK_VALUE(rule == "search" || rule == "max", kLearnedInt4,
                     ": expected scale_rule to be one of search, max, but got ", text::quoted(rule));
-  const auto dtype = options.dtype();
-  TORCH_CHECK_TYPE(dtype == torch::kFloat32 || dtype == torch::kFloat64, kLearnedInt4,
-                   ": expected dtype to be float32 or float64, but got ", dtype_name(dtype));
+  check_scale(kLearnedInt4, "dtype", options.dtype());
   return LearnedFakeQuantizeOptions()
       .granularity("per_group")
       .group_size(options.group_size())
@@ -45,7 +43,7 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
       .quant_max(quant_high)
       .symmetric(options.symmetric())
       .device(options.device())
-      .dtype(dtype)
+      .dtype(options.dtype())
       .master(options.master());
 }
 
@@ -57,10 +55,6 @@ LearnedFakeQuantizeInt4Impl::LearnedFakeQuantizeInt4Impl(
   const auto unknown = std::numeric_limits<double>::quiet_NaN();
   largest_step =
       register_parameter("largest_step", torch::full({given.shape()[0]}, unknown, scale.options()));
-}
-
-torch::Tensor LearnedFakeQuantizeInt4Impl::forward(const torch::Tensor& input) {
-  return rounds_ ? round(input) : input;
 }
 
 void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {

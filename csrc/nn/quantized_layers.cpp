@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The layers that multiply integers, QuantizedLinear and StaticQuantizedLinear, and what all layers
-// for inference share.
+// The linear layers for inference, and what all layers for inference share.
+#include <algorithm>
 #include <ostream>
 
 #include "api/nn/inference.h"
@@ -14,9 +14,7 @@ namespace baraquant::nn {
 
 namespace {
 
-torch::Tensor dequantized_rows(const QuantizedLayer& layer) {
-  return dequantize_per_channel(layer.qweight, layer.weight_scale, std::nullopt, 0);
-}
+constexpr int64_t kPackedBits = 4;  // the most, and those of a layer that has no such option
 
 }  // namespace
 
@@ -31,36 +29,49 @@ void QuantizedLayer::converted(const std::optional<torch::Device>&,
   if (dtype.has_value() && c10::isFloatingType(*dtype)) dtype_ = *dtype;
 }
 
-void QuantizedLayer::store(const Given& given, int64_t dimensions) {
-  const std::string own = name();
-  const char* kind = own.c_str();
-  check_weight(kind, given.qweight, given.bias, dimensions);
-  check_bits(kind, "weight_bits", given.weight_bits);
-  qweight = register_buffer("qweight", given.qweight.contiguous());
-  store_scales(given, qweight.sizes());
+std::vector<int64_t> QuantizedLayer::weight_sizes() const {
+  return qweight.defined() ? qweight.sizes().vec() : std::vector{packed.size(0), in_features_};
 }
 
-void QuantizedLayer::store_scales(const Given& given, at::IntArrayRef shape) {
-  const std::string own = name();
-  const char* kind = own.c_str();
-  check_rotate(kind, given.rotate, shape[1]);
-  weight_bits_ = given.weight_bits;
+void QuantizedLayer::store_integers(const Given& given, int64_t dimensions) {
+  const bool is_packed = given.in_features.has_value();
+  weight_bits_ = given.weight_bits.value_or(kPackedBits);
+  if (is_packed) {
+    in_features_ = *given.in_features;
+    check_packed(name(), given.packed, in_features_);
+    check_bias(name(), "packed", given.packed.size(0), given.bias);
+    packed = register_buffer("packed", given.packed.contiguous());
+  } else {
+    check_weight(name(), given.qweight, given.bias, dimensions);
+    qweight = register_buffer("qweight", given.qweight.contiguous());
+  }
+  check_bits(name(), "weight_bits", weight_bits_, is_packed ? kPackedBits : 8);
+}
+
+void QuantizedLayer::store_scales(const Given& given) {
+  const auto shape = weight_sizes();
+  check_rotate(name(), given.rotate, shape[1]);
   rotate_ = given.rotate;
-  const auto scale = scale_of_weight(kind, given.weight_scale, shape, given.group_size);
-  const auto zeros = zero_point_of_weight(kind, given.weight_zero_point, scale);
-  dtype_ = weight_dtype(kind, given.dtype, given.bias, scale);
+  group_size_ = given.group_size;
+  const auto of_scale = given.group_factor.defined() ? std::nullopt : group_size_;
+  const auto scale = scale_of_weight(name(), given.weight_scale, shape, of_scale);
+  const auto zeros = zero_point_of_weight(name(), given.weight_zero_point, scale);
+  dtype_ = weight_dtype(name(), given.dtype, given.bias, scale);
   weight_scale = register_buffer("weight_scale", scale);
   if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
   if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
 }
 
-void QuantizedLayer::print_begin(std::ostream& stream) const {
-  const auto sizes = weight_sizes();
-  stream << "baraquant::nn::" << name() << "(in_features=" << sizes[1]
-         << ", out_features=" << sizes[0] << ", bias=" << (bias.defined() ? "true" : "false");
+std::string QuantizedLayer::weight_text(const char* whole) const {
+  const auto groups = "per_group(" + std::to_string(group_size_.value_or(0)) + ")";
+  return c10::str(", weight=int", weight_bits_, " ", group_size_.has_value() ? groups : whole,
+                  weight_zero_point.defined() ? " asymmetric" : "");
 }
 
-void QuantizedLayer::print_end(std::ostream& stream) const {
+void QuantizedLayer::pretty_print(std::ostream& stream) const {
+  stream << "baraquant::nn::" << name() << "(in_features=" << in_features()
+         << ", out_features=" << out_features() << ", bias=" << (bias.defined() ? "true" : "false")
+         << weight_text() << input_text();
   if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
   stream << ")";
 }
@@ -69,54 +80,109 @@ torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
   return rotate_.has_value() ? hadamard(input, *rotate_) : input;
 }
 
-// ---- IntegerLinear ------------------------------------------------------------------------------
+// ---- Weights of products of integers ------------------------------------------------------------
 
-void IntegerLinear::check_one(const char* smooth, const torch::Tensor& given) const {
-  TORCH_CHECK_VALUE(!rotate_.has_value() || !given.defined(), name(), ": expected rotate or ",
-                    smooth,
+torch::Tensor IntegerLinear::dequantized_weight() {
+  auto weight = dequantize_per_channel(int8_weight(), weight_scale, std::nullopt, 0);
+  const auto factors = smoothing();
+  if (factors.defined()) weight = weight / factors;
+  return rotated(weight.to(dtype_));
+}
+
+void IntegerLinear::store_smoothing(const char* argument, const torch::Tensor& given,
+                                    torch::Tensor& smooth) {
+  if (!given.defined()) return;
+  TORCH_CHECK_VALUE(!rotate_.has_value(), name(), ": expected rotate or ", argument,
                     ", but got both; a rotation mixes the features that a smoothing divides");
+  smooth = register_buffer(argument, scale_of_inputs(name(), argument, given, in_features()));
 }
 
-// ---- QuantizedLinear ----------------------------------------------------------------------------
+Int8Linear::Int8Linear(const char* name, const Given& given) : IntegerLinear(name) {
+  store_integers(given);
+  store_scales(given);
+}
 
-QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
-    : IntegerLinear("QuantizedLinear"),
-      symmetric_(options.symmetric()),
-      bits_(options.bits()),
-      granularity_(options.granularity()) {
-  const char* name = "QuantizedLinear";
-  store({.qweight = options.qweight(),
-         .weight_scale = options.weight_scale(),
-         .bias = options.bias(),
-         .weight_zero_point = {},
-         .weight_bits = options.weight_bits(),
-         .dtype = options.dtype(),
-         .rotate = options.rotate()});
-  check_bits(name, "bits", bits_);
+torch::Tensor Int8Linear::dynamic_product(const torch::Tensor& rows, bool symmetric,
+                                          std::optional<torch::Dtype> dtype) const {
+  return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric, std::nullopt,
+                          low_of(bits_), high_of(bits_), dtype);
+}
+
+torch::Tensor Int8Linear::static_product(const torch::Tensor& rows, const torch::Tensor& scale,
+                                         const torch::Tensor& zero_point,
+                                         const torch::Tensor& smooth_scale,
+                                         std::optional<torch::Dtype> dtype) const {
+  return static_quantized_linear(rows, qweight, weight_scale, scale, maybe(bias), maybe(zero_point),
+                                 maybe(smooth_scale), std::nullopt, low_of(bits_), high_of(bits_),
+                                 dtype);
+}
+
+// ---- Inputs of products of integers -------------------------------------------------------------
+
+template <typename Weight>
+DynamicInput<Weight>::DynamicInput(const char* name, const Given& given)
+    : Weight(name, given), symmetric_(given.symmetric), granularity_(given.granularity) {
+  this->bits_ = *given.bits;
+  check_bits(name, "bits", this->bits_);
   check_input_granularity(name, granularity_);
-  check_one("smooth", options.smooth());
-  if (options.smooth().defined()) {
-    smooth = register_buffer("smooth", scale_of_inputs(name, options.smooth(), qweight.size(1)));
-  }
+  this->store_smoothing("smooth", given.smooth, smooth);
 }
 
-torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
-  if (rotate_.has_value() && granularity_ == "per_token" &&
-      !(torch::GradMode::is_enabled() && input.requires_grad())) {
-    return multiply(quantize(input));
-  }
-  const auto rows = smooth.defined() ? input / smooth : rotated(input);
-  const auto low = low_of(bits_), high = high_of(bits_);
+template <typename Weight>
+torch::Tensor DynamicInput<Weight>::forward(const torch::Tensor& input) {
+  const auto rows = smooth.defined() ? input / smooth : this->rotated(input);
   // As in Python, given only where it differs from the default, the dtype of rows.
   const auto dtype = smooth.defined() ? std::optional(input.scalar_type()) : std::nullopt;
-  if (granularity_ == "per_token") {
-    return quantized_linear(rows, qweight, weight_scale, maybe(bias), symmetric_, std::nullopt, low,
-                            high, dtype);
-  }
-  const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low, high, symmetric_);
-  const auto zeros = symmetric_ ? std::nullopt : std::optional(zero_point);
-  return static_quantized_linear(rows, qweight, weight_scale, scale, maybe(bias), zeros,
-                                 std::nullopt, std::nullopt, low, high, dtype);
+  if (granularity_ == "per_token") return this->dynamic_product(rows, symmetric_, dtype);
+  const auto [scale, zero_point] = choose_qparams_per_tensor(rows.detach(), low_of(this->bits_),
+                                                             high_of(this->bits_), symmetric_);
+  return this->static_product(rows, scale, symmetric_ ? torch::Tensor() : zero_point, {}, dtype);
+}
+
+template <typename Weight>
+std::string DynamicInput<Weight>::input_text() const {
+  return text::input(this->bits_, granularity_, symmetric_, "dynamic") +
+         (smooth.defined() ? ", smooth" : "");
+}
+
+template <typename Weight>
+StaticInput<Weight>::StaticInput(const char* name, const Given& given) : Weight(name, given) {
+  this->bits_ = *given.bits;
+  check_bits(name, "bits", this->bits_);
+  const auto [one, zero] = scale_of_tensor(name, given.act_scale, given.act_zero_point);
+  act_scale = this->register_buffer("act_scale", one);
+  if (zero.defined()) act_zero_point = this->register_buffer("act_zero_point", zero);
+  this->store_smoothing("smooth_scale", given.smooth_scale, smooth_scale);
+}
+
+template <typename Weight>
+torch::Tensor StaticInput<Weight>::forward(const torch::Tensor& input) {
+  return this->static_product(this->rotated(input), act_scale, act_zero_point, smooth_scale, {});
+}
+
+template <typename Weight>
+torch::Tensor StaticInput<Weight>::smoothing() const {
+  return smooth_scale.defined() ? smooth_scale / act_scale : smooth_scale;
+}
+
+template <typename Weight>
+std::string StaticInput<Weight>::input_text() const {
+  return text::input(this->bits_, "per_tensor", !act_zero_point.defined(), "static") +
+         (smooth_scale.defined() ? ", smooth" : "");
+}
+
+// ---- QuantizedLinear and StaticQuantizedLinear --------------------------------------------------
+
+template class DynamicInput<Int8Linear>;
+template class StaticInput<Int8Linear>;
+
+QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
+    : DynamicInput("QuantizedLinear", given_of(options)) {}
+
+torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
+  const bool is_recorded = torch::GradMode::is_enabled() && input.requires_grad();
+  const bool is_fused = rotate_.has_value() && granularity_ == "per_token" && !is_recorded;
+  return is_fused ? multiply(quantize(input)) : DynamicInput::forward(input);
 }
 
 void QuantizedLinearImpl::check_per_token() const {
@@ -143,64 +209,59 @@ torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
                      std::nullopt, input.dtype);
 }
 
-torch::Tensor QuantizedLinearImpl::dequantized_weight() {
-  const auto weight = dequantized_rows(*this);
-  return rotated((smooth.defined() ? weight / smooth : weight).to(dtype_));
-}
+StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options)
+    : StaticInput("StaticQuantizedLinear", given_of(options)) {}
 
 BARAQUANT_CLONE(QuantizedLinearImpl, copied_options(*this, device))
-
-void QuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  print_begin(stream);
-  stream << ", weight=int" << weight_bits_ << " per_channel"
-         << text::input(bits_, granularity_, symmetric_, "dynamic")
-         << (smooth.defined() ? ", smooth" : "");
-  print_end(stream);
-}
-
-// ---- StaticQuantizedLinear ----------------------------------------------------------------------
-
-StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options)
-    : IntegerLinear("StaticQuantizedLinear"), bits_(options.bits()) {
-  const char* name = "StaticQuantizedLinear";
-  store({.qweight = options.qweight(),
-         .weight_scale = options.weight_scale(),
-         .bias = options.bias(),
-         .weight_zero_point = {},
-         .weight_bits = options.weight_bits(),
-         .dtype = options.dtype(),
-         .rotate = options.rotate()});
-  check_bits(name, "bits", bits_);
-  check_one("smooth_scale", options.smooth_scale());
-  const auto [one, zero] = scale_of_tensor(name, options.act_scale(), options.act_zero_point());
-  act_scale = register_buffer("act_scale", one);
-  if (zero.defined()) act_zero_point = register_buffer("act_zero_point", zero);
-  if (options.smooth_scale().defined()) {
-    const auto smooth = scale_of_inputs(name, options.smooth_scale(), qweight.size(1));
-    smooth_scale = register_buffer("smooth_scale", smooth);
-  }
-}
-
-torch::Tensor StaticQuantizedLinearImpl::forward(const torch::Tensor& input) {
-  return static_quantized_linear(rotated(input), qweight, weight_scale, act_scale, maybe(bias),
-                                 maybe(act_zero_point), maybe(smooth_scale), std::nullopt,
-                                 low_of(bits_), high_of(bits_));
-}
-
-torch::Tensor StaticQuantizedLinearImpl::dequantized_weight() {
-  auto weight = dequantized_rows(*this);
-  if (smooth_scale.defined()) weight = weight / (smooth_scale / act_scale);
-  return rotated(weight.to(dtype_));
-}
-
 BARAQUANT_CLONE(StaticQuantizedLinearImpl, copied_options(*this, device))
 
-void StaticQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
-  print_begin(stream);
-  stream << ", weight=int" << weight_bits_ << " per_channel"
-         << text::input(bits_, "per_tensor", !act_zero_point.defined(), "static")
-         << (smooth_scale.defined() ? ", smooth" : "");
-  print_end(stream);
+// ---- Layers of floating products ----------------------------------------------------------------
+
+DequantizedLayer::DequantizedLayer(const char* name, const Given& given, int64_t dimensions)
+    : QuantizedLayer(name), input_fake_quant(given.input_fake_quant) {
+  if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
+  store_integers(given, dimensions);
+  store_scales(given);
 }
+
+torch::Tensor DequantizedLayer::dequantized(torch::Dtype dtype) const {
+  const auto own = int8_weight();
+  if (!group_size_.has_value()) {
+    return dequantize_per_channel(own, weight_scale, maybe(weight_zero_point), 0, dtype);
+  }
+  const auto rows = own.flatten(1);
+  auto size = *group_size_;  // times the size of a kernel, whose positions a group contains
+  for (int64_t dim = 2; dim < own.dim(); ++dim) size *= own.size(dim);
+  const auto weight =
+      dequantize_per_group(rows, weight_scale, maybe(weight_zero_point), size, 1, dtype);
+  return weight.reshape(own.sizes());
+}
+
+torch::Tensor DequantizedLayer::rounded_input(const torch::Tensor& input) {
+  return input_fake_quant == nullptr ? input : input_fake_quant->forward(input);
+}
+
+torch::Tensor FloatingLinear::forward(const torch::Tensor& input) {
+  const auto own_bias = bias.defined() ? bias.to(input.scalar_type()) : bias;
+  return weight_only_linear(rounded_input(rotated(input)), qweight.defined() ? qweight : packed,
+                            weight_scale, maybe(own_bias), maybe(weight_zero_point), group_size_);
+}
+
+WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
+    : FloatingLinear("WeightOnlyLinear", given_of(options)) {}
+
+WeightOnlyInt4LinearImpl::WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options)
+    : FloatingLinear("WeightOnlyInt4Linear", given_of(options)) {}
+
+torch::Tensor WeightOnlyInt4LinearImpl::int8_weight() const {
+  // In a group of all columns with the factor 1, the numbers stand for themselves.
+  const auto size = std::max<int64_t>(in_features_ + in_features_ % 2, 2);
+  const auto groups = std::min<int64_t>(in_features_, 1);
+  const auto factor = torch::ones({packed.size(0), groups}, packed.options());
+  return expand_int4(packed, factor, size, in_features_);
+}
+
+BARAQUANT_CLONE(WeightOnlyLinearImpl, copied_options(*this, device))
+BARAQUANT_CLONE(WeightOnlyInt4LinearImpl, copied_options(*this, device))
 
 }  // namespace baraquant::nn

@@ -161,10 +161,7 @@ torch::Tensor scale_tensor(const FakeQuantizeOptions& options) {
     return torch::tensor(*number, torch::kFloat32);
   }
   const auto& scale = std::get<torch::Tensor>(options.scale());
-  const auto dtype = scale.scalar_type();
-  TORCH_CHECK_TYPE(dtype == torch::kFloat32 || dtype == torch::kFloat64,
-                   "FakeQuantize: expected scale to be float32 or float64, but got ",
-                   text::dtype(scale));
+  check_scale("FakeQuantize", "scale", scale.scalar_type());
   const bool fits = granularity == "per_tensor"
                         ? scale.dim() == 0 || (scale.dim() == 1 && scale.size(0) == 1)
                     : granularity == "per_channel" ? scale.dim() == 1

@@ -40,15 +40,11 @@ class BARAQUANT_API RMSNormImpl : public FusedLayer {
  public:
   explicit RMSNormImpl(const RMSNormOptions& options);
   torch::Tensor forward(const torch::Tensor& input) override;
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   RMSNormOptions options;
   torch::Tensor weight;  ///< undefined without elementwise_affine
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(RMSNorm);
 
@@ -72,16 +68,12 @@ class BARAQUANT_API LayerNormImpl : public FusedLayer {
  public:
   explicit LayerNormImpl(const LayerNormOptions& options);
   torch::Tensor forward(const torch::Tensor& input) override;
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   LayerNormOptions options;
   torch::Tensor weight;  ///< undefined without elementwise_affine
   torch::Tensor bias;    ///< undefined if there is none
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(LayerNorm);
 
@@ -92,14 +84,10 @@ class BARAQUANT_API GELUImpl : public FusedLayer {
  public:
   explicit GELUImpl(const torch::nn::GELUOptions& options = {});
   torch::Tensor forward(const torch::Tensor& input) override;
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::GELUOptions options;
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(GELU);
 
@@ -121,12 +109,9 @@ class BARAQUANT_API GatedMLPImpl : public FusedLayer {
                const std::shared_ptr<torch::nn::Module>& down,
                Names names = {"gate_proj", "up_proj", "down_proj"});
   torch::Tensor forward(const torch::Tensor& input) override;
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
+  BARAQUANT_CLONES
 
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   Names names_;
 };
 TORCH_MODULE(GatedMLP);

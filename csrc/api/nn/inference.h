@@ -3,12 +3,15 @@
 /// Layers for inference; they store integers.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "layer_options.h"
 #include "training.h"
 
 namespace baraquant::nn {
+
+struct Given;  // the options of a layer of any class, which the sources read
 
 /// A layer that stores its weight as integers: as int8 in `qweight`, or packed.
 ///
@@ -21,15 +24,21 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   /// The integers as int8, in the layout of the weight.
   virtual torch::Tensor int8_weight() const { return qweight; }
   /// The sizes of int8_weight(), for which nothing is unpacked.
-  virtual std::vector<int64_t> weight_sizes() const { return qweight.sizes().vec(); }
+  virtual std::vector<int64_t> weight_sizes() const;
+  /// Those of a linear layer.
+  int64_t in_features() const { return weight_sizes()[1]; }
+  int64_t out_features() const { return weight_sizes()[0]; }
   /// The dtype of dequantized_weight(); it follows the conversions of the module.
   torch::Dtype dtype() const { return dtype_; }
   /// The width of the weight's integers, 2 to 8.
   int64_t weight_bits() const { return weight_bits_; }
   /// The block that is rotated in inputs, and is in the integers; std::nullopt without a rotation.
   std::optional<int64_t> rotate() const { return rotate_; }
+  /// Print the name, the sizes and the scheme of a linear layer.
+  void pretty_print(std::ostream& stream) const override;
 
-  torch::Tensor qweight;
+  torch::Tensor qweight;  ///< undefined if the integers are packed
+  torch::Tensor packed;   ///< uint8 `[out_features, ceil(in_features / 2)]`, or undefined
   torch::Tensor weight_scale;
   torch::Tensor bias;               ///< undefined if the layer has none
   torch::Tensor weight_zero_point;  ///< int32; undefined if symmetric
@@ -39,34 +48,84 @@ class BARAQUANT_API QuantizedLayer : public Layer {
   bool is_scale(const std::string& name) const override;
   void converted(const std::optional<torch::Device>& device,
                  const std::optional<torch::Dtype>& dtype) override;
-  /// What all layers store, as it was given.
-  struct Given {
-    torch::Tensor qweight, weight_scale, bias, weight_zero_point;
-    int64_t weight_bits;
-    std::optional<torch::Dtype> dtype;
-    std::optional<int64_t> group_size = std::nullopt;
-    std::optional<int64_t> rotate = std::nullopt;
-  };
-  /// Check the weight with its scale, zero point and bias, and keep them.
-  void store(const Given& given, int64_t dimensions = 2);
-  /// The same without the integers and without a check of the bias, for a weight of a shape.
-  void store_scales(const Given& given, at::IntArrayRef shape);
+  /// Check the integers and the bias, and keep the integers.
+  void store_integers(const Given& given, int64_t dimensions = 2);
+  /// Check the scale, the zero point and the rotation, and keep them with the bias.
+  void store_scales(const Given& given);
   /// The input as the integers need it: rotated, or as it is.
   torch::Tensor rotated(const torch::Tensor& input) const;
-  /// Print the name and the sizes of a linear layer, or the block of a rotation and the end.
-  void print_begin(std::ostream& stream) const;
-  void print_end(std::ostream& stream) const;
+  /// How the weight is quantized, for pretty_print(); `whole` is the granularity without groups.
+  virtual std::string weight_text(const char* whole = "per_channel") const;
+  /// How the input becomes integers, for pretty_print().
+  virtual std::string input_text() const { return ""; }
   torch::Dtype dtype_ = torch::kFloat32;
   int64_t weight_bits_ = 8;
-  std::optional<int64_t> rotate_;
+  std::optional<int64_t> group_size_, rotate_;
+  int64_t in_features_ = 0;  ///< of packed integers
 };
 
-/// A linear layer that multiplies integers.
+/// A linear layer that multiplies integers: Int8Linear or Int4Linear, which store the weight and have
+/// the products, by DynamicInput or StaticInput, which make integers of the input.
 class BARAQUANT_API IntegerLinear : public QuantizedLayer {
+ public:
+  torch::Tensor dequantized_weight() override;
+  /// The width of the input's integers, 2 to 8.
+  int64_t bits() const { return bits_; }
+
  protected:
   using QuantizedLayer::QuantizedLayer;
-  /// Check that a layer is not both rotated and smoothed, by a tensor of this name.
-  void check_one(const char* smooth, const torch::Tensor& given) const;
+  /// What the input is divided by before it becomes integers; undefined without smoothing.
+  virtual torch::Tensor smoothing() const = 0;
+  /// Check and keep what the scale of an input is divided by, and that the layer is not rotated too.
+  void store_smoothing(const char* name, const torch::Tensor& given, torch::Tensor& smooth);
+  int64_t bits_ = 8;
+};
+
+/// A linear layer that multiplies integers, with an int8 for each weight.
+class BARAQUANT_API Int8Linear : public IntegerLinear {
+ protected:
+  Int8Linear(const char* name, const Given& given);
+  /// The product with an input that gets a scale for each token, in its own dtype or in `dtype`.
+  torch::Tensor dynamic_product(const torch::Tensor& rows, bool symmetric,
+                                std::optional<torch::Dtype> dtype) const;
+  /// The product with an input of one scale.
+  torch::Tensor static_product(const torch::Tensor& rows, const torch::Tensor& scale,
+                               const torch::Tensor& zero_point, const torch::Tensor& smooth_scale,
+                               std::optional<torch::Dtype> dtype) const;
+};
+
+/// A linear layer of integers that computes the scale of its input from the input.
+template <typename Weight>
+class BARAQUANT_API DynamicInput : public Weight {
+ public:
+  torch::Tensor forward(const torch::Tensor& input) override;
+  bool symmetric() const { return symmetric_; }
+  const std::string& granularity() const { return granularity_; }
+
+  torch::Tensor smooth;  ///< undefined without smoothing
+
+ protected:
+  DynamicInput(const char* name, const Given& given);
+  torch::Tensor smoothing() const override { return smooth; }
+  std::string input_text() const override;
+  bool symmetric_;
+  std::string granularity_;
+};
+
+/// A linear layer of integers whose input has one scale, fixed in advance.
+template <typename Weight>
+class BARAQUANT_API StaticInput : public Weight {
+ public:
+  torch::Tensor forward(const torch::Tensor& input) override;
+
+  torch::Tensor act_scale;
+  torch::Tensor act_zero_point;  ///< undefined if symmetric
+  torch::Tensor smooth_scale;    ///< undefined without smoothing
+
+ protected:
+  StaticInput(const char* name, const Given& given);
+  torch::Tensor smoothing() const override;
+  std::string input_text() const override;
 };
 
 /// The integers of an input of QuantizedLinear, which layers with the same widths may share.
@@ -84,7 +143,7 @@ struct BARAQUANT_API QuantizedInput {
 /// @throws c10::ValueError A shape, width or granularity does not fit.
 /// @throws c10::TypeError The weight is not int8, the scale is not float32 or float64, or the dtype
 ///     is not floating.
-class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
+class BARAQUANT_API QuantizedLinearImpl : public DynamicInput<Int8Linear> {
  public:
   explicit QuantizedLinearImpl(const QuantizedLinearOptions& options);
 
@@ -97,23 +156,9 @@ class BARAQUANT_API QuantizedLinearImpl : public IntegerLinear {
   ///
   /// @throws c10::ValueError The inputs have one scale in all, or the shapes do not fit.
   torch::Tensor multiply(const QuantizedInput& input) const;
-  torch::Tensor dequantized_weight() override;
-  bool symmetric() const { return symmetric_; }
-  int64_t bits() const { return bits_; }
-  const std::string& granularity() const { return granularity_; }
+  BARAQUANT_CLONES
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
-  torch::Tensor smooth;  ///< undefined without smoothing
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   void check_per_token() const;
-  bool symmetric_;
-  int64_t bits_;
-  std::string granularity_;
 };
 TORCH_MODULE(QuantizedLinear);
 
@@ -121,47 +166,34 @@ TORCH_MODULE(QuantizedLinear);
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API StaticQuantizedLinearImpl : public IntegerLinear {
+class BARAQUANT_API StaticQuantizedLinearImpl : public StaticInput<Int8Linear> {
  public:
   explicit StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options);
-
-  torch::Tensor forward(const torch::Tensor& input) override;
-  torch::Tensor dequantized_weight() override;
-  int64_t bits() const { return bits_; }
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
-  torch::Tensor act_scale;
-  torch::Tensor act_zero_point;  ///< undefined if symmetric
-  torch::Tensor smooth_scale;    ///< undefined without smoothing
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
-  int64_t bits_;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(StaticQuantizedLinear);
 
 /// A layer that stores integers and may compute in floating point.
 class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
  public:
-  torch::Tensor dequantized_weight() override { return dequantized(dtype_); }
+  torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
   std::optional<int64_t> group_size() const { return group_size_; }
 
   std::shared_ptr<FakeQuantizeImpl> input_fake_quant;  ///< empty if the input stays as it is
 
  protected:
-  DequantizedLayer(const std::string& name, const DequantizedOptions& options, int64_t dimensions);
-  /// A layer whose weight is not stored yet.
-  DequantizedLayer(const std::string& name, std::optional<int64_t> group_size,
-                   std::shared_ptr<FakeQuantizeImpl> rounder);
-  torch::Tensor dequantized(torch::Dtype dtype);
+  DequantizedLayer(const char* name, const Given& given, int64_t dimensions = 2);
+  torch::Tensor dequantized(torch::Dtype dtype) const;
   torch::Tensor rounded_input(const torch::Tensor& input);
-  void print_scheme(std::ostream& stream) const;
+};
 
- private:
-  std::optional<int64_t> group_size_;
+/// A linear layer that stores integers and computes in floating point.
+class BARAQUANT_API FloatingLinear : public DequantizedLayer {
+ public:
+  torch::Tensor forward(const torch::Tensor& input) override;
+
+ protected:
+  using DequantizedLayer::DequantizedLayer;
 };
 
 /// A linear layer that stores integers and computes in floating point: for scales per group, for
@@ -169,18 +201,10 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API WeightOnlyLinearImpl : public DequantizedLayer {
+class BARAQUANT_API WeightOnlyLinearImpl : public FloatingLinear {
  public:
   explicit WeightOnlyLinearImpl(const DequantizedOptions& options);
-  torch::Tensor forward(const torch::Tensor& input) override;
-  torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(WeightOnlyLinear);
 
@@ -189,25 +213,11 @@ TORCH_MODULE(WeightOnlyLinear);
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API WeightOnlyInt4LinearImpl : public DequantizedLayer {
+class BARAQUANT_API WeightOnlyInt4LinearImpl : public FloatingLinear {
  public:
   explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
-  torch::Tensor forward(const torch::Tensor& input) override;
-  torch::Tensor dequantized_weight() override { return rotated(dequantized(dtype_)); }
   torch::Tensor int8_weight() const override;
-  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
-  int64_t in_features() const { return in_features_; }
-  int64_t out_features() const { return packed.size(0); }
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
-  torch::Tensor packed;  ///< uint8 `[out_features, ceil(in_features / 2)]`
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
-  int64_t in_features_;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(WeightOnlyInt4Linear);
 
@@ -227,20 +237,17 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor dequantized_weight() override;
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::Conv2dOptions conv;
   /// Whether the product is given a floating weight of this memory format, as the layer that this one
   /// replaces gives it: PyTorch chooses its algorithm by that.
   bool channels_last = false;
+  BARAQUANT_CLONES
 
- private:
   torch::Tensor float_weight(torch::Dtype dtype);
   torch::Tensor float_output(const torch::Tensor& input);
   bool is_integer_ = false;
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(QuantizedConv2d);
 
@@ -257,15 +264,11 @@ class BARAQUANT_API QuantizedEmbeddingImpl : public QuantizedLayer {
   std::optional<int64_t> group_size() const { return group_size_; }
   std::optional<int64_t> padding_idx() const { return padding_idx_; }
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
+  BARAQUANT_CLONES
 
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   torch::Tensor dequantized(const torch::Tensor& rows, const torch::Tensor& scale,
                             const torch::Tensor& zero_point) const;
-  std::optional<int64_t> group_size_;
   std::optional<int64_t> padding_idx_;
 };
 TORCH_MODULE(QuantizedEmbedding);

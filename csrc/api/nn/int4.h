@@ -65,7 +65,6 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4
  public:
   explicit FakeQuantizeInt4Impl(FakeQuantizeInt4Options options);
 
-  torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
   /// The int8 that a product multiplies, with scales and zeros `[rows]`.
   Quantized quantize(const torch::Tensor& input) override { return int8_of(input); }
@@ -76,26 +75,16 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4
   /// The input itself: the gradient goes straight through.
   torch::Tensor smooth(const torch::Tensor& input) override { return input; }
   int64_t group_size() const override { return options.group_size(); }
-  void enable_fake_quant(bool enabled = true) override { rounds_ = enabled; }
-  bool rounds() const override { return rounds_; }
   int64_t quant_min() const override { return -8; }
   int64_t quant_max() const override { return 7; }
   bool is_dynamic() const { return !scale.defined(); }
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   /// The options as they were given, without the tensors, which are buffers.
   FakeQuantizeInt4Options options;
   torch::Tensor scale, group_factor, group_zero_point;  ///< undefined if from each weight
-
- protected:
-  bool is_scale(const std::string& name) const override { return name == "scale"; }
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
-  bool rounds_ = true;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(FakeQuantizeInt4);
 
@@ -134,7 +123,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
  public:
   explicit LearnedFakeQuantizeInt4Impl(const LearnedFakeQuantizeInt4Options& options);
 
-  torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor forward(const torch::Tensor& input) override { return Quantizer::forward(input); }
   /// @throws c10::Error The factors are not known yet.
   torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
   /// The int8 that a product multiplies, with scales and zeros `[rows]`.
@@ -155,18 +144,15 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   /// Set the parameters to given factors; `packed` is not used.
   void start_from(const PackedInt4& given);
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::Tensor largest_step;  ///< `[rows]`
 
  protected:
   void start_by(const torch::Tensor& input, bool only_unknown) override;
+  BARAQUANT_CLONES
 
- private:
   void set(const PackedInt4& given, const torch::Tensor& is_taken);
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   PackedInt4 qparams_in(torch::Dtype dtype) const;
   torch::Tensor row_scale(torch::Dtype dtype) const;
   void set_by_first(const torch::Tensor& input);
@@ -177,61 +163,36 @@ TORCH_MODULE(LearnedFakeQuantizeInt4);
 /// A linear layer whose weights are packed numbers of four bits; `qweight` is undefined.
 ///
 /// Its products are exact sums of integers, with the bits of the layers of int8 for int8_weight().
-class BARAQUANT_API Int4Linear : public QuantizedLayer {
+class BARAQUANT_API Int4Linear : public IntegerLinear {
  public:
-  torch::Tensor dequantized_weight() override;
   torch::Tensor int8_weight() const override;
-  std::vector<int64_t> weight_sizes() const override { return {packed.size(0), in_features_}; }
-  int64_t in_features() const { return in_features_; }
-  int64_t out_features() const { return packed.size(0); }
-  int64_t group_size() const { return group_size_; }
-  /// The width of the input's integers.
-  int64_t bits() const { return bits_; }
+  int64_t group_size() const { return *group_size_; }
   /// Check that every `(u - z) * f` is an int8.
   /// @throws c10::ValueError One is not.
   void check_products() const;
 
-  torch::Tensor packed;            ///< uint8 `[out_features, ceil(in_features / 2)]`
   torch::Tensor group_factor;      ///< uint8 `[out_features, groups]`, 1 to 16
   torch::Tensor group_zero_point;  ///< uint8 `[out_features, groups]`; undefined stands for 8
 
  protected:
-  using QuantizedLayer::QuantizedLayer;
-  /// What both layers store, as it was given.
-  struct GivenInt4 {
-    PackedInt4 weight;
-    int64_t group_size, in_features;
-    torch::Tensor bias;
-    int64_t bits;
-    std::optional<torch::Dtype> dtype;
-    std::optional<int64_t> rotate;
-  };
-  void store(const GivenInt4& given);
-  void print_scheme(std::ostream& stream) const;
-
- private:
-  int64_t in_features_ = 0, group_size_ = 0, bits_ = 8;
+  Int4Linear(const char* name, const Given& given);
+  std::string weight_text(const char* whole) const override;
+  /// As those of Int8Linear.
+  torch::Tensor dynamic_product(const torch::Tensor& rows, bool symmetric,
+                                std::optional<torch::Dtype> dtype) const;
+  torch::Tensor static_product(const torch::Tensor& rows, const torch::Tensor& scale,
+                               const torch::Tensor& zero_point, const torch::Tensor& smooth_scale,
+                               std::optional<torch::Dtype> dtype) const;
 };
 
 /// A linear layer of four-bit weights that computes the scale of its input from the input.
 ///
 /// @throws c10::ValueError A shape, width or granularity does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API QuantizedInt4LinearImpl : public Int4Linear {
+class BARAQUANT_API QuantizedInt4LinearImpl : public DynamicInput<Int4Linear> {
  public:
   explicit QuantizedInt4LinearImpl(const QuantizedInt4LinearOptions& options);
-  torch::Tensor forward(const torch::Tensor& input) override;
-  bool symmetric() const { return symmetric_; }
-  const std::string& granularity() const { return granularity_; }
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
-  bool symmetric_;
-  std::string granularity_;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(QuantizedInt4Linear);
 
@@ -239,20 +200,10 @@ TORCH_MODULE(QuantizedInt4Linear);
 ///
 /// @throws c10::ValueError A shape or width does not fit.
 /// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API StaticQuantizedInt4LinearImpl : public Int4Linear {
+class BARAQUANT_API StaticQuantizedInt4LinearImpl : public StaticInput<Int4Linear> {
  public:
   explicit StaticQuantizedInt4LinearImpl(const StaticQuantizedInt4LinearOptions& options);
-  torch::Tensor forward(const torch::Tensor& input) override;
-
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
-  void pretty_print(std::ostream& stream) const override;
-
-  torch::Tensor act_scale;
-  torch::Tensor act_zero_point;  ///< undefined if symmetric
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+  BARAQUANT_CLONES
 };
 TORCH_MODULE(StaticQuantizedInt4Linear);
 

@@ -15,6 +15,15 @@
 #include "../config.h"
 #include "../export.h"
 
+/// Declares what torch::nn clones a module with. Private members may follow.
+#define BARAQUANT_CLONES                                                                \
+ public:                                                                                \
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = \
+                                               std::nullopt) const override;            \
+                                                                                        \
+ private:                                                                               \
+  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
+
 namespace baraquant::nn {
 
 /// A module whose integers stay integers, and whose scales keep their precision, when it is

@@ -24,12 +24,20 @@ class BARAQUANT_API Quantizer : public Layer {
   /// @throws c10::Error The mode "dynamic", which keeps none.
   virtual std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const = 0;
   /// Let the module round its input, or pass it through unchanged (an observer continues).
-  virtual void enable_fake_quant(bool enabled = true) = 0;
+  virtual void enable_fake_quant(bool enabled = true) { rounds_ = enabled; }
   void disable_fake_quant() { enable_fake_quant(false); }
   /// Whether enable_fake_quant is on, as far as the host knows it.
-  virtual bool rounds() const = 0;
+  virtual bool rounds() const { return rounds_; }
   virtual int64_t quant_min() const = 0;
   virtual int64_t quant_max() const = 0;
+  /// The input rounded to the grid while enable_fake_quant is on.
+  torch::Tensor forward(const torch::Tensor& input) override {
+    return rounds_ ? round(input) : input;
+  }
+
+ protected:
+  bool is_scale(const std::string&) const override { return true; }
+  bool rounds_ = true;
 };
 
 /// Options of FakeQuantize: the arguments of Python's class of that name.
@@ -88,7 +96,6 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   Quantized quantize(const torch::Tensor& input) override;
   std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
   void enable_fake_quant(bool enabled = true) override;
-  bool rounds() const override { return rounds_; }
   int64_t quant_min() const override { return options.quant_min(); }
   int64_t quant_max() const override { return options.quant_max(); }
   /// Let the module follow the range of its input, or freeze range and scale.
@@ -104,26 +111,19 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   bool is_dynamic() const { return options.mode() == "dynamic"; }
   bool is_observed() const { return options.mode() == "observed"; }
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   /// The options as they were given, without `scale` and `zero_point`, which are buffers.
   FakeQuantizeOptions options;
   torch::Tensor scale, zero_point, min_val, max_val;
   torch::Tensor observer_enabled, fake_quant_enabled, skipped_batches;
+  BARAQUANT_CLONES
 
- protected:
-  bool is_scale(const std::string& name) const override;
-
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   bool rounds_scale() const { return options.scale_dtype() != "float32"; }
   // The scale and the zero point of one input.
   std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
   torch::Tensor observe_and_round(const torch::Tensor& input);
   void check_seen();
-  bool rounds_ = true;
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
 };
 TORCH_MODULE(FakeQuantize);
@@ -172,8 +172,6 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   torch::Tensor round(const torch::Tensor& input) override;
   Quantized quantize(const torch::Tensor& input) override;
   std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
-  void enable_fake_quant(bool enabled = true) override { rounds_ = enabled; }
-  bool rounds() const override { return rounds_; }
   int64_t quant_min() const override { return options.quant_min(); }
   int64_t quant_max() const override { return options.quant_max(); }
   /// Set scale and zero point from the values of `input`. An empty input changes nothing. Nor do
@@ -185,8 +183,6 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   /// Whether the scale is known.
   bool is_initialized() const;
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   LearnedFakeQuantizeOptions options;
@@ -201,15 +197,12 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   /// Which of these scales are taken. Counts the batch if one that is wanted is not finite.
   torch::Tensor is_new(const torch::Tensor& given, const torch::Tensor& known, bool only_unknown);
   void note_if_known();
-  bool is_scale(const std::string& name) const override;
   /// The positive scale and the zero point, for an input of this dtype.
   std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
 
-  bool rounds_ = true;
   mutable bool initialized_ = false;
+  BARAQUANT_CLONES
 
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   void initialize_by_first(const torch::Tensor& input);
   torch::Tensor round_to_grid(const torch::Tensor& input);
   bool saw_zeros_ = false;

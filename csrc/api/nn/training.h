@@ -112,12 +112,9 @@ class BARAQUANT_API FakeQuantizedLinearImpl : public FakeQuantizedLayer {
   int64_t in_features() const { return weight.size(1); }
   int64_t out_features() const { return weight.size(0); }
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
+  BARAQUANT_CLONES
 
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   torch::Tensor whole(const torch::Tensor& input);
   torch::Tensor float_output(const torch::Tensor& input);
   torch::Tensor integer_output(const torch::Tensor& input);
@@ -149,17 +146,14 @@ class BARAQUANT_API FakeQuantizedConv2dImpl : public FakeQuantizedLayer {
 
   torch::Tensor forward(const torch::Tensor& input) override;
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::Conv2dOptions options;
+  BARAQUANT_CLONES
 
- private:
   bool is_integer() const;
   torch::Tensor float_output(const torch::Tensor& input);
   torch::Tensor integer_output(const torch::Tensor& input);
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
 };
 TORCH_MODULE(FakeQuantizedConv2d);
 
@@ -179,14 +173,11 @@ class BARAQUANT_API FakeQuantizedEmbeddingImpl : public FakeQuantizedLayer {
   /// The rounded rows for the indices `[...]`: `[..., embedding_dim]`.
   torch::Tensor forward(const torch::Tensor& input) override;
 
-  std::shared_ptr<torch::nn::Module> clone(
-      const std::optional<torch::Device>& device = std::nullopt) const override;
   void pretty_print(std::ostream& stream) const override;
 
   torch::nn::EmbeddingOptions options;
+  BARAQUANT_CLONES
 
- private:
-  void clone_(torch::nn::Module& other, const std::optional<torch::Device>& device) override;
   void start(const QuantConfig& config);
   torch::Tensor rows(const torch::Tensor& input, const torch::Tensor& table);
   bool rounds_rows_ = false;  // those asked for, not the table
