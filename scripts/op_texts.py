@@ -23,7 +23,7 @@ rules. `Reference` replaces the summary on the page of the reference. In the fir
 
 A text goes on in lines that are indented. An empty line begins a paragraph, and a backslash ends a
 line that is not to be joined with the next. The lines of `Example`, `Rows` and `Page` stay as they
-are.
+are; a word of an `Example` may have several.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Texts:
                 return block.entries[entry]
         return None
 
-    def text(self, family: str, name: str, entry: str) -> str:
-        """An entry of an op with its words, paragraph by paragraph; "" if there is none."""
+    def filled(self, family: str, name: str, entry: str) -> str:
+        """An entry of an op with its words, line by line; "" if there is none."""
 
         def word(match: re.Match[str]) -> str:
             found = self.get(family, name, match[1] or match[2])
@@ -88,8 +88,11 @@ class Texts:
                 raise KeyError(f"{name}: {entry} names {match[0]}, which nothing defines")
             return re.sub(MARK, word, found.strip())
 
-        found = re.sub(MARK, word, self.get(family, name, entry) or "")
-        lines = [line.strip() for line in found.splitlines()]
+        return re.sub(MARK, word, self.get(family, name, entry) or "")
+
+    def text(self, family: str, name: str, entry: str) -> str:
+        """An entry of an op with its words, paragraph by paragraph; "" if there is none."""
+        lines = [line.strip() for line in self.filled(family, name, entry).splitlines()]
         return re.sub(r"( *\\\n)+", r" \\\n", "\n".join(lines)).removesuffix(" \\").strip()
 
     def docstring(self, family: str, name: str, arguments: Sequence[str]) -> list[str]:
@@ -111,7 +114,7 @@ class Texts:
                     if text := self.text(family, name, error):
                         lines += wrapped(f"{error}: {text}", "    ", "        ")
             elif section in VERBATIM:
-                lines += verbatim(self.get(family, name, section) or "", "    ")
+                lines += verbatim(self.filled(family, name, section), "    ")
             else:
                 lines += wrapped(self.text(family, name, section), "    ", "    ")
         return lines
