@@ -55,17 +55,27 @@ def _why_not_window(config: Any) -> str | None:
 
 
 def _why_not_gemma2(config: Any) -> str | None:
-    heads = config.num_attention_heads
-    scalars = {config.head_dim}
-    if config.num_hidden_layers == 46:  # 27B: its readers divide by another number
-        scalars = {config.hidden_size // heads}
-    if config.query_pre_attn_scalar not in scalars:
-        return f"query_pre_attn_scalar={config.query_pre_attn_scalar}, not {min(scalars)}"
-    kinds = ["sliding_attention", "full_attention"]
-    expected = [kinds[layer % 2] for layer in range(config.num_hidden_layers)]
-    if list(config.layer_types) != expected:
+    if _has_full_attention_other_than(config, every=2):
         return "layer_types other than alternating sliding_attention and full_attention"
+    return _why_not_scalar(config, layers_of_27b=46)
+
+
+def _why_not_scalar(config: Any, layers_of_27b: int) -> str | None:
+    scalar = config.head_dim
+    if config.num_hidden_layers == layers_of_27b:  # its readers divide by another number
+        scalar = config.hidden_size // config.num_attention_heads
+    if config.query_pre_attn_scalar != scalar:
+        return f"query_pre_attn_scalar={config.query_pre_attn_scalar}, not {scalar}"
     return None
+
+
+def _has_full_attention_other_than(config: Any, every: int) -> bool:
+    """Whether other layers than each so many-th have full attention, or the others no window."""
+    expected = [
+        "sliding_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(config.num_hidden_layers)
+    ]
+    return list(config.layer_types) != expected
 
 
 def _write_gemma2(writer: Any, config: Any) -> None:
@@ -77,25 +87,16 @@ def _write_gemma2(writer: Any, config: Any) -> None:
 
 
 def _why_not_gemma3(config: Any) -> str | None:
-    scalars = {config.head_dim}
-    if config.num_hidden_layers == 62:  # 27B
-        scalars = {config.hidden_size // config.num_attention_heads}
-    if config.query_pre_attn_scalar not in scalars:
-        return f"query_pre_attn_scalar={config.query_pre_attn_scalar}, not {min(scalars)}"
     if config.attn_logit_softcapping is not None or config.final_logit_softcapping is not None:
         return "a soft cap of logits"
     if getattr(config, "use_bidirectional_attention", False):
         return "use_bidirectional_attention=True"
-    expected = [
-        "sliding_attention" if (layer + 1) % 6 else "full_attention"
-        for layer in range(config.num_hidden_layers)
-    ]
-    if list(config.layer_types) != expected:
+    if _has_full_attention_other_than(config, every=6):
         return "layer_types other than five times sliding_attention, then full_attention"
     local = config.rope_parameters.get("sliding_attention") or {}
     if local.get("rope_theta", 10000.0) != 10000.0 or local.get("rope_type") != "default":
         return f"the rope parameters {local} of sliding_attention, not rope_theta=10000"
-    return None
+    return _why_not_scalar(config, layers_of_27b=62)
 
 
 def _write_window(writer: Any, config: Any) -> None:

@@ -139,6 +139,25 @@ def integer_layers(
     return found
 
 
+def check_layers(
+    layers: dict[str, IntegerLayer], caller: str, why_not: Callable[[IntegerLayer], str | None]
+) -> None:
+    """Check that a format holds all layers.
+
+    Args:
+        layers: The layers; each is asked for once, under its first name.
+        caller: The public function, for messages.
+        why_not: Returns why the format cannot hold a layer, or None.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    for layer in {id(layer): layer for layer in layers.values()}.values():
+        reason = why_not(layer)
+        if reason is not None:
+            raise ValueError(f"{caller}: {layer.path}: {reason}")
+
+
 def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     """Return what an exporter needs of a converted module.
 
@@ -191,17 +210,19 @@ def _input_of(module: Any) -> QuantizedInput | None:
     if hasattr(module, "granularity"):
         return QuantizedInput(module.bits, module.symmetric, module.granularity)
     rounder = getattr(module, "input_fake_quant", None)
-    if not isinstance(rounder, FakeQuantize):
-        return None
+    return input_of(rounder, rounder.symmetric) if isinstance(rounder, FakeQuantize) else None
+
+
+def input_of(rounder: FakeQuantize, symmetric: bool) -> QuantizedInput:
+    """Return how a fake quantizer makes integers of an input."""
     is_fixed = rounder.mode == "fixed"
-    bits = (rounder.quant_max - rounder.quant_min).bit_length()
     return QuantizedInput(
-        bits,
-        rounder.symmetric,
+        (rounder.quant_max - rounder.quant_min).bit_length(),
+        symmetric,
         rounder.granularity,
         rounder.group_size or None,
         rounder.scale if is_fixed else None,
-        None if rounder.symmetric or not is_fixed else rounder.zero_point,
+        rounder.zero_point if is_fixed and not symmetric else None,
     )
 
 

@@ -23,7 +23,7 @@ _RANGES = {_INT8: (-128, 127), _UINT8: (0, 255)}
 def table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the translations for PyTorch's exporter."""
     ours, theirs = torch.ops.baraquant, torch.ops.baraquant_export
-    translations = {
+    translations: dict[Any, Callable[..., Any]] = {
         ours.fake_quantize_per_tensor.default: _fake_quantize,
         ours.fake_quantize_per_channel.default: _fake_quantize,
         ours.fake_quantize_per_token.default: _fake_quantize_per_token,

@@ -114,7 +114,7 @@ def _plan(paths: list[str], at: dict[str, nn.Module]) -> Callable[[], None] | No
         return None
     _check_alike(paths, [(layer.bits, layer.symmetric) for layer in static], len(layers))
     scale, zero_point = _union(static)
-    if all(_has(layer, scale, zero_point) for layer in static):
+    if {_numbers(layer) for layer in static} == {(float(scale), int(zero_point))}:
         return None
     return functools.partial(_unite, static, scale, zero_point)
 
@@ -127,31 +127,22 @@ def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) 
         )
 
 
-def _has(layer: bnn.StaticQuantizedLinear, scale: Tensor, zero_point: Tensor) -> bool:
-    own = layer.act_zero_point
-    same = own is None or bool(own.cpu() == zero_point.cpu())
-    return same and bool(layer.act_scale.cpu() == scale.cpu())
-
-
 def _union(layers: list[bnn.StaticQuantizedLinear]) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of a range that contains all of them."""
+    first, zeros = layers[0], [_numbers(layer)[1] for layer in layers]
     scales = [layer.act_scale.detach().cpu().reshape(()) for layer in layers]
-    zeros = [_zero_of(layer) for layer in layers]
     # Layers that agree keep their numbers: a computed union could round.
-    if len({(float(s), z) for s, z in zip(scales, zeros, strict=True)}) == 1:
+    if len(set(map(_numbers, layers))) == 1:
         return scales[0], torch.tensor(zeros[0])
-    first = layers[0]
     if first.symmetric:
         return max(scales), torch.tensor(0)
     pairs = list(zip(scales, zeros, strict=True))
     lowest = min(scale * (first.quant_min - zero) for scale, zero in pairs)
     highest = max(scale * (first.quant_max - zero) for scale, zero in pairs)
-    scale, zero_point = qparams_of_range(
-        lowest, highest, first.quant_min, first.quant_max, symmetric=False
-    )
-    return scale, zero_point
+    return qparams_of_range(lowest, highest, first.quant_min, first.quant_max, symmetric=False)
 
 
-def _zero_of(layer: bnn.StaticQuantizedLinear) -> int:
+def _numbers(layer: bnn.StaticQuantizedLinear) -> tuple[float, int]:
+    """Return the scale and the zero point; 0 where there is none."""
     zero_point = layer.act_zero_point
-    return 0 if zero_point is None else int(zero_point)
+    return float(layer.act_scale), 0 if zero_point is None else int(zero_point)

@@ -25,7 +25,7 @@ from ._gguf_architectures import (
     rope_factors,
     write_config,
 )
-from ._layers import IntegerLayer, integer_layers
+from ._layers import IntegerLayer, check_layers, integer_layers
 
 _CALLER = "to_gguf"
 _BLOCK = 32
@@ -78,20 +78,10 @@ def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: boo
     gguf: Any = need(_CALLER, "gguf", "gguf")
     layers = integer_layers(model, _CALLER)
     row = architecture_of(_CALLER, model)
-    checked: set[int] = set()
-    for layer in layers.values():
-        if id(layer) not in checked:
-            _check_layer(layer, float_inputs)
-            checked.add(id(layer))
+    check_layers(layers, _CALLER, lambda layer: _why_not(layer, float_inputs))
     entries = _entries(gguf, model, layers, row)
     with new_file(_CALLER, path) as partial:
         _write(gguf, partial, model, entries, row)
-
-
-def _check_layer(layer: IntegerLayer, float_inputs: bool) -> None:
-    reason = _why_not(layer, float_inputs)
-    if reason is not None:
-        raise ValueError(f"{_CALLER}: {layer.path}: {reason}")
 
 
 def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:

@@ -25,7 +25,7 @@ from ..nn.shared.convolution import ConvolvesIntegers
 from ..nn.shared.subclassed import plain_type
 from . import _onnx_modules as forms
 from ._folder import new_files
-from ._layers import IntegerLayer, integer_layers
+from ._layers import IntegerLayer, check_layers, integer_layers
 from ._rewrite import rewritten
 
 _CALLER = "to_onnx"
@@ -236,12 +236,7 @@ def _rewritten(
     Raises:
         ValueError: A layer has no form in this style.
     """
-    for layer in layers.values():
-        if layer.scale.dtype == torch.float64:
-            raise ValueError(
-                f"{_CALLER}: {layer.path}: expected a float32 scale, but got float64, which "
-                "QuantizeLinear does not take; quantize a float32 model"
-            )
+    check_layers(layers, _CALLER, _why_not)
     copied = rewritten(
         model, layers, lambda path, module, layer: _replacement(path, module, layer, form)
     )
@@ -256,6 +251,15 @@ def _rewritten(
         for name in ("qweight", "weight_zero_point")
     ]
     return copied, four_bits
+
+
+def _why_not(layer: IntegerLayer) -> str | None:
+    if layer.scale.dtype == torch.float64:
+        return (
+            "expected a float32 scale, but got float64, which QuantizeLinear does not take; "
+            "quantize a float32 model"
+        )
+    return None
 
 
 def _replacement(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..nn import QuantizedLinear
 from ..nn.shared.subclassed import plain_type
-from ._layers import IntegerLayer, integer_layers
+from ._layers import IntegerLayer, check_layers, integer_layers
 from ._rewrite import RewrittenLinear, rewritten
 
 _CALLER = "to_pt2e_ops"
@@ -79,10 +79,7 @@ def to_pt2e_ops(model: nn.Module) -> nn.Module:
         >>> program = torch.export.export(copy, (torch.ones(2, 8),))
     """
     layers = integer_layers(model, _CALLER)
-    for layer in layers.values():
-        reason = _why_not(layer)
-        if reason is not None:
-            raise ValueError(f"{_CALLER}: {layer.path}: {reason}")
+    check_layers(layers, _CALLER, _why_not)
     try:
         importlib.import_module(_OPS_HOME)  # defines the ops
     except ImportError as error:

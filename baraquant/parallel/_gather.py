@@ -21,8 +21,7 @@ from .. import ops
 from ..nn.shared.master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
 from ..workflow.view import FilterFn, check_is_module
-from ._gradients import Operands, inside_of_tokens, straight_through
-from ._linear import lowered
+from ._linear import Grid, Product, lowered, product_of_parts
 
 _aten = torch.ops.aten
 # The ops whose result is a part or a copy of the parameter, and goes on in its place.
@@ -199,8 +198,19 @@ class GathersIntegers(FakeQuantizedLinear):
             input = ops.hadamard(input, self.rotate)
         if self.training:
             input = lowered(input)  # as qat_linear
-        return _Product.apply(
-            input, weight, self.bias_to_add(), weight.integers, weight.scale, low, high, symmetric
+        qinput, scale, zero_point = ops.dynamic_range_quantize_per_token(
+            input.detach(), low, high, symmetric=symmetric
+        )
+        zero = None if symmetric else zero_point
+        return product_of_parts(
+            input,
+            weight,
+            self.bias_to_add(),
+            Grid("per_token", scale, zero, low, high, scale, clips=not symmetric),
+            weight.integers,
+            weight.scale,
+            Product(None, input.dtype),
+            qinput,
         )
 
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,51 +226,6 @@ class GathersIntegers(FakeQuantizedLinear):
         if isinstance(weight, GatheredWeight):
             return weight.rounded()
         return super()._rounded_channels_first()
-
-
-class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """``qat_linear`` for a weight that is integers already: the same bits and gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        integers: Tensor,
-        scale: Tensor,
-        low: int,
-        high: int,
-        symmetric: bool,
-    ) -> Tensor:
-        qinput, input_scale, zero_point = ops.dynamic_range_quantize_per_token(
-            input, low, high, symmetric=symmetric
-        )
-        zero = None if symmetric else zero_point
-        inside = None
-        if zero is not None and input.requires_grad:
-            inside = inside_of_tokens(input, input_scale, zero, low, high)
-        ctx.save_for_backward(
-            qinput if weight.requires_grad else None, input_scale, zero, inside, integers, scale
-        )
-        ctx.dtype, ctx.weight_dtype = input.dtype, weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return ops.int8_linear(
-            qinput, integers, input_scale, scale, bias, input_zero_point=zero, dtype=input.dtype
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        qinput, input_scale, zero, inside, integers, scale = ctx.saved_tensors
-        dx, dw, db = straight_through(
-            grad,
-            Operands(qinput, input_scale, zero, integers, scale, inside),
-            ctx.needs_input_grad[:3],
-            ctx.dtype,
-            ctx.bias_dtype,
-        )
-        dw = None if dw is None else dw.to(ctx.weight_dtype)
-        return dx, dw, db, None, None, None, None, None
 
 
 def quantize_all_gather(model: nn.Module, filter_fn: FilterFn | None = None) -> list[str]:

@@ -28,7 +28,6 @@ from ..nn.training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 from ..nn.training.quantizers import QuantizesWeight
 from ..ops import backward
 from ._agreed import AgreedFakeQuantize
-from ._gradients import Operands, inside_of_tokens, straight_through
 from ._layout import Layout, local, local_attribute
 
 
@@ -70,10 +69,10 @@ class Grid(NamedTuple):
     def inside(self, input: Tensor) -> Tensor:
         """Return a bool for each number: whether it lies in the range."""
         low, high, scale, zero = self.quant_min, self.quant_max, self.scale, self.zero_point
-        if self.granularity == "per_token":
-            return inside_of_tokens(input, scale, zero, low, high)
         ones = torch.ones_like(input)
-        if self.granularity == "per_tensor":
+        if self.granularity == "per_token":
+            kept = backward.fake_quantize_per_token_backward(ones, input, scale, zero, low, high)
+        elif self.granularity == "per_tensor":
             kept = backward.fake_quantize_per_tensor_backward(ones, input, scale, zero, low, high)
         else:
             zero = self._of_features(zero)
@@ -84,14 +83,15 @@ class Grid(NamedTuple):
 
 
 class Product(NamedTuple):
-    """What a product of integers on several processes needs besides the tensors.
+    """What a product of integers needs besides the tensors.
 
     Attributes:
-        layout: The processes, and the layout of the output.
+        layout: The processes that have parts of each sum, and the layout of the output; None: this
+            process has all.
         dtype: Of the output.
     """
 
-    layout: Layout
+    layout: Layout | None
     dtype: torch.dtype
 
 
@@ -103,6 +103,7 @@ def product_of_parts(
     qweight: Tensor,
     weight_scale: Tensor,
     product: Product,
+    qinput: Tensor | None = None,
 ) -> Tensor:
     """Return this process's part of the output, in ``product.layout.output``.
 
@@ -114,8 +115,10 @@ def product_of_parts(
         qweight: The integers of its part of the weight.
         weight_scale: Of each output channel, the same on all processes.
         product: The other arguments.
+        qinput: The integers of the input, if they are known.
     """
-    qinput = grid.quantize(input.detach())
+    if qinput is None:
+        qinput = grid.quantize(input.detach())
     needs = torch.is_grad_enabled() and input.requires_grad
     inside = grid.inside(input.detach()) if needs and grid.clips else None
     factor = None
@@ -138,7 +141,11 @@ def product_of_parts(
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
-    """The product, with the gradient of the straight-through estimator."""
+    """The product, with the gradient of the straight-through estimator, as ``qat_linear`` has it.
+
+    ``inside`` says which numbers of the input get a gradient; None: all do. ``factor`` multiplies
+    the gradient of the input.
+    """
 
     @staticmethod
     def forward(
@@ -162,34 +169,53 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         )  # fmt: skip
         ctx.dtype, ctx.product, ctx.per_token = input.dtype, product, per_token
         ctx.shape = torch.Size([*input.shape[:-1], qweight.shape[0]])
+        ctx.weight_dtype = None if weight is None else weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
+        layout, dtype = product
+        if layout is None:
+            return ops.int8_linear(
+                qinput, qweight, scale, weight_scale, bias, input_zero_point=zero_point, dtype=dtype
+            )
         part = ops.int8_product(qinput, qweight, input_zero_point=zero_point)
-        if product.layout.is_exact:
-            return _exact(part, scale, weight_scale, bias, product)
-        return _rounded(part, scale, weight_scale, bias, product)
+        combined = _exact if layout.is_exact else _rounded
+        return combined(part, scale, weight_scale, bias, layout, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         inside, factor, scale, zero_point, qweight, weight_scale, qinput = ctx.saved_tensors
-        layout = ctx.product.layout
-        if isinstance(layout.output, Shard):
+        layout, dtype = ctx.product.layout, ctx.dtype
+        if layout is not None and isinstance(layout.output, Shard):
             grad = layout.gathered(grad.contiguous(), layout.output, ctx.shape)
-        found = straight_through(
-            grad,
-            Operands(qinput, scale, zero_point, qweight, weight_scale, inside),
-            ctx.needs_input_grad[:3],
-            ctx.dtype,
-            ctx.bias_dtype,
-            per_token=ctx.per_token,
-            factor=factor,
-        )
-        return *found, *[None] * 9
+        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dx = dw = db = None
+        with torch.autocast(grad.device.type, enabled=False):
+            rows = grad.to(dtype)
+            if needs_input:
+                weight = ops.dequantize_per_channel(qweight, weight_scale, None, 0, dtype=dtype)
+                dx = torch.matmul(rows, weight)
+                if factor is not None:
+                    dx = (dx * factor).to(dtype)
+                if inside is not None:
+                    dx = torch.where(inside, dx, 0)
+            flat = rows.reshape(-1, rows.shape[-1])
+            if needs_weight:
+                of_tokens, of_all = ops.dequantize_per_token, ops.dequantize_per_tensor
+                dequantize = of_tokens if ctx.per_token else of_all
+                x = dequantize(qinput, scale, zero_point, dtype=dtype)
+                dw = flat.t().mm(x.reshape(flat.shape[0], -1)).to(ctx.weight_dtype)
+            if needs_bias:
+                db = flat.sum(0, dtype=ctx.bias_dtype)
+        return dx, dw, db, *[None] * 9
 
 
 def _exact(
-    part: Tensor, scale: Tensor, weight_scale: Tensor, bias: Tensor | None, product: Product
+    part: Tensor,
+    scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    layout: Layout,
+    dtype: torch.dtype,
 ) -> Tensor:
-    layout = product.layout
     dims, to = part.dim(), layout.output
     sums = layout.sum(part, to)
     if isinstance(to, Shard):
@@ -198,21 +224,25 @@ def _exact(
             bias = None if bias is None else layout.part_of(bias, Shard(0))
         elif scale.dim() == dims:
             scale = layout.part_of(scale, to)
-    return ops.rescale_product(sums, scale, weight_scale, bias, dtype=product.dtype)
+    return ops.rescale_product(sums, scale, weight_scale, bias, dtype=dtype)
 
 
 def _rounded(
-    part: Tensor, scale: Tensor, weight_scale: Tensor, bias: Tensor | None, product: Product
+    part: Tensor,
+    scale: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    layout: Layout,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return the sum of the parts' outputs in bfloat16: half of the bytes, and other bits."""
-    layout = product.layout
     numbers = (part.to(weight_scale.dtype) * weight_scale) * scale
     total = layout.sum(numbers.to(torch.bfloat16), layout.output)
     if bias is not None:
         if layout.splits_channels(part.dim()):
             bias = layout.part_of(bias, Shard(0))
         total = total.to(weight_scale.dtype) + bias
-    return total.to(product.dtype)
+    return total.to(dtype)
 
 
 def sum_of_floats(part: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:

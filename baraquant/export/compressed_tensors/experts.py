@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...nn import FakeQuantize, QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
-from .._layers import IntegerLayer, QuantizedInput
+from .._layers import IntegerLayer, input_of
 
 # The rows of a weight, [experts * N], that each layer in a file has, by the layer's path there.
 Places: TypeAlias = "dict[str, Tensor]"
@@ -148,6 +148,8 @@ def expert_layers(
         )
     layers: dict[str, IntegerLayer] = {}
     for name, places in places_of_all.items():
+        rounder = module._modules[f"{name}_input_fake_quant"]
+        is_rounded = isinstance(rounder, FakeQuantize)
         weight = module._integers(name)
         scale = module._buffers[f"{name}_scale"]
         zero_point = module._parameters[f"{name}_zero_point"]
@@ -166,23 +168,7 @@ def expert_layers(
                 group_size=module.group_size,
                 dtype=module.dtype,
                 transposed=False,
-                input=_input_of(module, name),
+                input=input_of(rounder, module.symmetric) if is_rounded else None,
                 smooth=None,
             )
     return layers
-
-
-def _input_of(module: QuantizedExperts, name: str) -> QuantizedInput | None:
-    rounder = module._modules[f"{name}_input_fake_quant"]
-    if module.granularity is None or not isinstance(rounder, FakeQuantize):
-        return None
-    scale = rounder.scale if module.is_static else None
-    zero_point = rounder.zero_point if module.is_static and not module.symmetric else None
-    return QuantizedInput(
-        module.bits,
-        module.symmetric,
-        module.granularity,
-        module.input_group_size,
-        scale,
-        zero_point,
-    )

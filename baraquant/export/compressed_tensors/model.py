@@ -15,7 +15,7 @@ from ...workflow.computed import in_files as weight_in_files
 from ...workflow.computed import names_in_files
 from ...workflow.layers import inside, is_converted, is_prepared
 from ...workflow.unpack import UNPACKED
-from .._layers import IntegerLayer, integer_layers
+from .._layers import IntegerLayer, check_layers, integer_layers
 from .checks import Exported, check_server, is_exact, nudged_scale
 from .config import write_config
 from .experts import (
@@ -62,14 +62,14 @@ def describe(
     layers = integer_layers(model, caller, expert_layers)
     _check_parts(model, caller)
     check_ties(model, caller)
-    written: dict[str, IntegerLayer] = {}
-    floats: dict[str, IntegerLayer] = {}
-    for path, layer in layers.items():
-        is_float = layer.float_name not in _KINDS or (
-            float_embeddings and layer.float_name == "Embedding"
-        )
-        _check_format(path, layer, is_float, caller)
-        (floats if is_float else written)[path] = layer
+    is_float = {
+        path: layer.float_name not in _KINDS
+        or (float_embeddings and layer.float_name == "Embedding")
+        for path, layer in layers.items()
+    }
+    check_layers(layers, caller, lambda layer: _why_not(layer, is_float[layer.path]))
+    written = {path: layer for path, layer in layers.items() if not is_float[path]}
+    floats = {path: layer for path, layer in layers.items() if is_float[path]}
     if not written:
         raise ValueError(
             f"{caller}: expected a quantized Linear or Embedding, but {', '.join(floats)} is all "
@@ -108,38 +108,38 @@ def _belongs_to_layer(path: str, model: nn.Module) -> bool:
     return is_prepared(parent) or is_converted(parent)
 
 
-def _check_format(path: str, layer: IntegerLayer, is_float: bool, caller: str) -> None:
-    """Check what no folder of this format can hold, whatever reads it."""
+def _why_not(layer: IntegerLayer, is_float: bool) -> str | None:
+    """Return why no folder of this format can hold a layer, whatever reads it; or None."""
     if layer.transposed:
-        raise ValueError(
-            f"{caller}: {path}: the format has no integers for a {layer.float_name}, which keeps "
-            "its weight transposed; keep it floating (map it to None), or use baraquant.save"
+        return (
+            f"the format has no integers for a {layer.float_name}, which keeps its weight "
+            "transposed; keep it floating (map it to None), or use baraquant.save"
         )
     if is_float and layer.input is not None:
-        raise ValueError(
-            f"{caller}: {path}: the format has no quantized inputs for a {layer.float_name}; "
-            "leave its input floating"
+        return (
+            f"the format has no quantized inputs for a {layer.float_name}; leave its input floating"
         )
     names = names_in_files(layer.module)
     if names != ("weight",) and not (is_float and names):
-        raise ValueError(
-            f"{caller}: {path}: expected a weight that is a parameter of the float model, but a "
-            "parametrization or a hook computes it there, and a reader of the folder would start "
-            "that anew; keep this layer floating, or use baraquant.save"
+        return (
+            "expected a weight that is a parameter of the float model, but a parametrization or a "
+            "hook computes it there, and a reader of the folder would start that anew; keep this "
+            "layer floating, or use baraquant.save"
         )
     if layer.smooth is not None:
-        raise ValueError(
-            f"{caller}: {path}: its input is divided by a smoothing factor, for which the format "
-            "has no place; use SmoothQuant only where a preceding layer takes the factor, or keep "
-            "this layer out of it"
+        return (
+            "its input is divided by a smoothing factor, for which the format has no place; use "
+            "SmoothQuant only where a preceding layer takes the factor, or keep this layer out of "
+            "it"
         )
     if layer.rotate > 0:
-        raise ValueError(
-            f"{caller}: {path}: its input is rotated (rotate={layer.rotate}), for which the format "
-            "has no place; quantize with a scheme without rotate, or use baraquant.save"
+        return (
+            f"its input is rotated (rotate={layer.rotate}), for which the format has no place; "
+            "quantize with a scheme without rotate, or use baraquant.save"
         )
     if layer.scale.dtype == torch.float64:
-        raise ValueError(f"{caller}: {path}: expected float32 scales, but they are float64")
+        return "expected float32 scales, but they are float64"
+    return None
 
 
 def _nudged(layer: IntegerLayer) -> IntegerLayer:

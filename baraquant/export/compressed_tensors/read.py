@@ -158,21 +158,10 @@ class Files:
         for name, places, like in self._floating():
             if name in found:
                 continue
-            parts = [(layer, entries.get(f"{layer}.weight")) for layer in places]
-            for (layer, entry), rows in zip(parts, places.values(), strict=True):
-                shape = (len(rows), like.shape[-1])
-                if entry is None:
-                    raise ValueError(
-                        f"{layer}.weight: expected it in the folder, but it is missing"
-                    )
-                if entry.shape != shape:
-                    raise ValueError(
-                        f"{layer}.weight: expected {list(shape)} as in the model, but the folder "
-                        f"has {list(entry.shape)}"
-                    )
-            entry = parts[0][1]
-            assert entry is not None
-            found[name] = replace(entry, shape=tuple(like.shape))
+            for layer, rows in places.items():
+                part = f"{layer}.weight"
+                entry = _of_shape(part, entries.get(part), (len(rows), like.shape[-1]))
+                found.setdefault(name, replace(entry, shape=tuple(like.shape)))
         return found
 
     def values(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -392,6 +381,26 @@ def _build(
     return built
 
 
+def _of_shape(name: str, entry: Entry | None, shape: tuple[int, ...], hint: str = "") -> Entry:
+    """Return an entry that is there, and has the shape of the model's tensor."""
+    if entry is None:
+        raise ValueError(f"{name}: expected it in the folder, but it is missing{hint}")
+    if entry.shape != shape:
+        raise ValueError(
+            f"{name}: expected {list(shape)} as in the model, but the folder has "
+            f"{list(entry.shape)}"
+        )
+    return entry
+
+
+def _names_of_tensors(model: nn.Module) -> dict[int, list[str]]:
+    """Return the names of each parameter and buffer, by its identity."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in registered(model).items():
+        names.setdefault(id(tensor), []).append(name)
+    return names
+
+
 def _check_rest(
     model: nn.Module,
     plan: dict[int, _Layer],
@@ -400,24 +409,15 @@ def _check_rest(
 ) -> None:
     """Check the tensors outside of quantized layers: names, shapes and dtypes."""
     known = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
-    tied: dict[int, list[str]] = {}
-    for name, tensor in registered(model).items():
-        tied.setdefault(id(tensor), []).append(name)
+    tied = _names_of_tensors(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if is_inside(name):
             continue
         names = tied.get(id(tensor), [name])
-        stored = [n for n in names if n in entries and not is_inside(n)]
-        if not stored:
-            hint = _hint(name, entries)
-            raise ValueError(f"{name}: expected it in the folder, but it is missing{hint}")
-        for home in stored:
-            entry = entries[home]
-            if entry.shape != tuple(tensor.shape):
-                raise ValueError(
-                    f"{name}: expected {list(tensor.shape)} as in the model, but the folder has "
-                    f"{list(entry.shape)}"
-                )
+        stored: list[Entry | None]
+        stored = [entries[n] for n in names if n in entries and not is_inside(n)]
+        for given in stored or [None]:
+            entry = _of_shape(name, given, tuple(tensor.shape), _hint(name, entries))
             if entry.dtype != tensor.dtype:
                 convert = f"; convert the model first: model.to({entry.dtype})"
                 raise ValueError(
@@ -445,11 +445,7 @@ def _check_ties(
     Raises:
         ValueError: It has several values.
     """
-    tied: dict[int, list[str]] = {}
-    for name, tensor in registered(model).items():
-        if not is_inside(name):
-            tied.setdefault(id(tensor), []).append(name)
-    groups = list(tied.values())
+    groups = [[n for n in one if not is_inside(n)] for one in _names_of_tensors(model).values()]
     for layer in plan.values():
         groups += [[f"{path}.{leaf}" for path in layer.paths] for leaf in TENSORS]
     for names in groups:
