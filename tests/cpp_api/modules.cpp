@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // <baraquant/nn.h> and <baraquant/workflow.h> as a program that trains uses them.
 // Usage: modules FOLDER [DEVICE]. FOLDER has a file `MODEL.CONFIG.DTYPE.in` for each case, with the parameters
-// and the inputs; the results are written beside it. The errors are printed.
+// and the inputs; the results are written beside it. The errors are printed, each with the same call
+// in Python, which test_modules.py compares.
 #include <baraquant/nn.h>
 #include <baraquant/workflow.h>
 #include <torch/nn/functional/loss.h>
@@ -14,6 +15,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "errors.h"
@@ -188,119 +190,148 @@ void errors() {
   const auto int8 = torch::ones({3, 4}, torch::kChar);
   const auto scale = torch::ones({3});
   using Given = FakeQuantizeOptions;
-  show_error("mode", [] { FakeQuantize(Given().mode("running")); });
-  show_error("no scale", [] { FakeQuantize(Given{}); });
-  show_error("number", [] { FakeQuantize(Given().scale(-0.5)); });
-  show_error("granularity", [] { FakeQuantize(Given().mode("dynamic").granularity("per_row")); });
-  show_error("no axis", [] { FakeQuantize(Given().mode("dynamic").granularity("per_channel")); });
-  show_error("scale dtype", [&] { FakeQuantize(Given().scale(int8)); });
-  show_error("zero point",
+  show_error("FakeQuantize(mode='running')", [] { FakeQuantize(Given().mode("running")); });
+  show_error("FakeQuantize()", [] { FakeQuantize(Given{}); });
+  show_error("FakeQuantize(-0.5)", [] { FakeQuantize(Given().scale(-0.5)); });
+  show_error("FakeQuantize(mode='dynamic', granularity='per_row')",
+             [] { FakeQuantize(Given().mode("dynamic").granularity("per_row")); });
+  show_error("FakeQuantize(mode='dynamic', granularity='per_channel')",
+             [] { FakeQuantize(Given().mode("dynamic").granularity("per_channel")); });
+  show_error("FakeQuantize(INT8)", [&] { FakeQuantize(Given().scale(int8)); });
+  show_error("FakeQuantize(0.5, torch.ones(2, dtype=torch.int32))",
              [&] { FakeQuantize(Given().scale(0.5).zero_point(torch::ones({2}, torch::kInt))); });
-  show_error("observed", [] { FakeQuantize(Given().mode("observed").granularity("per_token")); });
-  show_error("average", [] { FakeQuantize(Given().mode("observed").averaging_constant(1.5)); });
-  show_error("learned",
+  show_error("FakeQuantize(mode='observed', granularity='per_token')",
+             [] { FakeQuantize(Given().mode("observed").granularity("per_token")); });
+  show_error("FakeQuantize(mode='observed', averaging_constant=1.5)",
+             [] { FakeQuantize(Given().mode("observed").averaging_constant(1.5)); });
+  show_error("LearnedFakeQuantize(quant_min=-8, quant_max=0)",
              [] { LearnedFakeQuantize(LearnedFakeQuantizeOptions().quant_max(0).quant_min(-8)); });
-  show_error("not initialized",
+  show_error("LearnedFakeQuantize().round(torch.ones(2))",
              [] { LearnedFakeQuantize()->eval(), LearnedFakeQuantize()->round(torch::ones({2})); });
-  show_error("no qparams", [] { FakeQuantize(Given().mode("dynamic"))->calculate_qparams(); });
-  show_error("no observer", [] { FakeQuantize(Given().scale(0.5))->enable_observer(); });
-  show_error("groups", [] {
+  show_error("FakeQuantize(mode='dynamic').calculate_qparams()",
+             [] { FakeQuantize(Given().mode("dynamic"))->calculate_qparams(); });
+  show_error("FakeQuantize(0.5).enable_observer()",
+             [] { FakeQuantize(Given().scale(0.5))->enable_observer(); });
+  show_error("FakeQuantizedLinear(6, 4, config=W4A16(4))", [] {
     FakeQuantizedLinear(FakeQuantizedLinearOptions(6, 4).config(baraquant::W4A16(4)));
   });
-  show_error("depth", [] { FakeQuantizedLinear(FakeQuantizedLinearOptions(131072, 1)); });
-  show_error("max_norm",
+  show_error("FakeQuantizedLinear(131072, 1)",
+             [] { FakeQuantizedLinear(FakeQuantizedLinearOptions(131072, 1)); });
+  show_error("FakeQuantizedEmbedding(4, 4, max_norm=1.5)",
              [] { FakeQuantizedEmbedding(torch::nn::EmbeddingOptions(4, 4).max_norm(1.5)); });
-  show_error("weight dtype",
+  show_error("QuantizedLinear(INT8.int(), SCALE)",
              [&] { QuantizedLinear(QuantizedLinearOptions(int8.to(torch::kInt), scale)); });
-  show_error("scale shape",
+  show_error("QuantizedLinear(INT8, torch.ones(4))",
              [&] { QuantizedLinear(QuantizedLinearOptions(int8, torch::ones({4}))); });
-  show_error("bits", [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).bits(9)); });
-  show_error("static scale", [&] {
+  show_error("QuantizedLinear(INT8, SCALE, bits=9)",
+             [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).bits(9)); });
+  show_error("StaticQuantizedLinear(INT8, SCALE, torch.ones(2))", [&] {
     StaticQuantizedLinear(StaticQuantizedLinearOptions(int8, scale, torch::ones({2})));
   });
-  show_error("groups of integers",
+  show_error("WeightOnlyLinear(INT8, SCALE, group_size=2)",
              [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).group_size(2)); });
   using Packed = baraquant::nn::WeightOnlyInt4LinearOptions;
   const Tensor bytes = torch::ones({3, 2}, torch::kByte);
-  show_error("packed dtype", [&] { WeightOnlyInt4Linear(Packed(int8, scale, 7)); });
-  show_error("packed shape", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 5)); });
-  show_error("packed features", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, -1)); });
-  show_error("packed bits", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).weight_bits(5)); });
-  show_error("packed groups", [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).group_size(2)); });
-  show_error("packed zero point", [&] {
-    WeightOnlyInt4Linear(Packed(bytes, scale, 4).weight_zero_point(torch::ones({2}, torch::kInt)));
-  });
-  show_error("packed bias",
+  show_error("WeightOnlyInt4Linear(INT8, SCALE, in_features=7)",
+             [&] { WeightOnlyInt4Linear(Packed(int8, scale, 7)); });
+  show_error("WeightOnlyInt4Linear(BYTES, SCALE, in_features=5)",
+             [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 5)); });
+  show_error("WeightOnlyInt4Linear(BYTES, SCALE, in_features=-1)",
+             [&] { WeightOnlyInt4Linear(Packed(bytes, scale, -1)); });
+  show_error("WeightOnlyInt4Linear(BYTES, SCALE, in_features=4, weight_bits=5)",
+             [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).weight_bits(5)); });
+  show_error("WeightOnlyInt4Linear(BYTES, SCALE, in_features=4, group_size=2)",
+             [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).group_size(2)); });
+  show_error(
+      "WeightOnlyInt4Linear(BYTES, SCALE, in_features=4, weight_zero_point=torch.ones(2).int())",
+      [&] {
+        WeightOnlyInt4Linear(
+            Packed(bytes, scale, 4).weight_zero_point(torch::ones({2}, torch::kInt)));
+      });
+  show_error("WeightOnlyInt4Linear(BYTES, SCALE, torch.ones(2), in_features=4)",
              [&] { WeightOnlyInt4Linear(Packed(bytes, scale, 4).bias(torch::ones({2}))); });
-  show_error("dimensions", [&] {
+  show_error("QuantizedConv2d(INT8, SCALE)", [&] {
     QuantizedConv2d(DequantizedOptions(int8, scale), torch::nn::Conv2dOptions(4, 3, 1));
   });
-  show_error("config bits", [] { QuantConfig(TensorConfig(9)); });
-  show_error("config token", [] { QuantConfig(TensorConfig(8).granularity(PerToken())); });
-  show_error("config learned", [] { TensorConfig().learned(true).dynamic(true).check(); });
-  show_error("config observer", [] { baraquant::W8A8Static("median"); });
-  show_error("config scale dtype", [] { baraquant::W8A8().scale_dtype("half"); });
-  show_error("config backward", [] { baraquant::W8A8().backward("int4"); });
-  show_error("config rounding", [] { baraquant::W8A8().backward("int8", "up"); });
-  show_error("config float rounding", [] { baraquant::W8A8().backward("float", "stochastic"); });
-  show_error("config float products", [] { baraquant::W8A8Static().backward("int8"); });
-  show_error("config rounded scales",
+  show_error("TensorConfig(9)", [] { QuantConfig(TensorConfig(9)); });
+  show_error("QuantConfig(TensorConfig(8, PerToken()))",
+             [] { QuantConfig(TensorConfig(8).granularity(PerToken())); });
+  show_error("TensorConfig(learned=True, dynamic=True)",
+             [] { TensorConfig().learned(true).dynamic(true).check(); });
+  show_error("W8A8Static('median')", [] { baraquant::W8A8Static("median"); });
+  show_error("W8A8(scale_dtype='half')", [] { baraquant::W8A8().scale_dtype("half"); });
+  show_error("W8A8(backward='int4')", [] { baraquant::W8A8().backward("int4"); });
+  show_error("W8A8(backward='int8', rounding='up')",
+             [] { baraquant::W8A8().backward("int8", "up"); });
+  show_error("W8A8(rounding='stochastic')",
+             [] { baraquant::W8A8().backward("float", "stochastic"); });
+  show_error("replace(W8A8Static(), backward='int8')",
+             [] { baraquant::W8A8Static().backward("int8"); });
+  show_error("W8A8(backward='int8_input', scale_dtype='bfloat16')",
              [] { baraquant::W8A8().backward("int8_input").scale_dtype("bfloat16"); });
-  show_error("config rotate", [] { baraquant::W8A8().rotate(12); });
-  show_error("block", [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).rotate(8)); });
-  show_error("block of groups",
+  show_error("W8A8(rotate=12)", [] { baraquant::W8A8().rotate(12); });
+  show_error("QuantizedLinear(INT8, SCALE, rotate=8)",
+             [&] { QuantizedLinear(QuantizedLinearOptions(int8, scale).rotate(8)); });
+  show_error("WeightOnlyLinear(INT8, SCALE, rotate=3)",
              [&] { WeightOnlyLinear(DequantizedOptions(int8, scale).rotate(3)); });
-  show_error("rotated and smooth", [&] {
+  show_error("QuantizedLinear(INT8, SCALE, smooth=torch.ones(4), rotate=4)", [&] {
     QuantizedLinear(QuantizedLinearOptions(int8, scale).smooth(torch::ones({4})).rotate(4));
   });
-  show_error("config conv inputs", [] {
+  show_error("QuantConfig(TensorConfig(8), TensorConfig(8, PerToken()), conv_inputs=True)", [] {
     QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken())).conv_inputs(true);
   });
-  show_error("config conv floats", [] { QuantConfig(TensorConfig(8)).conv_inputs(true); });
-  show_error("quantizer scale dtype",
+  show_error("QuantConfig(TensorConfig(8), conv_inputs=True)",
+             [] { QuantConfig(TensorConfig(8)).conv_inputs(true); });
+  show_error("FakeQuantize(0.5, scale_dtype='float64')",
              [] { FakeQuantize(Given().scale(0.5).scale_dtype("float64")); });
-  show_error("learned scale dtype", [] {
+  show_error("LearnedFakeQuantize(scale_dtype='float64')", [] {
     LearnedFakeQuantize(baraquant::nn::LearnedFakeQuantizeOptions().scale_dtype("float64"));
   });
   using Factors = LearnedFakeQuantizeInt4Options;
-  show_error("learned factors of odd groups", [] { LearnedFakeQuantizeInt4(Factors(3, {2, 2})); });
-  show_error("learned factors shape", [] { LearnedFakeQuantizeInt4(Factors(2, {2})); });
-  show_error("learned factors rule",
+  show_error("LearnedFakeQuantizeInt4(3, shape=[2, 2])",
+             [] { LearnedFakeQuantizeInt4(Factors(3, {2, 2})); });
+  show_error("LearnedFakeQuantizeInt4(2, shape=[2])",
+             [] { LearnedFakeQuantizeInt4(Factors(2, {2})); });
+  show_error("LearnedFakeQuantizeInt4(2, shape=[2, 2], scale_rule='mean')",
              [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}).scale_rule("mean")); });
-  show_error("learned factors dtype",
+  show_error("LearnedFakeQuantizeInt4(2, shape=[2, 2], dtype=torch.float16)",
              [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}).dtype(torch::kHalf)); });
-  show_error("learned factors of a weight",
+  show_error("LearnedFakeQuantizeInt4(2, shape=[2, 2]).initialize(torch.ones(2, 6))",
              [] { LearnedFakeQuantizeInt4(Factors(2, {2, 2}))->initialize(torch::ones({2, 6})); });
-  show_error("learned factors not known", [] {
+  show_error("LearnedFakeQuantizeInt4(2, shape=[2, 2]).eval().round(torch.ones(2, 4))", [] {
     LearnedFakeQuantizeInt4 unknown(Factors(2, {2, 2}));
     unknown->eval();
     unknown->round(torch::ones({2, 4}));
   });
-  show_error("config observed factors", [] {
+  show_error("TensorConfig(4, PerGroup(8), dynamic=False, group_factors=True)", [] {
     TensorConfig(4).granularity(baraquant::PerGroup(8)).dynamic(false).group_factors(true).check();
   });
-  show_error("config learned factors",
+  show_error("W4A8(None, learned=True, group_factors=True)",
              [] { baraquant::W4A8(std::nullopt, true, "search", true, true); });
   torch::nn::Sequential relu{torch::nn::ReLU()};
-  show_error("nothing", [&] { baraquant::prepare_(relu, baraquant::W8A8()); });
-  show_error("not prepared", [&] { baraquant::convert_(relu); });
+  show_error("prepare_(RELU, W8A8())", [&] { baraquant::prepare_(relu, baraquant::W8A8()); });
+  show_error("convert_(RELU)", [&] { baraquant::convert_(relu); });
   torch::nn::Sequential linear(torch::nn::Linear(4, 4));
-  show_error("no calibration", [&] { baraquant::quantize_(linear, baraquant::W8A8Static()); });
-  show_error("no data for mse", [&] { baraquant::prepare_(linear, baraquant::W8A8Static("mse")); });
-  show_error("misfit", [&] { baraquant::prepare_(linear, baraquant::W4A16(3)); });
+  show_error("quantize_(LINEAR, W8A8Static())",
+             [&] { baraquant::quantize_(linear, baraquant::W8A8Static()); });
+  show_error("prepare_(LINEAR, W8A8Static('mse'))",
+             [&] { baraquant::prepare_(linear, baraquant::W8A8Static("mse")); });
+  show_error("prepare_(LINEAR, W4A16(3))",
+             [&] { baraquant::prepare_(linear, baraquant::W4A16(3)); });
   torch::nn::Sequential broken(torch::nn::Linear(2, 2));
   torch::NoGradGuard no_grad;
   broken->parameters()[0].fill_(std::numeric_limits<float>::quiet_NaN());
-  show_error("not finite", [&] { baraquant::quantize_(broken, baraquant::W8A8()); });
+  show_error("quantize_(BROKEN, W8A8())", [&] { baraquant::quantize_(broken, baraquant::W8A8()); });
   torch::nn::Sequential large(torch::nn::Linear(2, 2));
   large->parameters()[0].fill_(1e8);
-  show_error("large scale",
+  show_error("quantize_(LARGE, W8A8(scale_dtype='float16'))",
              [&] { baraquant::quantize_(large, baraquant::W8A8().scale_dtype("float16")); });
   torch::nn::Sequential unseen(torch::nn::Linear(4, 4));
   baraquant::prepare_(unseen, baraquant::W8A8Static());
-  show_error("unseen", [&] { baraquant::convert_(unseen); });
-  show_error("twice", [&] { baraquant::prepare_(unseen, baraquant::W8A8()); });
-  show_error("quantized when prepared", [&] { baraquant::quantize_(unseen, baraquant::W8A8()); });
+  show_error("convert_(PREPARED)", [&] { baraquant::convert_(unseen); });
+  show_error("prepare_(PREPARED, W8A8())", [&] { baraquant::prepare_(unseen, baraquant::W8A8()); });
+  show_error("quantize_(PREPARED, W8A8())",
+             [&] { baraquant::quantize_(unseen, baraquant::W8A8()); });
 }
 
 struct Typed : torch::nn::Module {
@@ -321,6 +352,11 @@ struct Named : torch::nn::Module {
     const auto first = baraquant::call(list, "0", baraquant::call(*this, "fc", x));
     return baraquant::call(dictionary, "one", first);
   }
+};
+
+// A class of the program, whose vtable holds functions of the library, also of the second base.
+struct Own : baraquant::nn::FakeQuantizeInt4Impl {
+  using FakeQuantizeInt4Impl::FakeQuantizeInt4Impl;
 };
 
 bool says(const char* part, const std::function<void()>& call) {
@@ -368,6 +404,12 @@ void of_cpp_alone() {
   show("filter", some.changed.size() == 1 && some.left_out.front().second == "filter_fn");
   show("a layer by its own type",
        filtered->at<baraquant::nn::QuantizedLinearImpl>(1).qweight.scalar_type() == torch::kChar);
+  const std::shared_ptr<torch::nn::Module> own =
+      std::make_shared<Own>(baraquant::nn::FakeQuantizeInt4Options(2));
+  auto* const rounds = dynamic_cast<baraquant::nn::RoundsToInt4*>(own.get());
+  const auto* const given = own->as<baraquant::nn::FakeQuantizeInt4Impl>();
+  show("a derived class", rounds->group_size() == 2 && rounds->smooth(x).equal(x) &&
+                              given->quant_max() == 7 && typeid(*own) == typeid(Own));
   const auto table = some.str();
   show("a report", table.find("1 changed, 1 left out; 40.0 % of 40") != std::string::npos);
 }
