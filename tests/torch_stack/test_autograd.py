@@ -140,13 +140,6 @@ def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
         call(forward_ad.make_dual(x, torch.ones_like(x)), *rest)
 
 
-def test_symmetric_backward_is_the_incoming_tensor(device: str) -> None:
-    x = torch.randn(SHAPE, device=device, requires_grad=True)
-    dy = torch.randn(SHAPE, device=device)
-    (dx,) = torch.autograd.grad(ops.dynamic_fake_quantize_per_token(x), x, dy)
-    assert dx.data_ptr() == dy.data_ptr()
-
-
 @by_kind
 @pytest.mark.parametrize(
     ("dtype", "to"),
