@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,29 +85,29 @@ def environment(name: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path.rstrip(os.pathsep)} | alone
 
 
-def start(command: list[str], name: str, output: Path) -> subprocess.Popen[bytes]:
-    with output.open("wb") as file:
-        return subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=environment(name)
-        )
-
-
-def wait(process: subprocess.Popen[bytes], began: float) -> int:
-    """The exit code; a process that takes too long is ended."""
+def ended(command: list[str], name: str) -> tuple[int, str, float]:
+    """Exit code, output and seconds of a process, which is ended where it takes too long."""
+    began = time.monotonic()
     try:
-        return process.wait(max(1, LIMIT - (time.monotonic() - began)))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return 124
+        done = subprocess.run(
+            command,
+            check=False,
+            env=environment(name),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT,
+        )
+        code, output = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        code, output = 124, error.stdout or b""
+    return code, output.decode(errors="replace"), time.monotonic() - began
 
 
-def read(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
-
-
-def outcome(name: str, code: int, log: str, output: str, seconds: float) -> Outcome:
-    """Of a tool that has ended: no summary, or another exit code than its own, is a failure."""
+def outcome(tool: Path, name: str, folder: Path) -> Outcome:
+    """Of a tool: no summary, or another exit code than its own, is a failure."""
+    path = folder / name
+    code, output, seconds = ended(command(tool, name, path), name)
+    log = path.read_text(errors="replace") if path.exists() else ""
     summary, calls = SUMMARY.findall(log), re.search(r"(\d+) calls", output)
     errors = sum(map(int, summary)) if summary and calls and code in (0, 99) else None
     if code == 99 and not errors:
@@ -116,31 +117,18 @@ def outcome(name: str, code: int, log: str, output: str, seconds: float) -> Outc
 
 def run(tool: Path, names: list[str]) -> int:
     """The tools side by side, and the calls alone, which say which kernels were launched."""
-    began = time.monotonic()
-    failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        places = {name: Path(folder) / name for name in names}
-        listing = start([sys.executable, *CALLS, "--kernels"], "", Path(folder) / "kernels")
-        running = {
-            name: start(command(tool, name, places[name]), name, Path(folder) / f"{name}.out")
-            for name in names
-        }
-        listed_code = wait(listing, began)
-        listed = read(Path(folder) / "kernels")
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(names) + 1) as pool:
+        listing = pool.submit(ended, [sys.executable, *CALLS, "--kernels"], "")
+        running = [pool.submit(outcome, tool, name, Path(folder)) for name in names]
+        code, listed, _ = listing.result()
         kernels = re.search(r"(\d+) kernels", listed)
         print(listed.strip()[-2000:])
         print(f"{'tool':<12}{'calls':>8}{'kernels':>10}{'errors':>16}{'seconds':>10}", flush=True)
-        while running:
-            over = time.monotonic() - began > LIMIT
-            for name in [name for name, p in running.items() if over or p.poll() is not None]:
-                process = running.pop(name)
-                wait(process, began)
-                output, log = read(Path(folder) / f"{name}.out"), read(places[name])
-                found = outcome(name, process.returncode, log, output, time.monotonic() - began)
-                report(found._replace(kernels=kernels[1] if kernels else "-"))
-                failed = failed or found.errors != 0
-            time.sleep(0.5)
-    failed = failed or listed_code != 0
+        failed = code != 0
+        for future in as_completed(running):
+            found = future.result()._replace(kernels=kernels[1] if kernels else "-")
+            report(found)
+            failed = failed or found.errors != 0
     print(f"gpu-sanitize: {'FAILED' if failed else 'passed'}")
     return 1 if failed else 0
 

@@ -12,7 +12,6 @@ baraquant/workflow/forms.py explains the table.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import textwrap
@@ -21,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ops import LICENCE, ROOT, same
+from ops import LICENCE, ROOT, stale, write_or_check
 
+PROGRAM = Path(__file__).name
 LAYERS = ("Linear", "Embedding", "Conv2d")  # of which C++ has the classes
 WRITTEN = "Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit."
 HEAD = f"// {LICENCE}\n// {WRITTEN}\n"
@@ -260,27 +260,10 @@ def outputs() -> dict[Path, str]:
     return {ROOT / name: content for name, content in written.items()}
 
 
-def stale() -> dict[Path, str]:
-    """What differs from the table, white space aside, and how it should be."""
-    return {path: text for path, text in outputs().items() if not same(path, text)}
-
-
 def problems() -> list[str]:
     """A line for each stale file."""
-    return [f"{p.relative_to(ROOT)}: stale; run python scripts/layer_table.py" for p in stale()]
-
-
-def main() -> int:
-    """Write the files, or compare them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a file is stale")
-    if parser.parse_args().check:
-        print("".join(f"{problem}\n" for problem in problems()), end="")
-        return int(bool(stale()))
-    for path, text in stale().items():  # the others need not be compiled anew
-        path.write_text(text)
-    return 0
+    return stale(outputs(), PROGRAM)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(write_or_check(outputs(), PROGRAM))

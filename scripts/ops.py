@@ -363,20 +363,28 @@ def same(path: Path, text: str) -> bool:
     return "".join(path.read_text().split()) == "".join(text.split())
 
 
-def main() -> int:
-    """Write the files, or compare them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def stale(written: dict[Path, str], program: str) -> list[str]:
+    """A line for each file that is not as a program writes it, white space aside."""
+    return [
+        f"{path.relative_to(ROOT)}: stale; run python scripts/{program}"
+        for path, text in written.items()
+        if not same(path, text)
+    ]
+
+
+def write_or_check(written: dict[Path, str], program: str) -> int:
+    """Write the files, or compare them: the command line of a program that writes."""
+    parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a file is stale")
-    check = parser.parse_args().check
-    written = outputs()
-    stale = {str(path.relative_to(ROOT)): path for path in written if not same(path, written[path])}
-    if not check:  # the others need not be compiled anew
-        for path in stale.values():
-            path.write_text(written[path])
-    elif stale:
-        print(f"stale: {', '.join(stale)}; run python scripts/ops.py")
-    return int(check and bool(stale))
+    if parser.parse_args().check:
+        found = stale(written, program)
+        print("".join(f"{line}\n" for line in found), end="")
+        return int(bool(found))
+    for path, text in written.items():
+        if not same(path, text):  # the others need not be compiled anew
+            path.write_text(text)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(outputs(), Path(__file__).name))

@@ -9,7 +9,6 @@ is made at a first call is made by several at once. Run under ThreadSanitizer by
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import ALL_CALLS, value_and_gradients
 from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.threads import side_by_side
 
 THREADS = 8
 SHAPES = ((3, 4, 20), (70, 500))  # the second is large enough for threads of the op's own
@@ -43,24 +43,7 @@ def work(made: list[tuple[Any, tuple[Tensor, ...]]], first: int, rounds: int) ->
 def check(device: str, shape: tuple[int, ...], rounds: int) -> int:
     """Compare the threads with one thread; the number of results that were compared."""
     made = [(call, call.tensors(shape, device=device)) for call in CALLS]
-    found: list[Any] = [None] * THREADS
-    failures: list[BaseException] = []
-    together = threading.Barrier(THREADS)
-
-    def run(index: int) -> None:
-        try:
-            together.wait()
-            found[index] = work(made, index, rounds)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    found = side_by_side(THREADS, lambda index: work(made, index, rounds))
     compared = 0
     for (call, _), expected, *others in zip(made, work(made, 0, 1), *found, strict=True):
         for results in others:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -227,66 +228,54 @@ def part_command(options: argparse.Namespace, part: int, first: int, notes: Path
     ]
 
 
-class Part:
-    """A process that makes its share of the calls, and another one where it dies."""
-
-    def __init__(self, options: argparse.Namespace, part: int, folder: Path) -> None:
-        self.options, self.part, self.deaths = options, part, 0
-        self.failed = self.ended = False
-        self.notes, self.log = folder / f"notes{part}", folder / f"log{part}"
-        self.log.touch()
-        self.begin(options.first)
-
-    def begin(self, first: int) -> None:
-        self.notes.write_text(f"{first:12d}")
-        command = part_command(self.options, self.part, first, self.notes)
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-    def at(self) -> int:
-        return int(self.notes.read_text() or self.options.first)
-
-    def go_on(self) -> bool:
-        """Whether it still runs; begins anew behind a call that was its death."""
-        code = None if self.ended else self.process.poll()
-        if code is None:
-            return not self.ended
-        self.failed = self.failed or code != 0
+def run_share(options: argparse.Namespace, part: int, folder: Path) -> tuple[bool, str]:
+    """Whether a share of the calls failed, and what was said; a process for it, anew at a death."""
+    notes, log = folder / f"notes{part}", folder / f"log{part}"
+    first, failed = options.first, False
+    for _ in range(MAX_DEATHS):
+        notes.write_text(f"{first:12d}")
+        with log.open("ab") as file:
+            command = part_command(options, part, first, notes)
+            code = subprocess.run(command, check=False, stdout=file, stderr=file).returncode
+        failed = failed or code != 0
         # Its last line is there where it came to its end, be it with broken calls.
-        self.ended = code in (0, 1) and "counts" in self.log.read_text(errors="replace")[-2000:]
-        if self.ended:
-            return False
-        self.failed, self.deaths = True, self.deaths + 1
-        print(f"DIED (exit code {code}) in call {self.at()}: python -m {MODULE} --only {self.at()}")
-        end = self.options.first + self.options.calls
-        if self.deaths == MAX_DEATHS or self.at() + 1 >= end:
-            self.ended = True
-            return False
-        self.begin(self.at() + 1)
-        return True
+        if code in (0, 1) and "counts" in log.read_text(errors="replace")[-2000:]:
+            break
+        failed, died = True, called(notes, options)
+        print(f"DIED (exit code {code}) in call {died}: python -m {MODULE} --only {died}")
+        first = died + 1
+        if first >= options.first + options.calls:
+            break
+    return failed, log.read_text(errors="replace")
+
+
+def called(notes: Path, options: argparse.Namespace) -> int:
+    """The number of the last call."""
+    return int(notes.read_text() or options.first)
 
 
 def run_all(options: argparse.Namespace) -> int:
     """All parts side by side, with a line of progress now and then."""
-    start = said = time.monotonic()
+    start = time.monotonic()
     totals: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [Part(options, p, Path(folder)) for p in range(options.processes)]
-        while sum(part.go_on() for part in parts):  # each of them is asked
-            time.sleep(0.2)
-            if time.monotonic() - said > 30:
-                said = time.monotonic()
-                done = sum(p.at() - options.first for p in parts) // len(parts)
-                print(f"hostile calls: {done} of {options.calls}, {said - start:.0f} s", flush=True)
-        for part in parts:
-            for line in part.log.read_text(errors="replace").splitlines():
-                if line.startswith("counts "):
-                    totals.update(json.loads(line.removeprefix("counts ")))
-                else:
-                    print(line)
-        failed = any(part.failed for part in parts)
-    said = time.monotonic()
-    print(f"hostile calls: {sum(totals.values())} in {said - start:.0f} s: {dict(totals)}")
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.processes) as pool:
+        folder, parts = Path(name), range(options.processes)
+        shares = [pool.submit(run_share, options, part, folder) for part in parts]
+        while wait(shares, timeout=30).not_done:
+            numbers = [called(notes, options) for notes in folder.glob("notes*")]
+            done = sum(numbers) // len(numbers) - options.first
+            took = time.monotonic() - start
+            print(f"hostile calls: {done} of {options.calls}, {took:.0f} s", flush=True)
+        results = [share.result() for share in shares]
+    for _, said in results:
+        for line in said.splitlines():
+            if line.startswith("counts "):
+                totals.update(json.loads(line.removeprefix("counts ")))
+            else:
+                print(line)
+    failed = any(share_failed for share_failed, _ in results)
+    took = time.monotonic() - start
+    print(f"hostile calls: {sum(totals.values())} in {took:.0f} s: {dict(totals)}")
     if not failed and min(totals["raised ValueError"], totals["compared"]) < options.calls / 50:
         print("hostile calls: FAILED: the calls are one-sided")
         return 1

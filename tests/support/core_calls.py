@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the calls of `tests/support/calls` are to the dispatcher: an overload, and core ops."""
+"""What the calls of `tests/support/calls` are to PyTorch: an overload, core ops, a script."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from baraquant import ops  # noqa: F401 - TorchScript looks it up by name
 from tests.support.calls.range import ObserveCall
 
 Op = torch._ops.OpOverload
@@ -32,6 +33,40 @@ def bound(call: Any, tensors: tuple[Tensor, ...]) -> Bound:
     op = overload_of(call)
     names = [argument.name for argument in op._schema.arguments]
     return op, {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+class AsModule(nn.Module):
+    """A call as a layer, of which programs are exported and traced."""
+
+    def __init__(self, call: Any) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.call(*tensors)
+
+
+class Name(str):
+    """Of a tensor, as it stands in source."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def scripted(call: Any, tensors: tuple[Tensor, ...]) -> torch.jit.ScriptFunction:
+    """The call spelled out in Python, compiled by TorchScript, which reads source."""
+    op, given = bound(call, tensors)
+    names = {id(tensor): Name(f"t{i}") for i, tensor in enumerate(tensors)}
+    passed = [f"{key}={names.get(id(value), value)!r}" for key, value in given.items()]
+    count, name = len(op._schema.returns), call.function.__name__
+    returns = f"Tuple[{', '.join(['Tensor'] * count)}]" if count > 1 else "Tensor"
+    namespace = "ops.backward" if "_backward" in name else "ops"
+    unit = torch.jit.CompilationUnit(
+        f"def call({', '.join(n + ': Tensor' for n in names.values())}) -> {returns}:\n"
+        f"    return {namespace}.{name}({', '.join(passed)})\n"
+    )
+    assert f"baraquant::{name}" in str(unit.call.graph)
+    return unit.call
 
 
 class Recorder(TorchDispatchMode):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from tests.support.calls.affine import (
 from tests.support.calls.int8_mm import QAT_CALLS, Int8Call
 from tests.support.calls.range import OBSERVE_CALLS
 from tests.support.served_products import Served, by_kind, example
+from tests.support.threads import side_by_side
 
 SHAPE = (3, 4, 20)
 DIFFERENTIABLE = [c for c in FORWARD_CALLS if c.differentiable]
@@ -124,21 +124,13 @@ def test_threads_share_a_graph(granularity: cases.Granularity, learned: bool, de
     wanted = [t for t in tensors if t.requires_grad]
     y = call(torch.tanh(tensors[0]), *tensors[1:])
     expected = torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
-    results: list[tuple[Tensor, ...]] = []
 
-    def run() -> None:
+    def run(_: int) -> None:
         for _ in range(10):
             gradients = torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
-            results.append(gradients)
+            assert_equal(gradients, expected)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 40
-    for gradients in results:
-        assert_equal(gradients, expected)
+    side_by_side(4, run)
 
 
 @pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
@@ -146,13 +138,6 @@ def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
     x, *rest = (t.detach() for t in call.tensors(SHAPE, device=device))
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):
         call(forward_ad.make_dual(x, torch.ones_like(x)), *rest)
-
-
-def test_symmetric_backward_is_the_incoming_tensor(device: str) -> None:
-    x = torch.randn(SHAPE, device=device, requires_grad=True)
-    dy = torch.randn(SHAPE, device=device)
-    (dx,) = torch.autograd.grad(ops.dynamic_fake_quantize_per_token(x), x, dy)
-    assert dx.data_ptr() == dy.data_ptr()
 
 
 @by_kind

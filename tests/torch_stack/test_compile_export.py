@@ -25,7 +25,7 @@ from tests.support.calls.affine import (
 )
 from tests.support.calls.fused import RESIDUAL_CALLS
 from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS
-from tests.support.core_calls import Recorder, bound
+from tests.support.core_calls import AsModule, Recorder, bound
 
 SHAPE = (3, 4, 20)
 # Every size changes with every shape, the number of groups of 8 too, and none is 1, which PyTorch
@@ -210,15 +210,6 @@ def test_compiled_autograd(call: Call, device: str) -> None:
     expected += [g for g in qparam_grads if g is not None]
     assert len(actual) > 1 and len(actual) == len(expected)
     assert all(map(torch.equal, actual, expected))
-
-
-class AsModule(nn.Module):
-    def __init__(self, call: Any) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.call(*tensors)
 
 
 @by_call

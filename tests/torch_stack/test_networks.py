@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,12 +135,11 @@ def assert_like_eager(run: Callable[[Tensor], Any], eager: nn.Module, device: st
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @by_network
-def test_compiled(network: Callable[..., nn.Module], backend: str, device: str) -> None:
+def test_compiled(network: Callable[..., nn.Module], device: str) -> None:
     eager = made(network, device)
     module = copy.deepcopy(eager)
-    run = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
+    run = torch.compile(module, fullgraph=True, dynamic=True)
     assert_like_eager(run, eager, device)
     assert all(map(torch.equal, observed(module), observed(eager)))
 
@@ -193,37 +191,6 @@ def test_packaged_and_called_with_other_strides(tmp_path: Path, device: str) -> 
     package = packaged(torch.export.export(Images(), (x,)), tmp_path)
     for given in (x, x.contiguous(memory_format=torch.channels_last)):
         assert torch.equal(package(given), Images()(x))
-
-
-def test_channels_last_through_an_exported_network(device: str) -> None:
-    """Exported for contiguous images, called with channels_last ones."""
-    conv = nn.Conv2d(4, 4, 3).to(device).requires_grad_(False)
-    scale = torch.linspace(0.05, 0.2, 4, device=device)
-
-    class Network(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            x = ops.fake_quantize_per_channel(x, scale, None, 1)
-            return ops.fake_quantize_per_channel(conv(x), scale, None, 1)
-
-    x = torch.randn(2, 4, 9, 9, device=device)
-    program = torch.export.export(Network(), (x,)).module()
-    for layout in (torch.contiguous_format, torch.channels_last):
-        torch.testing.assert_close(program(x.to(memory_format=layout)), Network()(x))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("how", ("script", "trace"))
-def test_torchscript(how: str, device: str) -> None:
-    """Scripted or traced, saved, loaded and frozen, with weights that are constants then."""
-    eager = made(Products, device)
-    x = torch.randn(6, 32, device=device)
-    module = torch.jit.script(eager) if how == "script" else torch.jit.trace(eager, x)
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    file.seek(0)
-    for other in (module, torch.jit.load(file), torch.jit.freeze(module)):
-        for _ in range(2):  # the profiling executor
-            assert_like_eager(other, eager, device)
 
 
 # --- steps in training

@@ -12,31 +12,11 @@ from torch import Tensor, nn
 from baraquant import ops
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
+from tests.support.core_calls import scripted
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
-
-
-class Name(str):
-    """Of a tensor, as it stands in source."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-def scripted_function(call: Call) -> torch.jit.ScriptFunction:
-    """The call spelled out in Python, compiled by TorchScript, which reads source."""
-    names = [Name(f"t{i}") for i in range(len(call.tensors(SHAPE)))]
-    args, kwargs = call.arguments(*names)
-    words = [*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())]
-    returns = f"Tuple[{', '.join(['Tensor'] * call.returns)}]" if call.returns > 1 else "Tensor"
-    namespace = "ops.backward" if "_backward" in call.function.__name__ else "ops"
-    unit = torch.jit.CompilationUnit(
-        f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
-        f"    return {namespace}.{call.function.__name__}({', '.join(words)})\n"
-    )
-    return unit.call
 
 
 def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -49,10 +29,9 @@ def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 @by_call
 def test_script(call: Call, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
-    scripted = scripted_function(call)
-    assert f"baraquant::{call.function.__name__}" in str(scripted.graph)
+    function = scripted(call, tensors)
     expected = value_and_gradients(call, tensors)
-    for run in (scripted, scripted, saved_and_loaded(scripted)):  # twice: the profiling executor
+    for run in (function, function, saved_and_loaded(function)):  # twice: the profiling executor
         assert_equal(value_and_gradients(run, tensors), expected)
 
 

@@ -7,44 +7,18 @@ Compilers, export, TorchScript, vmap, Meta and Python's threads give the bits of
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from baraquant import ops  # noqa: F401  (which TorchScript looks up by name)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs, value_and_gradients
-
-
-class Name(str):
-    """Of a tensor, as it stands in source."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
-class Layer(nn.Module):
-    def __init__(self, call: Any) -> None:
-        super().__init__()
-        self.call = call
-
-    def forward(self, *tensors: Tensor) -> Any:
-        return self.call(*tensors)
-
-
-def overload(call: Any) -> torch._ops.OpOverload:
-    return getattr(torch.ops.baraquant, call.verb).default
-
-
-def by_name(call: Any, tensors: tuple[Any, ...]) -> dict[str, Any]:
-    args, kwargs = call.arguments(*tensors)
-    names = [argument.name for argument in overload(call)._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+from tests.support.core_calls import AsModule, bound, overload_of, scripted
+from tests.support.threads import side_by_side
 
 
 def learning(
@@ -84,7 +58,7 @@ class Tools:
             learning(call, self.SHAPE, device, dtype),
             learning(call, (2, *self.SHAPE), device, dtype),
         ):
-            torch.library.opcheck(overload(call), (), by_name(call, tensors))
+            torch.library.opcheck(overload_of(call), (), bound(call, tensors)[1])
 
     def test_compiled_is_eager(self, call: Any, device: str) -> None:
         """One graph for all sizes, and one for all with gradients."""
@@ -111,13 +85,13 @@ class Tools:
     def test_exported_and_traced(self, call: Any, device: str) -> None:
         """Exported for any number of rows where vmap may batch them; saved and loaded, too."""
         tensors = tuple(t.detach() for t in call.tensors(self.SHAPE, torch.float32, device))
-        given = by_name(call, tensors)
+        given = bound(call, tensors)[1]
         rows = [{0: torch.export.Dim.AUTO} if self.is_batched(given, t) else {} for t in tensors]
-        program = torch.export.export(Layer(call), tensors, dynamic_shapes=(tuple(rows),))
+        program = torch.export.export(AsModule(call), tensors, dynamic_shapes=(tuple(rows),))
         file = io.BytesIO()
         torch.export.save(program, file)
         file.seek(0)
-        traced = torch.jit.trace(Layer(call), tensors, check_trace=False)
+        traced = torch.jit.trace(AsModule(call), tensors, check_trace=False)
         for run in (program.module(), torch.export.load(file).module(), traced):
             for count in (5, 2, 70) if any(rows) else (5,):
                 other = call.tensors((count, *self.SHAPE[1:]), torch.float32, device)
@@ -131,19 +105,9 @@ class Tools:
     @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
     def test_scripted(self, call: Any, device: str) -> None:
         tensors = tuple(t.detach() for t in call.tensors(self.SHAPE, torch.float32, device))
-        names = tuple(Name(f"t{i}") for i in range(len(tensors)))
-        given = by_name(call, tensors)
-        words = {id(t): name for t, name in zip(tensors, names, strict=True)}
-        passed = [f"{key}={words.get(id(value), value)!r}" for key, value in given.items()]
-        count = len(overload(call)._schema.returns)
-        returns = f"Tuple[{', '.join(['Tensor'] * count)}]" if count > 1 else "Tensor"
-        unit = torch.jit.CompilationUnit(
-            f"def call({', '.join(n + ': Tensor' for n in names)}) -> {returns}:\n"
-            f"    return ops.{call.verb}({', '.join(passed)})\n"
-        )
-        assert f"baraquant::{call.verb}" in str(unit.call.graph)
+        function = scripted(call, tensors)
         for _ in range(3):  # the profiling executor
-            assert_all_same(unit.call(*tensors), call(*tensors))
+            assert_all_same(function(*tensors), call(*tensors))
 
     def test_meta(self, call: Any, dtype: torch.dtype) -> None:
         for shape in (self.SHAPE, (2, *self.SHAPE), (0, 13), (2, 0)):
@@ -155,7 +119,7 @@ class Tools:
     @pytest.mark.filterwarnings("error")
     def test_vmap(self, call: Any, device: str, capfd: pytest.CaptureFixture[str]) -> None:
         """A batch is more rows; over all else it is refused."""
-        given = by_name(call, tuple(t.detach() for t in call.tensors((3, 5, 8), device=device)))
+        _, given = bound(call, tuple(t.detach() for t in call.tensors((3, 5, 8), device=device)))
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
         names = [name for name in self.BATCHED if name in tensors]
 
@@ -186,22 +150,10 @@ class Tools:
             for dtype in (torch.float32, torch.bfloat16)
         ]
         expected = [call(*tensors) for call, tensors in made]
-        failures: list[BaseException] = []
-        together = threading.Barrier(8)
 
         def run(first: int) -> None:
-            try:
-                together.wait()
-                for index in range(first, first + len(made)):
-                    call, tensors = made[index % len(made)]
-                    assert_all_same(call(*tensors), expected[index % len(made)])
-            except BaseException as error:
-                failures.append(error)
+            for index in range(2 * first, 2 * first + len(made)):
+                call, tensors = made[index % len(made)]
+                assert_all_same(call(*tensors), expected[index % len(made)])
 
-        threads = [threading.Thread(target=run, args=(2 * i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        side_by_side(8, run)
