@@ -59,6 +59,9 @@ class BARAQUANT_API TensorConfig {
   /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of layers keep a floating scale for each
   /// group.
   TensorConfig& group_factors(bool group_factors);
+  /// For weights with 2 bits: true makes their integers -1, 0 and 1, and the scale the mean of the
+  /// absolute values that share it (nn::FakeQuantizeTernary).
+  TensorConfig& ternary(bool ternary);
 
   int64_t bits() const { return bits_; }
   const std::string& granularity() const { return granularity_.name; }
@@ -67,7 +70,10 @@ class BARAQUANT_API TensorConfig {
   bool dynamic() const { return dynamic_.value_or(!learned_); }
   bool learned() const { return learned_; }
   bool group_factors() const { return group_factors_; }
-  int64_t quant_min() const { return -(int64_t{1} << (bits_ - 1)); }
+  bool ternary() const { return ternary_; }
+  /// Whether the integers of products in training come from the weight's fake quantizer.
+  bool gives_integers() const { return group_factors_ || (ternary_ && !group_size().has_value()); }
+  int64_t quant_min() const { return ternary_ ? -1 : -(int64_t{1} << (bits_ - 1)); }
   int64_t quant_max() const { return (int64_t{1} << (bits_ - 1)) - 1; }
 
   /// Check every field.
@@ -83,7 +89,7 @@ class BARAQUANT_API TensorConfig {
   bool symmetric_ = true;
   std::optional<bool> dynamic_;
   bool learned_ = false;
-  bool group_factors_ = false;
+  bool group_factors_ = false, ternary_ = false;
 };
 
 /// A scheme: how the weights and the inputs of layers become integers.
@@ -100,7 +106,7 @@ class BARAQUANT_API QuantConfig {
   /// @throws c10::ValueError Another name.
   QuantConfig& observer(std::string_view name);
   /// How to find a scale of weights below eight bits that is not trained: "search" (the default; 26
-  /// scales, the minimum squared error) or "max".
+  /// scales, the minimum squared error) or "max". Weights that are ternary have a rule of their own.
   /// @throws c10::ValueError Another name.
   QuantConfig& scale_rule(std::string_view name);
   /// The dtype in which a server will hold the scales of weights: "float32" (the default), "bfloat16"

@@ -40,6 +40,11 @@ TensorConfig& TensorConfig::group_factors(bool group_factors) {
   return *this;
 }
 
+TensorConfig& TensorConfig::ternary(bool ternary) {
+  ternary_ = ternary;
+  return *this;
+}
+
 namespace {
 
 template <size_t N>
@@ -87,6 +92,10 @@ void TensorConfig::check() const {
                     "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
                     "dynamic=True or learned=True with group_factors=True, but got ",
                     str());
+  TORCH_CHECK_VALUE(!ternary_ || (bits_ == 2 && symmetric_ && dynamic()),
+                    "TensorConfig: expected 2 bits, symmetric=True and dynamic=True with "
+                    "ternary=True, but got ",
+                    str());
 }
 
 std::string TensorConfig::str() const {
@@ -94,14 +103,16 @@ std::string TensorConfig::str() const {
       group_size().has_value() ? "(" + std::to_string(*group_size()) + ")" : "";
   const char* how = learned_ ? "learned" : dynamic() ? "dynamic" : "static";
   return "int" + std::to_string(bits_) + " " + granularity() + group +
-         (symmetric_ ? " symmetric " : " asymmetric ") + how + (group_factors_ ? " factors" : "");
+         (symmetric_ ? " symmetric " : " asymmetric ") + how + (group_factors_ ? " factors" : "") +
+         (ternary_ ? " ternary" : "");
 }
 
 bool TensorConfig::operator==(const TensorConfig& other) const {
   return bits_ == other.bits_ && granularity_.name == other.granularity_.name &&
          granularity_.group_size == other.granularity_.group_size &&
          symmetric_ == other.symmetric_ && dynamic() == other.dynamic() &&
-         learned_ == other.learned_ && group_factors_ == other.group_factors_;
+         learned_ == other.learned_ && group_factors_ == other.group_factors_ &&
+         ternary_ == other.ternary_;
 }
 
 QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation)
@@ -113,6 +124,9 @@ QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activa
   check_group_factors();
   if (!activation_.has_value()) return;
   activation_->check();
+  TORCH_CHECK_VALUE(!activation_->ternary(),
+                    "QuantConfig: expected ternary=True for the weight alone, but got ",
+                    activation_->str());
   TORCH_CHECK_VALUE(activation_->granularity() != "per_channel",
                     "QuantConfig: expected activation.granularity to be per_tensor, per_token or "
                     "per_group, but got 'per_channel'");
@@ -206,7 +220,7 @@ QuantConfig QuantConfig::with_rotation(int64_t features) const {
 
 bool QuantConfig::trains_on_integers() const {
   return activation_.has_value() &&
-         (weight_.group_factors() || weight_ == TensorConfig(weight_.bits())) &&
+         (weight_.gives_integers() || weight_ == TensorConfig(weight_.bits())) &&
          scale_dtype_ == "float32" &&
          *activation_ == TensorConfig(activation_->bits())
                              .granularity(PerToken())

@@ -6,6 +6,7 @@
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
 #include "nn/freeze.h"
+#include "nn/product.h"
 #include "nn/quantizer_arguments.h"
 #include "nn/text.h"
 #include "search/range.h"
@@ -72,15 +73,19 @@ torch::Tensor FakeQuantizeImpl::observe_and_round(const torch::Tensor& input) {
   return torch::where(fake_quant_enabled.to(torch::kBool), rounded, input);
 }
 
+std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::qparams_of_rows(
+    const torch::Tensor& rows) const {
+  return search::qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(),
+                                  options.quant_max(), options.symmetric(), options.scale_dtype());
+}
+
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeImpl::qparams_of(
     const torch::Tensor& input) const {
   const auto values = input.detach();
   auto rows =
       ops_of(options).segments("FakeQuantize", values).to(compute_dtype(input.scalar_type()));
   if (rows.size(1) == 0) rows = rows.new_zeros({rows.size(0), 1});
-  const auto [step, zeros] =
-      search::qparams_of_range(rows.amin(1), rows.amax(1), options.quant_min(), options.quant_max(),
-                               options.symmetric(), options.scale_dtype());
+  const auto [step, zeros] = qparams_of_rows(rows);
   std::vector<int64_t> shape;
   if (options.granularity() == "per_channel") shape = {rows.size(0)};
   if (options.granularity() == "per_token" || options.granularity() == "per_group") {
@@ -101,7 +106,7 @@ void FakeQuantizeImpl::check_seen() {
 
 torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
   const auto ops = ops_of(options);
-  if (is_dynamic() && rounds_scale()) {
+  if (computes_scale()) {
     const auto [step, zeros] = qparams_of(input);
     return ops.fake_quantize(input, step, zeros, options.save_mask());
   }
@@ -112,7 +117,7 @@ torch::Tensor FakeQuantizeImpl::round(const torch::Tensor& input) {
 
 Quantized FakeQuantizeImpl::quantize(const torch::Tensor& input) {
   const auto ops = ops_of(options);
-  if (is_dynamic() && rounds_scale()) {
+  if (computes_scale()) {
     const auto [step, zeros] = qparams_of(input);
     return {ops.quantize(input, step, zeros), step, zeros};
   }
@@ -186,5 +191,40 @@ void FakeQuantizeImpl::pretty_print(std::ostream& stream) const {
   }
   stream << ", quant_min=" << options.quant_min() << ", quant_max=" << options.quant_max() << ")";
 }
+
+FakeQuantizeTernaryImpl::FakeQuantizeTernaryImpl(const FakeQuantizeOptions& given)
+    : FakeQuantizeImpl(FakeQuantizeOptions()
+                           .mode("dynamic")
+                           .granularity(given.granularity())
+                           .axis(given.axis())
+                           .group_size(given.group_size())
+                           .quant_min(-1)
+                           .quant_max(1)
+                           .scale_dtype(given.scale_dtype())) {}
+
+torch::Tensor FakeQuantizeTernaryImpl::round(const torch::Tensor& input) {
+  const auto [integers, step, zeros] = quantize(input.detach());
+  return straight_through(ops_of(options).fake_quantize(input.detach(), step, zeros, std::nullopt),
+                          input);
+}
+
+std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeTernaryImpl::qparams_of_rows(
+    const torch::Tensor& rows) const {
+  const auto largest = rows.abs().amax(1);
+  const auto sum = search::sum_of_magnitudes(rows, largest, rows.size(1));
+  const auto mean = search::mean_of_magnitudes(sum, largest, rows.size(1));
+  const auto step = search::rounded_scale(mean, options.scale_dtype());
+  return {step, torch::zeros_like(step, torch::kInt32)};
+}
+
+std::shared_ptr<torch::nn::Module> FakeQuantizeTernaryImpl::clone(
+    const std::optional<torch::Device>&) const {
+  auto copy = std::make_shared<FakeQuantizeTernaryImpl>(options);
+  copy->rounds_ = rounds_;
+  copy->train(is_training());
+  return copy;
+}
+
+BARAQUANT_CLONE_CHILD(FakeQuantizeTernaryImpl)
 
 }  // namespace baraquant::nn

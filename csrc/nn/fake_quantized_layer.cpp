@@ -72,11 +72,10 @@ std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Ten
         FakeQuantizeInt4Options(*size).symmetric(config.symmetric()));
   }
   if (config.dynamic()) {
-    return std::make_shared<FakeQuantizeImpl>(range_of(config, scale_dtype)
-                                                  .mode("dynamic")
-                                                  .granularity(granularity)
-                                                  .axis(channel_axis(granularity))
-                                                  .group_size(size));
+    auto options = range_of(config, scale_dtype).mode("dynamic").granularity(granularity);
+    options.axis(channel_axis(granularity)).group_size(size);
+    if (config.ternary()) return std::make_shared<FakeQuantizeTernaryImpl>(options);
+    return std::make_shared<FakeQuantizeImpl>(options);
   }
   auto options = range_of(config, scale_dtype).mode("observed");
   options.averaging_constant(1.0);  // the current weight, until the observer is disabled

@@ -120,9 +120,10 @@ torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
   const auto &how = config().weight(), &activation = *config().activation();
   std::optional<torch::Tensor> qweight, scale;
   auto smooth = weight_to_round();
-  if (how.group_factors()) {
+  if (how.gives_integers()) {
     std::tie(qweight, scale, std::ignore) = quantized_weight();
-    smooth = dynamic_cast<RoundsToInt4&>(*weight_fake_quant).smooth(smooth);
+    auto* factors = dynamic_cast<RoundsToInt4*>(weight_fake_quant.get());
+    if (factors != nullptr) smooth = factors->smooth(smooth);
   }
   return qat_linear(input, smooth, maybe(bias_to_add()), activation.symmetric(), how.quant_min(),
                     how.quant_max(), activation.quant_min(), activation.quant_max(),
@@ -276,8 +277,8 @@ torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
   auto found = rounded_to_master(rows(input, weight));
   if (!weight_fake_quant->rounds() && is_training()) return found;
   const auto& how = config().weight();
-  if (config().scale_dtype() != "float32") {
-    // The op for rows rounds no scale. An empty batch has no rows.
+  if (config().scale_dtype() != "float32" || how.ternary()) {
+    // No op of rows does it. An empty batch has no rows.
     if (found.numel() == 0) return found;
     const auto table = found.reshape({-1, found.size(-1)});
     return weight_fake_quant->round(table).reshape(found.sizes());

@@ -75,7 +75,8 @@ using Fitted = std::map<std::pair<const void*, std::string>, std::shared_ptr<nn:
 
 // Search the scale of a weight of few bits; layers with one weight share it.
 void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
-  if (prepared.config().weight().bits() >= 8 || config.scale_rule() != "search") return;
+  const auto& weight = prepared.config().weight();
+  if (weight.bits() >= 8 || weight.ternary() || config.scale_rule() != "search") return;
   const auto rows = prepared.rows_of_weight();
   const auto& quantizer = *prepared.weight_fake_quant;
   if (prepared.config().rotate().has_value()) {  // a copy, whose memory another may get

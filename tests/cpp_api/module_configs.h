@@ -30,6 +30,10 @@ TensorConfig learned(int64_t bits, const baraquant::Granularity& granularity, bo
   return TensorConfig(bits).granularity(granularity).symmetric(symmetric).learned(true);
 }
 
+TensorConfig ternary(const baraquant::Granularity& granularity) {
+  return TensorConfig(2).granularity(granularity).ternary(true);
+}
+
 const std::map<std::string, QuantConfig> configs = {
     {"w8a8", baraquant::W8A8()},
     {"w8a8_asymmetric", baraquant::W8A8(false)},
@@ -53,6 +57,9 @@ const std::map<std::string, QuantConfig> configs = {
     {"factors_learned_rotated", baraquant::W4A8(2, false, "search", true, true).rotate(8)},
     {"factors_learned_static",
      QuantConfig(factors(4, false).learned(true), learned(8, PerTensor(), false))},
+    {"ternary", QuantConfig(ternary(PerTensor()), TensorConfig(8).granularity(PerToken()))},
+    {"ternary_static", QuantConfig(ternary(baraquant::PerChannel()), activation(false))},
+    {"ternary_groups", QuantConfig(ternary(PerGroup(4))).scale_dtype("bfloat16")},
     {"per_tensor", QuantConfig(TensorConfig(6).granularity(PerTensor()),
                                TensorConfig(7).granularity(PerTensor()))},
     {"groups_of_inputs", QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerGroup(4)))},

@@ -306,6 +306,10 @@ void errors() {
   show_error("TensorConfig(4, PerGroup(8), dynamic=False, group_factors=True)", [] {
     TensorConfig(4).granularity(baraquant::PerGroup(8)).dynamic(false).group_factors(true).check();
   });
+  show_error("TensorConfig(3, ternary=True)", [] { TensorConfig(3).ternary(true).check(); });
+  show_error("QuantConfig(TensorConfig(8), TensorConfig(2, PerTensor(), ternary=True))", [] {
+    QuantConfig(TensorConfig(8), TensorConfig(2).granularity(baraquant::PerTensor()).ternary(true));
+  });
   show_error("W4A8(None, learned=True, group_factors=True)",
              [] { baraquant::W4A8(std::nullopt, true, "search", true, true); });
   torch::nn::Sequential relu{torch::nn::ReLU()};

@@ -33,6 +33,10 @@ def factors(size: int, symmetric: bool) -> TensorConfig:
     return TensorConfig(4, PerGroup(size), symmetric, group_factors=True)
 
 
+def ternary(granularity: Any) -> TensorConfig:
+    return TensorConfig(2, granularity, ternary=True)
+
+
 CONFIGS = {
     "w8a8": baraquant.W8A8(),
     "w8a8_asymmetric": baraquant.W8A8(False),
@@ -56,6 +60,9 @@ CONFIGS = {
     "factors_learned_static": QuantConfig(
         replace(factors(4, False), dynamic=None, learned=True), learned(8, PerTensor(), False)
     ),
+    "ternary": QuantConfig(ternary(PerTensor()), TensorConfig(8, "per_token")),
+    "ternary_static": QuantConfig(ternary("per_channel"), activation(False)),
+    "ternary_groups": QuantConfig(ternary(PerGroup(4)), scale_dtype="bfloat16"),
     "per_tensor": QuantConfig(TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor())),
     "groups_of_inputs": QuantConfig(TensorConfig(8), TensorConfig(8, PerGroup(4))),
     "learned": QuantConfig(learned(4, PerChannel(), True), learned(8, PerTensor(), True)),

@@ -119,7 +119,11 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   torch::Tensor observer_enabled, fake_quant_enabled, skipped_batches;
   BARAQUANT_CLONES
 
+  // The scale and the zero point of each row of a matrix.
+  virtual std::tuple<torch::Tensor, torch::Tensor> qparams_of_rows(const torch::Tensor& rows) const;
   bool rounds_scale() const { return options.scale_dtype() != "float32"; }
+  // Whether qparams_of() has the scale of a dynamic input; else the op does.
+  virtual bool computes_scale() const { return is_dynamic() && rounds_scale(); }
   // The scale and the zero point of one input.
   std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
   torch::Tensor observe_and_round(const torch::Tensor& input);
@@ -127,6 +131,25 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
 };
 TORCH_MODULE(FakeQuantize);
+
+/// Rounds a weight to -1, 0 and 1 times the mean of its absolute values (BitNet b1.58).
+///
+/// The scale is the mean of the values that share it, 1 where all are 0; the integers are
+/// `clamp(rint(w / scale), -1, 1)`. The gradient goes straight through the rounding and the clamp.
+class BARAQUANT_API FakeQuantizeTernaryImpl : public FakeQuantizeImpl {
+ public:
+  /// @param options Of these the granularity, the axis, the size of groups and the dtype of the scale
+  ///   count.
+  /// @throws c10::ValueError An option does not fit.
+  explicit FakeQuantizeTernaryImpl(const FakeQuantizeOptions& options = {});
+
+  torch::Tensor round(const torch::Tensor& input) override;
+  BARAQUANT_CLONES
+  std::tuple<torch::Tensor, torch::Tensor> qparams_of_rows(
+      const torch::Tensor& rows) const override;
+  bool computes_scale() const override { return true; }
+};
+TORCH_MODULE(FakeQuantizeTernary);
 
 /// Options of LearnedFakeQuantize: the arguments of Python's class of that name.
 struct BARAQUANT_API LearnedFakeQuantizeOptions {
