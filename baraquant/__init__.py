@@ -48,9 +48,9 @@ from baraquant.schemes import (  # noqa: E402
     W8A8Static,
 )
 from baraquant.workflow.fused_ops import use_fused_ops_  # noqa: E402
+from baraquant.workflow.layers import register_layer  # noqa: E402
 from baraquant.workflow.passes import Pass, register_pass  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
-from baraquant.workflow.register import register_layer  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
 if _TYPE_CHECKING:

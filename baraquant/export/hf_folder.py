@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from .._packages import need
-from ..workflow.serialization.header import read_header
+from ..workflow.serialization.tensor_file import read_header
 from .compressed_tensors.scheme import parse_scheme
 from .compressed_tensors.ties import loses_ties
 

@@ -10,7 +10,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..configs import Config
 from ..workflow.passes import what_needs_calibration
-from ..workflow.rules import Rule, Rules
+from ..workflow.select import Rule, Rules
 
 NAME = "baraquant"
 CALLER = "BaraquantConfig"

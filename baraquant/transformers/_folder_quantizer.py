@@ -25,11 +25,10 @@ from ..export.compressed_tensors.tensors import build_layer, check_layer, expect
 from ..export.compressed_tensors.ties import ends_of
 from ..nn import WeightOnlyInt4Linear
 from ..nn.shared.subclassed import with_forward_of
-from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
-from ..workflow.serialization.header import Entry, read_header
-from ..workflow.view import paths_of
+from ..workflow.serialization.tensor_file import Entry, read_header
+from ..workflow.view import paths_of, replace_inference_tensors
 from ._versions import IS_5, mark_loaded
 from ._writer import WritesCompressedTensors, note_ties
 

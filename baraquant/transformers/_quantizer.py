@@ -19,10 +19,10 @@ from transformers.quantizers import auto
 
 from .._table import some
 from ..nn.shared.experts import is_experts
-from ..workflow.inference_mode import replace_inference_tensors
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
+from ..workflow.view import replace_inference_tensors
 from ._config import CALLER, NAME, BaraquantConfig
 from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties, unknown_parts

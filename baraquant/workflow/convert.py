@@ -18,13 +18,12 @@ from ..nn.training.quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
-from .computed import drop_hooks, settled
-from .inference_mode import makes_normal_tensors
 from .layers import form_of, layer_of_prepared, unknown_weights
 from .replace import swap_in_turn, take_over
 from .report import Report, warn_if_no_faster
 from .served import StoredWeight, packs_weight, served_linear
-from .view import Decision, ModelView, Swap, choose_swaps
+from .unpack import drop_hooks, settled
+from .view import Decision, ModelView, Swap, choose_swaps, makes_normal_tensors
 
 CALLER = "baraquant.qat.convert_"
 

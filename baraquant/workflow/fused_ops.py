@@ -14,11 +14,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
-from .inference_mode import makes_normal_tensors
 from .replace import put, replace_modules, take_over
 from .report import Report
 from .select import Filter, filter_of
-from .view import Decision, FilterFn, ModelView, Swap, Swaps, choose_swaps
+from .view import Decision, FilterFn, ModelView, Swap, Swaps, choose_swaps, makes_normal_tensors
 
 _CALLER = "baraquant.use_fused_ops_"
 FUSED = (bnn.RMSNorm, bnn.LayerNorm, bnn.GELU, bnn.GatedMLP)

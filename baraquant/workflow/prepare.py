@@ -13,15 +13,12 @@ from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize, FakeQuantizedLinear, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
-from .calibration.static import observe_inputs
-from .inference_mode import makes_normal_tensors
-from .passes import Chosen
+from .passes import Chosen, observe_inputs
 from .replace import swap
 from .report import Report, total_bytes, warn_if_no_faster
-from .rules import Rule, Rules
-from .select import Selector, filter_of, nothing_to
+from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .unpack import unpacked
-from .view import FilterFn
+from .view import FilterFn, makes_normal_tensors
 
 CALLER = "baraquant.qat.prepare_"
 

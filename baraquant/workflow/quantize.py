@@ -16,16 +16,13 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
-from .calibration.static import calibrate_inputs
-from .inference_mode import makes_normal_tensors
 from .layers import Layer, weights_of
 from .make import check_layers, swap_layers
-from .passes import passes_of, what_needs_calibration
+from .passes import calibrate_inputs, passes_of, what_needs_calibration
 from .report import Report, total_bytes, warn_if_no_faster
-from .rules import Rule, Rules
-from .select import Selector, filter_of, nothing_to
+from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .unpack import unpacked
-from .view import FilterFn
+from .view import FilterFn, makes_normal_tensors
 
 _CALLER = "baraquant.quantize_"
 

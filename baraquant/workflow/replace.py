@@ -111,22 +111,21 @@ def swap_in_turn(
     return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
 
 
-def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
-    """Make Transformers call their layers where new ones are among these.
+# What switches off PyTorch's fused evaluation: in it an encoder gives the weights of its layers to
+# one kernel, and bypasses their forward methods.
+FAST_PATHS: dict[type[nn.Module], dict[str, Any]] = {
+    nn.TransformerEncoderLayer: {"activation_relu_or_gelu": 0},
+    nn.TransformerEncoder: {"enable_nested_tensor": False, "use_nested_tensor": False},
+}
 
-    In evaluation PyTorch's encoder gives the weights of its layers to one fused kernel and bypasses
-    their forward methods.
-    """
+
+def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
+    """Make Transformers call their layers where new ones are among these."""
     ids = {id(module) for module in news}
     for module in model.modules():
-        kinds = (nn.TransformerEncoderLayer, nn.TransformerEncoder)
-        if not isinstance(module, kinds) or all(id(one) not in ids for one in module.modules()):
-            continue
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
-        else:
-            module.enable_nested_tensor = False
-            module.use_nested_tensor = False
+        for kind, values in FAST_PATHS.items():
+            if isinstance(module, kind) and any(id(one) in ids for one in module.modules()):
+                vars(module).update(values)
 
 
 # ---- Where a model refers to its modules --------------------------------------------------------

@@ -22,8 +22,7 @@ from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at
 from .report import Report, warn_if_no_faster
-from .rules import Rule, Rules
-from .select import Selector, nothing_to
+from .select import Rule, Rules, Selector, nothing_to
 from .unpack import Unpacked, is_packed
 from .view import FilterFn, ModelView
 

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A model as the tools see it: walked once, and what they decide on each of its modules."""
+"""A model as the tools see it: walked once, and what they decide on each of its modules.
+
+The public functions may be called under ``torch.inference_mode()``. A tensor that is created there
+can never be saved for a gradient, nor written to later. So models are changed outside of that mode,
+and get copies of the inference tensors that they hold.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..nn.training.quantizers import QuantizesWeight
-from .computed import is_computed
 from .layers import (
     Layer,
     further_names,
+    is_computed,
     is_converted,
     is_prepared,
     layer_of,
@@ -58,6 +65,7 @@ class Seen:
         is_prepared: Whether it is a prepared layer.
         is_converted: Whether it is a converted layer.
         is_computed: Whether PyTorch computes its weight or its bias.
+        rounds_weight: Whether it is a layer in training, of any class.
         paths: All of its paths.
     """
 
@@ -65,6 +73,7 @@ class Seen:
     is_prepared: bool
     is_converted: bool
     is_computed: bool
+    rounds_weight: bool
     paths: list[str] = field(default_factory=list)
 
 
@@ -103,7 +112,11 @@ class ModelView:
             if key not in self.seen:
                 _check_module(module, path, self.caller)
                 self.seen[key] = Seen(
-                    layer_of(module), is_prepared(module), is_converted(module), is_computed(module)
+                    layer_of(module),
+                    is_prepared(module),
+                    is_converted(module),
+                    is_computed(module),
+                    isinstance(module, QuantizesWeight),
                 )
                 for parameter in module._parameters.values():
                     if parameter is not None:
@@ -185,15 +198,15 @@ def choose_swaps(
             if child is not None
         ]
     if keeps_ties:
-        _leave_out_tied(view.model, swaps, changed, left_out)
-    at = dict(view.model.named_modules())
+        _leave_out_tied(view, swaps, changed, left_out)
     parameters: dict[str, int] = {}
     products: dict[str, int] = {}
     counted: set[int] = set()
     for name in (*changed, *left_out):
-        whole = isinstance(at[name], nn.MultiheadAttention)
-        parameters[name] = float_weights(at[name], counted, whole=whole)
-        products[name] = multiply_adds(at[name], whole=whole)
+        module = view.model.get_submodule(name)
+        whole = isinstance(module, nn.MultiheadAttention)
+        parameters[name] = float_weights(module, counted, whole=whole)
+        products[name] = multiply_adds(module, whole=whole)
     total, size = total_parameters(view.model), total_bytes(view.model)
     return swaps, Report(changed, left_out, parameters, total, size, multiply_adds=products)
 
@@ -212,20 +225,19 @@ def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, s
 
 
 def _leave_out_tied(
-    model: nn.Module, swaps: Swaps, changed: dict[str, str], left_out: dict[str, str]
+    view: ModelView, swaps: Swaps, changed: dict[str, str], left_out: dict[str, str]
 ) -> None:
     """Cancel the swaps of modules whose weight stays floating in another module."""
-    floating: dict[int, str] = {}  # paths of those other modules, by the id of the parameter
-    for name, module in model.named_modules():
-        if name in swaps or isinstance(module, QuantizesWeight):
-            continue
-        if left_out.get(name) not in (FILTERED, *CHOSEN):
-            floating |= {id(p): name for p in module._parameters.values() if p is not None}
-    for name, module in model.named_modules():
-        other = floating.get(id(module._parameters.get("weight")))
-        if name in swaps and other is not None:
-            del swaps[name], changed[name]
-            left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
+    tied: dict[str, str] = {}  # the path of the other module
+    for name, (module, _) in swaps.items():
+        for key in view.holders.get(id(module._parameters.get("weight")), ()):
+            other = view.seen[key].paths[0]
+            was_asked = left_out.get(other) in (FILTERED, *CHOSEN)
+            if other not in swaps and not view.seen[key].rounds_weight and not was_asked:
+                tied[name] = other
+    for name, other in tied.items():
+        del swaps[name], changed[name]
+        left_out[name] = f"its weight is also that of {other or ROOT}, which stays floating"
 
 
 def paths_of(model: nn.Module) -> dict[int, list[str]]:
@@ -330,3 +342,47 @@ def _is_sharded(module: nn.Module) -> bool:
         name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))
         for name in names
     )
+
+
+# ---- Calls under torch.inference_mode() ---------------------------------------------------------
+
+_Given = ParamSpec("_Given")
+_Returned = TypeVar("_Returned")
+
+
+def makes_normal_tensors(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
+    """Return a function whose model, its first argument, has no inference tensors afterwards."""
+
+    @functools.wraps(function)
+    def call(*args: _Given.args, **kwargs: _Given.kwargs) -> _Returned:
+        is_enabled = torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
+            model = args[0] if args else kwargs.get("model")
+            if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
+                replace_inference_tensors(model)
+            return function(*args, **kwargs)
+
+    return call
+
+
+@torch.inference_mode(False)  # type: ignore[untyped-decorator]
+def replace_inference_tensors(model: nn.Module) -> None:
+    """Replace each inference tensor of a model by a copy; a tensor of several modules by one."""
+    copies: dict[int, Tensor] = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copy = tensor.detach().clone()
+            is_parameter = isinstance(tensor, nn.Parameter)
+            copies[id(tensor)] = nn.Parameter(copy, tensor.requires_grad) if is_parameter else copy
+        return copies[id(tensor)]
+
+    olds: list[Any] = []  # whose ids are those keys
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is None or is_lazy(tensor):
+                    continue
+                if tensor.is_inference():
+                    olds.append(tensor)
+                    own[name] = copied(tensor)

@@ -21,7 +21,7 @@ from baraquant.nn import (
     WeightOnlyInt4Linear,
     WeightOnlyLinear,
 )
-from baraquant.workflow.serialization.header import read_header
+from baraquant.workflow.serialization.tensor_file import read_header
 from tests.support import cases
 
 N, K = 12, 48

@@ -95,7 +95,10 @@ def test_the_bytes_that_the_checksum_covers(tmp_path):
 
 
 class Rotary(nn.Module):
-    """Buffers that are in no state dict, one under two names and a plain tensor besides."""
+    """Buffers that are in no state dict, one under two names and a plain tensor besides.
+
+    Among them are a random one, a mask and ids that are a view; those of the norm are in it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -105,8 +108,13 @@ class Rotary(nn.Module):
         self.inner = nn.Module()
         self.inner.register_buffer("frequencies", self.frequencies, persistent=False)
         self.original = self.frequencies
+        self.register_buffer("ids", torch.arange(8).flip(0).expand((1, -1)), persistent=False)
+        self.register_buffer("mask", torch.ones(8, 8, dtype=torch.bool).tril(), persistent=False)
+        self.register_buffer("directions", torch.randn(8, 8), persistent=False)
+        self.norm = nn.BatchNorm1d(8)
 
     def forward(self, x):
+        x = self.norm(x @ (self.directions * self.mask))[:, self.ids[0]]
         for layer in self.layers:
             x = layer(x * self.frequencies + self.inner.frequencies + self.original)
         return x + self.positions
@@ -125,13 +133,16 @@ def quantized(build):
     torch.manual_seed(1)
     model = build()
     baraquant.quantize_(model, baraquant.W8A8())
-    return model
+    with torch.no_grad():
+        model.frequencies.mul_(0.5)  # a file has what a buffer is now
+        model(X.to(model.frequencies.dtype))  # the statistics of the norm move
+    return model.eval()
 
 
 X = torch.linspace(-1, 1, 24).reshape(3, 8)
 
 
-@pytest.mark.parametrize("how", ["built", "function", "meta", "function of meta"])
+@pytest.mark.parametrize("how", ["built", "function", "meta", "function of meta", "within meta"])
 def test_buffers_that_are_in_no_state_dict(how, tmp_path):
     model = quantized(Rotary)
     baraquant.save(model, tmp_path / "a")
@@ -140,8 +151,13 @@ def test_buffers_that_are_in_no_state_dict(how, tmp_path):
         "function": lambda: Rotary,
         "meta": lambda: on_meta(Rotary),
         "function of meta": lambda: lambda: on_meta(Rotary),
+        "within meta": lambda: Rotary,
     }[how]()
-    loaded = baraquant.load_(given, tmp_path / "a")
+    state = torch.get_rng_state()
+    with torch.device("meta" if how == "within meta" else "cpu"):
+        loaded = baraquant.load_(given, tmp_path / "a").eval()
+    assert how != "meta" or torch.equal(torch.get_rng_state(), state), "nothing is built aside"
+    assert not any(t.is_meta for t in (*loaded.parameters(), *loaded.buffers()))
     assert torch.equal(loaded(X), model(X))
     assert loaded.original is loaded.frequencies is loaded.inner.frequencies
     assert list(loaded.state_dict()) == list(model.state_dict())
@@ -151,7 +167,8 @@ def test_constants_of_equal_values_are_stored_once(tmp_path):
     baraquant.save(quantized(Rotary), tmp_path / "a")
     config, tensors = raw(tmp_path / "a")
     constants = config["constants"]
-    assert set(constants) == {"frequencies", "positions", "inner.frequencies"}
+    others = {"ids", "mask", "directions"}
+    assert set(constants) == {"frequencies", "positions", "inner.frequencies"} | others
     assert constants["frequencies"] == constants["inner.frequencies"] != constants["positions"]
     assert torch.equal(tensors[constants["positions"]], torch.arange(8))
 
@@ -163,7 +180,7 @@ def test_a_plain_tensor_on_the_meta_device_is_refused_and_a_function_makes_it(tm
         ValueError, match=r"factors: .* is no buffer .* baraquant.load_\(lambda: Model"
     ):
         baraquant.load_(on_meta(Plain), tmp_path / "a")
-    assert torch.equal(baraquant.load_(Plain, tmp_path / "a")(X), model(X))
+    assert torch.equal(baraquant.load_(Plain, tmp_path / "a").eval()(X), model(X))
 
 
 def test_a_second_name_that_to_left_on_the_meta_device(tmp_path):
@@ -181,7 +198,7 @@ def test_a_second_name_that_to_left_on_the_meta_device(tmp_path):
     ):
         baraquant.load_(empty, tmp_path / "a")
     assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
-    loaded = baraquant.load_(build, tmp_path / "a")
+    loaded = baraquant.load_(build, tmp_path / "a").eval()
     assert torch.equal(loaded.original, torch.arange(8) / 8)
     x = X.to(torch.bfloat16)
     assert torch.equal(loaded(x), model(x))
@@ -212,7 +229,7 @@ def test_a_function_builds_no_weights(tmp_path):
         seen.extend(p.device.type for p in built.parameters())
         return built
 
-    loaded = baraquant.load_(build, tmp_path / "a")
+    loaded = baraquant.load_(build, tmp_path / "a").eval()
     assert set(seen) == {"meta"} and torch.equal(loaded(X), model(X))
 
 
@@ -225,7 +242,7 @@ def test_a_function_that_needs_its_parameters_gets_them(tmp_path):
         assert built.layers[0].weight.sum().item() != 0  # needs a number
         return built
 
-    assert torch.equal(baraquant.load_(build, tmp_path / "a")(X), model(X))
+    assert torch.equal(baraquant.load_(build, tmp_path / "a").eval()(X), model(X))
 
 
 def test_a_buffer_that_the_file_lacks(tmp_path):

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import baraquant
 from baraquant import W4A16, W8A8, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.computed import plain
+from baraquant.workflow.unpack import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*no faster")
 

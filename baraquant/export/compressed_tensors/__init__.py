@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..._packages import need
-from ...workflow.inference_mode import makes_normal_tensors
+from ...workflow.view import makes_normal_tensors
 from .._folder import check_absent, new_folder
 from ..hf_folder import (
     copy_others,

@@ -20,9 +20,8 @@ from ..._table import some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
-from ...workflow.serialization.data import read_tensors
-from ...workflow.serialization.header import Entry, parse_json, read_header
 from ...workflow.serialization.meta import Built, check_constants, put, registered
+from ...workflow.serialization.tensor_file import Entry, parse_json, read_header, read_tensors
 from ...workflow.view import check_model
 from .config import CtConfig, read_config
 from .experts import Places, has_experts, in_files, places_of

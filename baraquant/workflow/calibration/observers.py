@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from ...nn.shared.range import qparams_of_range
+from ...nn.shared.range import power_to_one, qparams_of_range
 
 
 class Observer(ABC):
@@ -36,6 +36,9 @@ class Observer(ABC):
         skipped_batches: The number of batches ignored for a NaN or an infinity, int64 ``[]``; None
             before any batch.
     """
+
+    _axis: int | None = None  # of a range for each channel
+    averaging_constant: float | None = None
 
     def __init__(self) -> None:
         self.min_val: Tensor | None = None
@@ -53,8 +56,9 @@ class Observer(ABC):
         input = input.detach()
         if self.min_val is None:
             dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-            self.min_val = torch.full((), math.inf, dtype=dtype, device=input.device)
-            self.max_val = torch.full((), -math.inf, dtype=dtype, device=input.device)
+            shape = () if self._axis is None else (input.shape[self._axis],)
+            self.min_val = torch.full(shape, math.inf, dtype=dtype, device=input.device)
+            self.max_val = torch.full(shape, -math.inf, dtype=dtype, device=input.device)
             self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
         elif (input.dtype == torch.float64) != (self.min_val.dtype == torch.float64):
             input = input.to(self.min_val.dtype)
@@ -62,14 +66,19 @@ class Observer(ABC):
 
     def _observe(self, input: Tensor) -> None:
         ops.observe_min_max_(
-            input, self.min_val, self.max_val, skipped_batches=self.skipped_batches
+            input,
+            self.min_val,
+            self.max_val,
+            axis=self._axis,
+            averaging_constant=self.averaging_constant,
+            skipped_batches=self.skipped_batches,
         )
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite batch was seen, as a bool tensor; None if no batch was seen."""
         if self.min_val is None or self.max_val is None:
             return None
-        return ~torch.isfinite(self.min_val + 0 * self.max_val)
+        return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
 
     def calculate_qparams(
         self, quant_min: int = -128, quant_max: int = 127, symmetric: bool = True
@@ -136,15 +145,6 @@ class MovingAverageObserver(MinMaxObserver):
                 f"but got {averaging_constant}"
             )
         self.averaging_constant = averaging_constant
-
-    def _observe(self, input: Tensor) -> None:
-        ops.observe_min_max_(
-            input,
-            self.min_val,
-            self.max_val,
-            averaging_constant=self.averaging_constant,
-            skipped_batches=self.skipped_batches,
-        )
 
 
 class _HistogramObserver(Observer):
@@ -236,3 +236,109 @@ OBSERVERS: dict[str, type[Observer]] = {
     "percentile": PercentileObserver,
     "mse": MSEObserver,
 }
+
+
+# ---- Which calls of a layer count, and sums over them in the range of floats --------------------
+
+
+class FiniteCalls:
+    """Says which calls of a layer count. Nothing waits for the device.
+
+    Attributes:
+        skipped_batches: The number of calls with a NaN or an infinity, int64 ``[]``; None if there
+            was no call.
+    """
+
+    def __init__(self) -> None:
+        self.skipped_batches: Tensor | None = None
+        self._calls = 0
+
+    def begin(self, *tensors: Tensor) -> Tensor:
+        """Count a call, and return whether all of its tensors are finite, bool ``[]``."""
+        self._calls += 1
+        is_finite = torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).all()
+        if self.skipped_batches is None:
+            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=is_finite.device)
+        self.skipped_batches += ~is_finite
+        return is_finite
+
+    def unusable(self) -> Tensor | None:
+        """Return whether no call was finite, bool ``[]``; None if there was no call."""
+        return None if self.skipped_batches is None else self.skipped_batches == self._calls
+
+
+class Seen(FiniteCalls):
+    """A watcher that only counts the inputs of one layer, and those that are not finite."""
+
+    def observe(self, input: Tensor) -> None:
+        """Count ``input`` unless it is empty."""
+        if input.numel() > 0:
+            self.begin(input)
+
+    def count(self) -> int:
+        """Return the number of inputs that are not finite."""
+        return 0 if self.skipped_batches is None else int(self.skipped_batches)
+
+
+class NearOne:
+    """Takes the inputs of one layer near 1, by a power of two that all of its calls share.
+
+    Sums of squares then neither overflow nor vanish, and have the bits of others but for that
+    power.
+
+    Attributes:
+        power: That of the largest magnitude so far, ``[]``; None before the first call.
+    """
+
+    def __init__(self) -> None:
+        self.power: Tensor | None = None
+        self._largest: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of a call times the power, and what earlier sums are to be multiplied by.
+
+        Args:
+            rows: Not empty, float32 or float64.
+        """
+        largest = rows.abs().amax()
+        if self._largest is not None:
+            largest = torch.maximum(largest, self._largest)
+        power = power_to_one(largest)
+        # It exceeds 1 only if all inputs were 0 so far, and so are the sums.
+        before = power if self.power is None else self.power
+        change = (power / before).clamp(max=1.0)
+        self._largest, self.power = largest, power
+        return rows * power, change
+
+
+class OutputErrors(FiniteCalls):
+    """The sums of squared errors of one layer.
+
+    A call with a NaN or an infinity is counted, and adds nothing.
+
+    Args:
+        count: The number of sums.
+        device: The device of the layer.
+
+    Attributes:
+        errors: The sums, float64 ``[count]``.
+    """
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        super().__init__()
+        self.errors = torch.zeros(count, dtype=torch.float64, device=device)
+
+    def add(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
+        """Add the squared error of one output of a call.
+
+        Args:
+            index: The sum.
+            got: The output with its error.
+            wanted: The output without it, of the same shape.
+            is_finite: What :meth:`begin` returned for the call.
+        """
+        difference = got - wanted
+        # Squares near 1 neither overflow nor vanish.
+        power = power_to_one(difference.abs().amax())
+        error = (difference * power).square().sum(dtype=torch.float64) / power / power
+        self.errors[index] += torch.where(is_finite, error, 0.0)

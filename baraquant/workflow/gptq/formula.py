@@ -18,7 +18,7 @@ from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
 from ...nn.shared.int4_search import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
-from ..calibration.finite import FiniteCalls, NearOne
+from ..calibration.observers import FiniteCalls, NearOne
 
 # Columns that are corrected at once. It changes the time, and of the result at most a tie.
 _BLOCK = 128

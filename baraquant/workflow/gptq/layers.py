@@ -22,9 +22,8 @@ from ...nn import FakeQuantizedLinear
 from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
-from ..calibration.finite import Seen
-from ..calibration.progress import ProgressBar
-from ..calibration.run import Run
+from ..calibration.observers import Seen
+from ..calibration.run import ProgressBar, Run
 from ..make import Maker
 from ..passes import Chosen, Pass, register_pass
 from ..replace import put

@@ -15,22 +15,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...configs import QuantConfig
-from ..calibration.finite import OutputErrors
-from ..calibration.run import Calibration, Run, evaluating, runs_once
-from ..calibration.state import State
-from ..calibration.static import calibrate_inputs
+from ..calibration.observers import OutputErrors
+from ..calibration.run import Calibration, Run, State, evaluating
 from ..layers import inside, layer_of, weights_of
 from ..make import Maker
+from ..passes import calibrate_inputs
 from ..quantize import after_training, check_module
 from ..report import FILTERED
-from ..rules import Rules
-from ..select import Selector, filter_of, nothing_to
+from ..select import Rules, Selector, filter_of, nothing_to
+from ..serialization.packing import Counter
 from ..serialization.save import add_constants
-from ..serialization.sizes import Counter
 from ..unpack import Unpacked, unpacked
 from ..view import FilterFn
-from .groups import Groups, check_together, join_shared, join_together
-from .names import FLOAT, named_configs
+from .groups import FLOAT, Groups, check_together, named_configs
 from .report import LayerSensitivity, Sensitivity, common_names
 
 _CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries stay small
@@ -54,12 +51,20 @@ class Errors(OutputErrors):
         """Return what the layers hold now."""
         return State([self._module, *self._layers])
 
-    def add_parts(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
-        """Add the squared error of one tensor; ``is_finite`` is what :meth:`begin` returned."""
-        dtype = torch.float64 if wanted.dtype == torch.float64 else torch.float32
-        parts = got.reshape(-1).split(_CHUNK), wanted.reshape(-1).split(_CHUNK)
-        for one, other in zip(*parts, strict=True):
-            self.add(index, one.to(dtype), other.to(dtype), is_finite)
+    def compare(
+        self, index: int, got: list[Tensor], wanted: list[Tensor], is_finite: Tensor
+    ) -> None:
+        """Add the squared error of one layer; ``is_finite`` is what :meth:`begin` returned."""
+        for one, other in zip(got, wanted, strict=True):
+            dtype = torch.float64 if other.dtype == torch.float64 else torch.float32
+            parts = one.reshape(-1).split(_CHUNK), other.reshape(-1).split(_CHUNK)
+            for part, same in zip(*parts, strict=True):
+                part, same = (tensor.to(self.errors.device, dtype) for tensor in (part, same))
+                self.add(index, part, same, is_finite)
+
+    def add_square(self, wanted: list[Tensor], is_finite: Tensor) -> None:
+        """Add the square of the output."""
+        self.compare(len(self._layers), list(map(torch.zeros_like, wanted)), wanted, is_finite)
 
     def relative(self) -> list[float]:
         """Return the relative error of each layer; infinite or NaN if it is not finite."""
@@ -89,13 +94,10 @@ class LayerErrors(Errors):
             if before is not None:
                 before.restore()
             # Hooks of the float layer have changed its input already, and its output not yet.
-            got = floats(layer.forward(*args, **kwargs))
-            for one, other in zip(got, wanted, strict=True):
-                self.add_parts(index, one, other, is_finite)
+            self.compare(index, floats(layer.forward(*args, **kwargs)), wanted, is_finite)
         if after is not None:
             after.restore()
-        for other in wanted:
-            self.add_parts(len(self._layers), torch.zeros_like(other), other, is_finite)
+        self.add_square(wanted, is_finite)
 
 
 class OutputChanges(Errors):
@@ -113,18 +115,13 @@ class OutputChanges(Errors):
             wanted: Those of the float model.
             before: The state in which the float model was called.
         """
-        device = self.errors.device
-        is_finite = self.begin(*wanted).to(device)
+        is_finite = self.begin(*wanted).to(self.errors.device)
         for index, layer in enumerate(self._layers):
             before.restore()
             with _in_place_of(self._module, layer):
                 got = call()
-            for one, other in zip(got, wanted, strict=True):
-                self.add_parts(index, one.to(device), other.to(device), is_finite)
-        for other in wanted:
-            self.add_parts(
-                len(self._layers), torch.zeros_like(other).to(device), other.to(device), is_finite
-            )
+            self.compare(index, got, wanted, is_finite)
+        self.add_square(wanted, is_finite)
 
 
 @contextmanager
@@ -333,23 +330,18 @@ def sensitivity(
         raise ValueError(f"{_CALLER}: expected of to be 'layer' or 'output', but got {of!r}")
     named = named_configs(configs, _CALLER)
     patterns = check_together(together, _CALLER)
+    run = Run(model, calibration, progress, _CALLER)
     static = [name for name, config in named.items() if config.is_static]
-    if static and runs_once(calibration):
-        raise ValueError(
-            f"{_CALLER}: expected calibration data that can be gone through {1 + len(static)} "
-            f"times for static inputs ({', '.join(static)}), but got a "
-            f"{type(calibration).__name__}"
-        )
+    if static:
+        run.check_repeatable(f"{1 + len(static)} times for static inputs ({', '.join(static)})")
     chosen_by = filter_of(filter_fn)
     with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
         paths = {key: one.paths for key, one in parts.view.seen.items()}
         measured = _Measured(model, named, paths, of)
-        run = Run(model, calibration, progress, _CALLER)
         measured.convert(chosen_by, parts, run)
-        of_layers = measured.layer_paths()
-        groups = Groups(of_layers)
-        join_shared(groups, measured.modules)
-        join_together(groups, patterns, of_layers, _CALLER)
+        groups = Groups(measured.layer_paths())
+        groups.join_shared(measured.modules)
+        groups.join_together(patterns, _CALLER)
         measured.run(run)
         return measured.report(groups)
 

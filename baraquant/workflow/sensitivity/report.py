@@ -13,9 +13,8 @@ from ..._fields import check_bool
 from ..._table import Table
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
-from .groups import as_pattern
+from .groups import FLOAT, as_pattern
 from .knapsack import Option, least_bytes, solve
-from .names import FLOAT
 
 _CHOOSE, _PLOT = "baraquant.Sensitivity.choose", "baraquant.Sensitivity.plot"
 _FORMAT, _VERSION = "baraquant.sensitivity", 1

@@ -18,17 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from ..._table import some
+from ...nn.shared.subclassed import plain_type
 from ..fused_ops import with_fused_ops
-from ..inference_mode import makes_normal_tensors
-from ..layers import parents
-from ..unpack import unpacked
-from ..view import check_model
-from .data import import_safetensors, read_tensors
-from .fits import Metas, build_module, check_fits
-from .header import Header, read_header
-from .manifest import Manifest, is_whole, parse_manifest
-from .meta import Built, put
-from .packing import check_spare_bits, unpack
+from ..layers import further_names, inside, is_converted, layer_of, layer_with, parents, weights_of
+from ..unpack import UNPACKED, unpacked
+from ..view import check_model, makes_normal_tensors, paths_of
+from .manifest import Manifest, StoredModule, is_whole, parse_manifest
+from .meta import Built, check_constants, put
+from .packing import check_spare_bits, packed_size, unpack
+from .tensor_file import Entry, Header, import_safetensors, read_header, read_tensors
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
@@ -123,12 +122,12 @@ def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
         for name, shape in module.packed.items():
             full = f"{path}.{name}"
             if full in stored:
-                stored[full] = _unpacked(full, stored[full], module.weight_bits, shape)
+                stored[full] = _integers(full, stored[full], module.weight_bits, shape)
     stored |= {alias: stored[name] for alias, name in manifest.shared_tensors.items()}
     return dict(stored)
 
 
-def _unpacked(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
+def _integers(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
     try:
         check_spare_bits(packed, bits, math.prod(shape))
     except ValueError as error:
@@ -164,3 +163,211 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     return modules
+
+
+# ---- Whether a file fits a model: on the meta device, without the data --------------------------
+
+
+class Metas:
+    """The tensors and modules of a file on the meta device, which is everything except the data."""
+
+    def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
+        self.tensors = {
+            name: _meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
+        }
+        packed = [
+            (f"{path}.{name}", shape, stored)
+            for path, stored in manifest.modules.items()
+            for name, shape in stored.packed.items()
+        ]
+        for name, shape, stored in packed:
+            _check_packed(name, entries.get(name), shape, stored)
+            if name in self.tensors:
+                self.tensors[name] = _unpacked(name, shape)
+        for alias, name in manifest.shared_tensors.items():
+            if name not in self.tensors or alias in self.tensors:
+                raise ValueError(
+                    f"{alias}: expected to be the same tensor as {name}, but the file has "
+                    f"{'both' if alias in self.tensors else 'none'}"
+                )
+        self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
+        for name, _, _ in packed:
+            if name not in self.tensors:
+                path, _, own = name.rpartition(".")
+                raise ValueError(f"{path}: expected a tensor {own}, but there is none")
+        self.modules: dict[str, nn.Module] = {}  # built when their places are known
+
+
+def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
+        raise ValueError(
+            f"{name}: expected a shape that a tensor can have, but got {shape}"
+        ) from None
+
+
+def _unpacked(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return what a string of bits becomes: int8, or two integers in a byte for ``packed``."""
+    if not name.endswith(".packed"):
+        return _meta(name, shape, torch.int8)
+    if len(shape) != 2:
+        raise ValueError(f"{name}: expected a shape of two dimensions, but got {list(shape)}")
+    return _meta(name, (shape[0], -(-shape[1] // 2)), torch.uint8)
+
+
+def build_module(
+    path: str, stored: StoredModule, tensors: dict[str, Tensor], like: nn.Module
+) -> nn.Module:
+    """Build the module of a path from its tensors; it replaces a module of the model."""
+    prefix = f"{path}."
+    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
+    try:
+        return stored.form.build(stored.options, own, like)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _check_packed(
+    name: str, entry: Entry | None, shape: tuple[int, ...], stored: StoredModule
+) -> None:
+    bits = stored.weight_bits
+    if not 2 <= bits <= 7:
+        raise ValueError(f"{name}: expected a width of 2 to 7 bits for packed integers, not {bits}")
+    if entry is None:
+        return  # another module's tensor, or missing, which is noticed later
+    size = packed_size(math.prod(shape), bits)
+    if entry.dtype != torch.uint8 or entry.shape != (size,):
+        raise ValueError(
+            f"{name}: expected {size} bytes for packed integers of shape {list(shape)}, but got "
+            f"{entry.dtype} {list(entry.shape)}"
+        )
+
+
+def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+    """Check the file's modules, and all its tensors, against the model."""
+    paths = paths_of(model)
+    at = dict(model.named_modules(remove_duplicate=False))
+    for path in sorted(manifest.unpacked):
+        if type(at.get(path)) not in UNPACKED.values():
+            got = type(at[path]).__name__ if path in at else "no such module"
+            names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
+            raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
+    for path, stored in manifest.modules.items():
+        _check_kind(path, at.get(path), stored)
+        metas.modules[path] = build_module(path, stored, metas.tensors, at[path])
+        _check_place(path, at[path], stored, metas.modules[path])
+        also = [alias for alias, name in manifest.shared_modules.items() if name == path]
+        if sorted([path, *also]) != sorted(paths[id(at[path])]):
+            raise ValueError(
+                f"{path}: expected a module shared by {sorted([path, *also])}, but the model's is "
+                f"shared by {sorted(paths[id(at[path])])}"
+            )
+    unknown = set(manifest.shared_modules.values()) - manifest.modules.keys()
+    if unknown:
+        raise ValueError(f"{min(unknown)}: expected a module of the file, but there is none")
+    _check_tensors(model, manifest, metas)
+
+
+def _check_kind(path: str, module: nn.Module | None, stored: StoredModule) -> None:
+    """Check that the module of a path is of a kind that can become the stored one."""
+    name = f"{stored.form.module.__name__} of the file"
+    expected = f"{path}: expected a {layer_with(stored.form).name} for the {name}"
+    if module is None:
+        raise ValueError(f"{expected}, but the model has no such module")
+    layer = layer_of(module)
+    if not _is_stored_kind(module, stored) and (layer is None or stored.form not in layer.forms):
+        raise ValueError(f"{expected}, but the model has a {type(module).__name__}")
+
+
+def _is_stored_kind(module: nn.Module, stored: StoredModule) -> bool:
+    return is_converted(module) and plain_type(module) is stored.form.module
+
+
+def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: nn.Module) -> None:
+    is_same = _is_stored_kind(module, stored)
+    layer = layer_of(module) or layer_with(stored.form)
+    for size, own in layer.sizes.items():
+        wanted, got = getattr(quantized, size), getattr(module, size if is_same else own)
+        if wanted != got:
+            raise ValueError(
+                f"{path}: expected {size} to be {wanted}, as in the file, but the model has {got}"
+            )
+    if further_names(module) != stored.further:
+        raise ValueError(
+            f"{path}: expected a module with {sorted(stored.further)} beside the layer's own "
+            f"tensors, as in the file, but the model's has {sorted(further_names(module))}"
+        )
+    bias, has_bias = getattr(quantized, "bias", None), getattr(module, "bias", None)
+    if (bias is None) != (has_bias is None):
+        raise ValueError(
+            f"{path}: expected {'no bias' if bias is None else 'a bias'}, as in the file, but the "
+            f"model has {'one' if bias is None else 'none'}"
+        )
+    dtype = stored.options["dtype"]
+    if is_same:
+        return
+    model_dtype = weights_of(module)[0].dtype
+    if dtype != model_dtype:
+        raise ValueError(
+            f"{path}: expected a model of {dtype}, as in the file, but it is {model_dtype}; "
+            f"convert it first: model.to({dtype})"
+        )
+
+
+def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+    at = dict(model.named_modules(remove_duplicate=False))
+    quantized = {path: at[path] for path in (*manifest.modules, *manifest.shared_modules)}
+    is_inside = inside(quantized)
+    wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
+    constants = set(manifest.constants.values()) - wanted.keys()
+    given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
+    for path, name in manifest.shared_modules.items():
+        for key in metas.modules[name].state_dict():
+            if manifest.shared_tensors.get(f"{path}.{key}") is None:
+                raise ValueError(f"{path}.{key}: expected to be the tensor of {name}")
+    if wanted.keys() != given.keys():
+        raise ValueError(
+            f"expected the tensors of the model, but {_few(wanted.keys() - given.keys())} missing "
+            f"in the file, and {_few(given.keys() - wanted.keys())} unknown to the model"
+        )
+    for name, tensor in wanted.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name}: expected a model of tensors, but got {type(tensor).__name__}"
+            )
+        stored = given[name]
+        if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name}: expected {tensor.dtype} {list(tensor.shape)} as in the model, but the "
+                f"file has {stored.dtype} {list(stored.shape)}"
+            )
+    for name, tensor_name in manifest.constants.items():
+        if tensor_name not in metas.tensors:
+            raise ValueError(
+                f"{name}: expected a tensor {tensor_name} in the file, but it has none"
+            )
+    buffers = {name: metas.tensors[stored] for name, stored in manifest.constants.items()}
+    check_constants(model, buffers, is_inside, "baraquant.load_(lambda: Model(...), path)")
+    _check_ties(model, manifest, is_inside)
+
+
+def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]) -> None:
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not is_inside(name):
+            groups.setdefault(id(parameter), []).append(name)
+    for names in groups.values():
+        firsts = {manifest.shared_tensors.get(name, name) for name in names}
+        if len(firsts) > 1:
+            raise ValueError(
+                f"{names[0]}: expected one tensor for {', '.join(names)}, which the model shares, "
+                f"but the file has {len(firsts)}"
+            )
+
+
+def _few(names: set[str]) -> str:
+    listed = sorted(names)
+    verb = "is" if len(listed) == 1 else "are"
+    return f"{some(listed, 3) or 'none'} {verb}"

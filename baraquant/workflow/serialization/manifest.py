@@ -36,8 +36,7 @@ from torch import Tensor
 from ...nn.inference.conv import Convolution
 from ..forms import Form
 from ..layers import form_named, form_names
-from .data import bytes_of
-from .header import DTYPES, is_sizes, parse_json
+from .tensor_file import DTYPES, bytes_of, is_sizes, parse_json
 
 FORMAT = 1
 _KEYS = {

@@ -22,11 +22,9 @@ from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
 from ..unpack import UNPACKED
 from ..view import check_whole
-from .data import bytes_of, import_safetensors, write_tensors
-from .header import DTYPES
 from .manifest import FORMAT, write_manifest
-from .packing import pack
-from .sizes import integers_of, packed_names, place_of, shape_of
+from .packing import integers_of, pack, packed_shapes, place_of
+from .tensor_file import DTYPES, bytes_of, import_safetensors, write_tensors
 
 _CALLER = "baraquant.save"
 _STORABLE = set(DTYPES.values())
@@ -67,7 +65,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     narrow = {
         f"{name}.{tensor}": (module, tensor)
         for name, module in at.items()
-        for tensor in packed_names(module)
+        for tensor in packed_shapes(module)
     }
     widths = {name: module.weight_bits for name, (module, _) in narrow.items()}
     tensors, shared_tensors = _tensors(model, widths)
@@ -111,7 +109,7 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
     return {
         "class": plain_type(module).__name__,
         "options": options,
-        "packed": {tensor: shape_of(module, tensor) for tensor in packed_names(module)},
+        "packed": packed_shapes(module),
         "further": sorted(further_names(module)),
     }
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """SmoothQuant moves outliers of activations into the weights."""
 
-from .layers import SmoothQuantPass as SmoothQuantPass
+from .smoothing import SmoothQuantPass as SmoothQuantPass

@@ -172,18 +172,18 @@ def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
     reads_at = now - source.first + 1
     if after[0].lineno <= reads_at <= _end(after[0]):
         return None
-    names = _stored(after[0])
+    names = _names(after[0], ast.Store)
     for statement in after[1:]:
         for node in ast.walk(statement):
-            if isinstance(node, _BRANCHES) and names & _loaded(node):
+            if isinstance(node, _BRANCHES) and names & _names(node, ast.Load):
                 return source.lines[node.lineno - 1].strip()
         if isinstance(statement, _BRANCHES):
             continue
         is_before = _end(statement) < reads_at
-        if is_before and names & _loaded(statement):
-            names |= _stored(statement)  # it may be the value still: y = relu(y)
+        if is_before and names & _names(statement, ast.Load):
+            names |= _names(statement, ast.Store)  # it may be the value still: y = relu(y)
         else:
-            names -= _stored(statement)
+            names -= _names(statement, ast.Store)
     return None
 
 
@@ -206,20 +206,10 @@ def _statements_after(body: list[ast.stmt], line: int) -> list[ast.stmt]:
     return []
 
 
-def _stored(statement: ast.AST) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def _loaded(node: ast.AST) -> set[str]:
-    return {
-        one.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
-    }
+def _names(node: ast.AST, use: type[ast.expr_context]) -> set[str]:
+    """Return the names that are read (``ast.Load``) or bound (``ast.Store``) in some code."""
+    found = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return {one.id for one in found if isinstance(one.ctx, use)}
 
 
 _LIBRARIES = ("torch", "baraquant", "builtins", "typing", "abc")

@@ -10,23 +10,23 @@ and the maximum of each channel are kept.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ... import ops
 from ...configs import QuantConfig
-from ...nn import FakeQuantize
+from ...nn import FakeQuantize, FakeQuantizedLinear
 from ...nn.shared.range import power_to_one
 from ...schemes import SmoothQuant
-from ..calibration.finite import OutputErrors
-from ..calibration.observers import OBSERVERS, Through
+from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
 from ..calibration.run import Run
-from ..passes import Scaling
-from .flow import Group, find_groups
+from ..passes import Chosen, Pass, Scaling, fixed_input, leave_input, register_pass
+from .flow import Group, find_groups, fold
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
 ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
@@ -35,39 +35,13 @@ ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in ra
 _ROWS = 128
 
 
-class ChannelRange:
-    """The running minimum and maximum of each channel (the last dimension)."""
+class ChannelRange(MinMaxObserver):
+    """The running minimum and maximum of each channel (the last dimension), ``[K]`` each.
 
-    def __init__(self) -> None:
-        self.min_val: Tensor | None = None  # [K]
-        self.max_val: Tensor | None = None
-        self.skipped_batches: Tensor | None = None  # of which a channel held a NaN or an infinity
+    A batch is skipped where a channel of it holds a NaN or an infinity.
+    """
 
-    def observe(self, input: Tensor) -> None:
-        """Observe ``input``, ``[..., K]``."""
-        if input.numel() == 0:
-            return
-        if self.min_val is None:
-            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-            channels = input.shape[-1]
-            self.min_val = torch.full((channels,), math.inf, dtype=dtype, device=input.device)
-            self.max_val = torch.full((channels,), -math.inf, dtype=dtype, device=input.device)
-            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=input.device)
-        elif input.dtype != self.min_val.dtype:
-            input = input.to(self.min_val.dtype)
-        ops.observe_min_max_(
-            input.detach(),
-            self.min_val,
-            self.max_val,
-            axis=-1,
-            skipped_batches=self.skipped_batches,
-        )
-
-    def unusable(self) -> Tensor | None:
-        """Return whether some channel had no finite batch; None if no batch was seen."""
-        if self.min_val is None or self.max_val is None:
-            return None
-        return ~torch.isfinite(self.min_val + 0 * self.max_val).all()
+    _axis = -1
 
     @property
     def absmax(self) -> Tensor:
@@ -274,3 +248,78 @@ def _static(
 def _by(smooth: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a function that divides an input by its factors."""
     return lambda input: input.detach().to(smooth.dtype) / smooth
+
+
+# ---- The pass, and what it shares with others that divide the inputs of layers ------------------
+
+
+class ScalesInputs(Pass):
+    """A pass that divides the inputs of linear layers, where possible in the modules before."""
+
+    name = ""  # what reports say of each scaled layer
+
+    def __init__(self) -> None:
+        self._abouts: dict[str, str] = {}
+        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
+
+    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
+        """Note how layers are scaled, and which modules divide their outputs for them."""
+        for path, scaling in found.items():
+            chosen[path].scaling = scaling
+            self._abouts[path] = self.name + scaling.about()
+            if scaling.producer is None or scaling.smooth is None:
+                continue
+            if scaling.producer in chosen:
+                chosen[scaling.producer].divisor = scaling.smooth
+            else:
+                self._folds[scaling.producer] = scaling.smooth
+
+    def describe(self, path: str) -> str:
+        """Return the exponent, and where the division happens."""
+        return self._abouts.get(path, "")
+
+    def finish(self, model: nn.Module) -> None:
+        """Fold the divisions into floating modules; quantized ones have them already."""
+        for path, smooth in self._folds.items():
+            fold(model.get_submodule(path), smooth)
+
+
+class SmoothQuantPass(ScalesInputs):
+    """Smooths the linear layers of :class:`baraquant.SmoothQuant`."""
+
+    def takes(self, layer: Chosen) -> bool:
+        """Whether a layer is linear. One whose weight is shared is not smoothed, but calibrated."""
+        return isinstance(layer.prepared, FakeQuantizedLinear)
+
+    def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
+        """Find the factors of each layer, and the scales of static inputs."""
+        for config in dict.fromkeys(one.config for one in layers.values()):
+            assert isinstance(config, SmoothQuant)
+            own = {path: one for path, one in layers.items() if one.config == config}
+            tied = {path for path, one in own.items() if one.shares_weight}
+            weights = {path: one.prepared.rows_of_weight() for path, one in own.items()}
+            found = find_smoothings(config, run, weights, tied)
+            for path, one in own.items():
+                if path in found:
+                    _fix_input(one, found[path])
+                elif config.activation.is_static:
+                    leave_input(path, one, run.where)
+                else:
+                    one.remark += "; not smoothed, as the calibration data does not reach it"
+            self.scale(found, chosen)
+        if not any(self._abouts.values()):
+            warnings.warn(
+                f"{run.where}: expected SmoothQuant to smooth a layer, but it smooths none: "
+                "no linear layer is reached by the calibration data and gains from it",
+                stacklevel=4,
+            )
+
+
+def _fix_input(one: Chosen, scaling: Scaling) -> None:
+    activation = one.scheme.activation
+    if scaling.qparams is not None:
+        assert activation is not None
+        one.prepared.input_fake_quant = fixed_input(scaling.qparams, activation, one.module)
+
+
+register_pass(SmoothQuant, SmoothQuantPass)

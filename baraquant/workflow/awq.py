@@ -21,17 +21,15 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ...nn import FakeQuantize
-from ...nn.shared.range import power_to_one
-from ...schemes import AWQ
-from ..calibration.finite import NearOne, Seen
-from ..calibration.progress import ProgressBar
-from ..calibration.run import Run
-from ..gptq.formula import Hessian
-from ..passes import Chosen, Scaling, register_pass
-from ..smoothquant.flow import Group, find_groups
-from ..smoothquant.layers import ScalesInputs
-from ..smoothquant.producers import can_fold
+from ..nn import FakeQuantize
+from ..nn.shared.range import power_to_one
+from ..schemes import AWQ
+from .calibration.observers import NearOne, Seen
+from .calibration.run import ProgressBar, Run
+from .gptq.formula import Hessian
+from .passes import Chosen, Scaling, register_pass
+from .smoothquant.flow import Group, can_fold, find_groups
+from .smoothquant.smoothing import ScalesInputs
 
 
 class SeenSquares(Seen):

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads the header of a safetensors file, and checks all of it.
+"""Safetensors files: the header, all of which is checked, and the data, without NumPy.
 
 Layout: eight bytes, little-endian, the length of the header; the header, a JSON object
 ``{name: {"dtype", "shape", "data_offsets"}, "__metadata__": {text: text}}``; the data. Everything
 is checked before a tensor is created: a file that passes is complete, and every tensor has its
-place.
+place. The functions of ``safetensors.torch`` that write need NumPy, which neither safetensors nor
+PyTorch installs.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -204,3 +208,80 @@ def _check_places(tensors: dict[str, Entry], size: int) -> None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ---- The data -----------------------------------------------------------------------------------
+
+_NOTHING = (ctypes.c_ubyte * 0)()
+
+
+def import_safetensors(caller: str) -> Any:
+    """Import ``safetensors.torch``, or say how to install it."""
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError(f"{caller}: expected safetensors; pip install safetensors") from error
+    return safetensors
+
+
+def bytes_of(tensor: Tensor) -> Any:
+    """Return the bytes of a contiguous tensor on the CPU, which must outlive what is returned."""
+    if tensor.nbytes == 0:
+        return _NOTHING
+    return (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+def write_tensors(
+    file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], caller: str
+) -> None:
+    """Write a whole file.
+
+    Args:
+        file: The file.
+        tensors: On the CPU and contiguous.
+        metadata: Texts for its header.
+        caller: The public function, for messages.
+
+    Raises:
+        ImportError: safetensors is not installed.
+    """
+    safetensors = import_safetensors(caller)
+    described: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+        content = bytes_of(tensor)
+        if hasattr(safetensors, "TensorSpec"):  # since 0.8
+            address = ctypes.addressof(content)
+            described[name] = safetensors.TensorSpec(
+                dtype=dtype, shape=shape, data_ptr=address, data_len=tensor.nbytes
+            )
+        else:
+            described[name] = {"dtype": dtype, "shape": shape, "data": bytes(content)}
+    safetensors.serialize_file(described, file, metadata=metadata)
+
+
+def read_tensors(file: Path, entries: Mapping[str, Entry], caller: str) -> dict[str, Tensor]:
+    """Read all tensors of a file, in memory of their own.
+
+    Args:
+        file: The file.
+        entries: Its header, as it was checked.
+        caller: The public function, for messages.
+
+    Raises:
+        ValueError: The file is cut off, or has changed since its header was read.
+        ImportError: safetensors is not installed.
+    """
+    safetensors = import_safetensors(caller)
+    try:
+        loaded = safetensors.torch.load_file(file)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"expected a whole file, but {error}") from error
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in loaded.items():
+        entry = entries.get(name)
+        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
+            raise ValueError(f"{name}: expected the header that was read before, but it changed")
+        # This copies: a mapped file could still change after the check.
+        tensors[name] = tensor.clone()
+    return tensors
