@@ -16,7 +16,6 @@ ROWS = 6  # every other row is poisoned
 # Short rows, rows of whole packs, rows for a block, and rows that a GPU reads twice.
 LENGTHS = (5, 32, 96, 1030, 4096, 40_000)
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def nans(dtype: torch.dtype) -> list[Tensor]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tests.zoo.architecture import Architecture
+from tests.support.tiny_transformers.build import TINY
+from tests.zoo.architecture import Architecture, known
 from tests.zoo.architectures_images import IMAGES
 from tests.zoo.architectures_text import TEXT
 from tests.zoo.architectures_torch import TORCH
@@ -18,6 +19,13 @@ from tests.zoo.architectures_torchvision import TORCHVISION
 from tests.zoo.schemes import SCHEMES, Scheme
 
 ARCHITECTURES: dict[str, Architecture] = {**TEXT, **IMAGES, **TORCHVISION, **TORCH}
+# What the tests take besides. Discrete choices turn small errors into large ones.
+DISCRETE = ("qwen2_moe", "qwen3_next", "reformer", "vits")
+OTHERS: dict[str, Architecture] = {
+    name: known(name, "of the tests", is_discrete=name in DISCRETE)
+    for name in TINY
+    if name not in ARCHITECTURES
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 PASSED, FAILED, NOT_RUN, NOTHING = "passed", "failed", "not run", "nothing to quantize"
@@ -36,7 +44,7 @@ class Cell:
 
     @property
     def row(self) -> Architecture:
-        return ARCHITECTURES[self.architecture]
+        return (ARCHITECTURES | OTHERS)[self.architecture]
 
     @property
     def column(self) -> Scheme:

@@ -39,11 +39,6 @@ def load_back(cell: Cell, folder: Path, device: str) -> dict[str, str]:
     return failed
 
 
-def was_saved(cell: Cell, folder: Path) -> bool:
-    """Whether there is something to load."""
-    return any((folder / f"{cell}.{kind}.safetensors").exists() for kind in KINDS)
-
-
 def expect_refused(target: Any, file: Path, message: str) -> None:
     """`load_` raises a ValueError with this in its message."""
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,27 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+import transformers
+
+import baraquant
+from baraquant.qat import convert_, prepare_
+from tests.support.tiny_transformers.build import TINY, build
 from tests.zoo import run, torchvision_support
-from tests.zoo.cells import ARCHITECTURES, NOT_RUN, Cell, planned
+from tests.zoo.cells import ARCHITECTURES, NOT_RUN, OTHERS, Cell, planned
 from tests.zoo.checks import examine
 from tests.zoo.loading import load_back
 from tests.zoo.schemes import SCHEMES
 
-# The short run takes these: each scheme, both dtypes, and a kind of model that the others lack.
+# The short run takes these: each scheme, both dtypes, and what the other models lack.
 SHORT = [
+    Cell("bert", "w8a8", "float32"),  # a tied head with a bias of its own
+    Cell("deberta_v2", "w8a8", "float32"),  # an embedding whose table is a tensor
+    Cell("t5", "w4a16", "float32"),  # a relative bias, a shared table, the dtype of a weight
+    Cell("bart", "w8a8", "float32"),  # embeddings with a forward of their own, tied
+    Cell("mamba", "w8a8", "float32"),  # a convolution and a projection by their weights
+    Cell("vit", "w8a8", "float32"),  # the dtype of a convolution's weight
+    Cell("whisper", "w8a16", "float32"),
+    Cell("wavlm", "w8a8", "float32"),  # attention by the weights of its projections
     Cell("llama", "w8a8", "bfloat16"),
     Cell("gpt2", "w4a16", "float32"),
     Cell("olmoe", "w8a8_asymmetric", "float32"),
@@ -32,7 +46,10 @@ SHORT = [
 
 
 def once_each() -> list[Any]:
-    """Each architecture of transformers and torch once; torchvision has a process of its own."""
+    """Each architecture of transformers and torch once; torchvision has a process of its own.
+
+    `make zoo` knows less of transformers than the tests.
+    """
     few = {cell.architecture for cell in SHORT}
     schemes = list(SCHEMES)
     more = [
@@ -40,6 +57,7 @@ def once_each() -> list[Any]:
         for position, (name, row) in enumerate(ARCHITECTURES.items())
         if name not in few and row.package != "torchvision"
     ]
+    more += [Cell(name, "w8a8", "float32") for name in OTHERS]
     return [*SHORT, *(pytest.param(cell, marks=pytest.mark.exhaustive) for cell in more)]
 
 
@@ -54,6 +72,10 @@ def one_thread() -> Any:
 @pytest.mark.parametrize("cell", once_each(), ids=str)
 def test_cell(cell: Cell, tmp_path: Path) -> None:
     """All checks of a cell; what is saved is loaded in this process."""
+    if cell.architecture in TINY:
+        for needed in (TINY[cell.architecture].model, TINY[cell.architecture].config):
+            if not hasattr(transformers, needed):
+                pytest.skip(f"transformers {transformers.__version__} has no {needed}")
     result = examine(cell, tmp_path, "cpu")
     if result.status == NOT_RUN:
         pytest.skip(result.reason)
@@ -90,3 +112,17 @@ def test_the_torchvision_of_a_torch() -> None:
     assert belongs("0.29.1", "2.15.0+cu132") and belongs("0.29.2+cpu", "2.15.0")
     assert not belongs("0.28.0", "2.14.0") and not belongs("0.29.2", "2.13.0")
     assert not belongs("0.29.0", "2.15.0")  # built for torch 2.14 alone
+
+
+def test_save_pretrained_is_an_error(tmp_path: Path) -> None:
+    """It would write a file that `from_pretrained` reads as random weights."""
+    plain, model, ready = (build(name) for name in ("bert", "t5", "clip"))
+    baraquant.quantize_(model, baraquant.W8A8())
+    prepare_(ready, baraquant.W8A8())
+    convert_(ready)
+    for each in (model, ready, copy.deepcopy(model)):
+        with pytest.raises(Exception, match=r"baraquant\.save"):
+            each.save_pretrained(tmp_path / "quantized")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    plain.save_pretrained(tmp_path / "plain")  # a float model is saved as ever
+    assert list((tmp_path / "plain").glob("*.safetensors"))
