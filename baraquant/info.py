@@ -11,13 +11,14 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import baraquant
-from baraquant import _C, _gpus, _library
+from baraquant import _C, _gpus, _library, ops, reference
 
 # The order in which an op's keys are shown.
 KEYS = (
@@ -31,25 +32,8 @@ KEYS = (
     "FuncTorchBatched",
 )
 
-# The input has two ties, both clamps and a zero point. All values are exact in every floating
-# dtype.
-_SCALE, _ZERO_POINT, _RANGE = 0.5, 1, (-8, 7)
-_INPUT = (-9.0, -0.75, 0.25, 1.25, 1.5, 2.0, 64.0)
-_INTEGERS = (-8, -1, 1, 3, 4, 5, 7)
-_FAKE = (-4.5, -1.0, 0.0, 1.0, 1.5, 2.0, 3.0)
-_GRADIENT = (0.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0)
-# For a scale from the data: the range from -2.5 to 5 has 15 steps of 0.5, with two ties.
-_DATA = (-2.5, -0.75, 0.25, 1.25, 5.0)
-_DATA_INTEGERS, _DATA_SCALE, _DATA_ZERO_POINT = (-8, -5, -3, -1, 7), 0.5, -3
-_DATA_ENDS = (-2.5, 5.0)
-# Rows with scales of 0.5 and 1, symmetric and not, times rows of weights with scales of 1 and 0.5:
-# nothing is rounded but the results.
-_ROWS, _ASYMMETRIC_ROWS = ((1.0, 63.5), (-2.0, 127.0)), ((-51.0, 76.5), (0.0, 255.0))
-_WEIGHT, _BIAS = ((127.0, -2.0), (0.5, 63.5)), (1.0, -1.0)
-_PRODUCTS, _ASYMMETRIC_PRODUCTS = (
-    (1.0, 4031.75, -507.0, 8062.5),
-    (-6629.0, 4831.25, -509.0, 16191.5),
-)
+# Two ties, both clamps, and rows whose scales are no powers of two.
+_VALUES = ((-9.0, -0.75, 0.25, 1.25), (1.5, 2.0, 64.0, -2.5))
 
 
 def registered_ops() -> dict[str, list[str]]:
@@ -77,92 +61,62 @@ def missing_kernels(ops: dict[str, list[str]], with_cuda: bool) -> list[str]:
 
 
 def self_check(device: str) -> list[str]:
-    """Quantizes a few values on a device, and returns the wrong results.
+    """Calls some ops with a few values, and returns the results that are not the reference's.
 
     Args:
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"`` or ``"cuda"``; the reference computes on the CPU.
 
     Returns:
         One line for each wrong result; an empty list if all are right.
     """
     problems = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        for what, got, expected in (
-            *_affine_results(device, dtype),
-            *_range_results(device, dtype),
-            *_product_results(device, dtype),
-        ):
-            if got.tolist() != list(expected):
-                problems.append(
-                    f"{what} on {device}, {dtype}: expected {list(expected)}, got {got.tolist()}"
-                )
+        for name, arguments, options in _calls(dtype):
+            right = _results(getattr(reference, name), "cpu", arguments, options)
+            got = _results(getattr(ops, name), device, arguments, options)
+            if got != right:
+                problems.append(f"{name} on {device}, {dtype}: expected {right}, but got {got}")
     return problems
 
 
-Results = list[tuple[str, torch.Tensor, tuple[float, ...]]]
-
-
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _affine_results(device: str, dtype: torch.dtype) -> Results:
-    """What was computed, the result, and the expected result."""
-    ops = torch.ops.baraquant
-    x = torch.tensor(_INPUT, dtype=dtype, device=device)
-    scale = torch.tensor(_SCALE, dtype=_compute_dtype(dtype), device=device)
-    zero_point = torch.tensor(_ZERO_POINT, dtype=torch.int32, device=device)
-    weight = torch.arange(1, len(_INPUT) + 1, dtype=dtype, device=device)
-
-    q = ops.quantize_per_tensor(x, scale, zero_point, *_RANGE)
-    y = ops.dequantize_per_tensor(q, scale, zero_point, dtype=dtype)
-    x.requires_grad_()
-    fake = ops.fake_quantize_per_tensor(x, scale, zero_point, *_RANGE)
-    (gradient,) = torch.autograd.grad((fake * weight).sum(), x)
+def _calls(dtype: torch.dtype) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    """The op, its arguments and its options."""
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    x, scale = torch.tensor(_VALUES, dtype=dtype), torch.tensor(0.5, dtype=compute)
+    low, high = torch.tensor([torch.inf, -torch.inf], dtype=compute).unbind()
+    integers = torch.tensor(_VALUES).to(torch.int8)
+    rows, bias = torch.tensor([1.0, 0.3], dtype=compute), x[:, 0].contiguous()
+    given = (scale, torch.tensor(1, dtype=torch.int32))
     return [
-        ("quantize_per_tensor", q, _INTEGERS),
-        ("dequantize_per_tensor", y, _FAKE),
-        ("fake_quantize_per_tensor", fake, _FAKE),
-        ("the gradient of fake_quantize_per_tensor", gradient, _GRADIENT),
+        ("quantize_per_tensor", (x, *given, -8, 7), {}),
+        ("dequantize_per_tensor", (integers, *given), {"dtype": dtype}),
+        ("fake_quantize_per_tensor", (x.clone().requires_grad_(), *given, -8, 7), {}),
+        ("dynamic_range_quantize_per_tensor", (x, -8, 7), {"symmetric": False}),
+        ("observe_min_max_", (x, low, high), {}),
+        ("quantized_linear", (x, integers, rows, bias), {}),
+        ("quantized_linear", (x, integers, rows, bias), {"symmetric": False}),
+        ("qat_linear", (x, x, bias), {}),
     ]
 
 
-def _range_results(device: str, dtype: torch.dtype) -> Results:
-    """The same for ops whose scale comes from the data."""
-    ops = torch.ops.baraquant
-    x = torch.tensor(_DATA, dtype=dtype, device=device)
-    low, high = torch.tensor(
-        [torch.inf, -torch.inf], dtype=_compute_dtype(dtype), device=device
-    ).unbind()
-
-    q, scale, zero_point = ops.dynamic_range_quantize_per_tensor(x, *_RANGE, symmetric=False)
-    ops.observe_min_max_(x, low, high)
-    return [
-        ("dynamic_range_quantize_per_tensor", q, _DATA_INTEGERS),
-        ("the scale of dynamic_range_quantize_per_tensor", scale[None], (_DATA_SCALE,)),
-        ("the zero point of it", zero_point[None], (_DATA_ZERO_POINT,)),
-        ("observe_min_max_", torch.stack([low, high]), _DATA_ENDS),
+def _results(
+    op: Callable[..., Any], device: str, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> list[list[Any]]:
+    """What an op returns, what it writes into its arguments, and the gradient of the first one."""
+    moved = [
+        one.detach().to(device, copy=True).requires_grad_(one.requires_grad)
+        if isinstance(one, torch.Tensor)
+        else one
+        for one in arguments
     ]
-
-
-def _product_results(device: str, dtype: torch.dtype) -> Results:
-    """The same for the matrix products."""
-    ops = torch.ops.baraquant
-
-    def tensor(values: tuple[Any, ...]) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    x, skewed, weight, bias = map(tensor, (_ROWS, _ASYMMETRIC_ROWS, _WEIGHT, _BIAS))
-    w, sw, _ = ops.dynamic_range_quantize_per_channel(weight, 0)
-    products, skewed_products = (
-        tuple(tensor(values).tolist()) for values in (_PRODUCTS, _ASYMMETRIC_PRODUCTS)
-    )
-    asymmetric = ops.quantized_linear(skewed, w, sw, bias, symmetric=False)
-    return [
-        ("quantized_linear", ops.quantized_linear(x, w, sw, bias).flatten(), products),
-        ("qat_linear", ops.qat_linear(x, weight, bias).flatten(), products),
-        ("quantized_linear, asymmetric", asymmetric.flatten(), skewed_products),
-    ]
+    returned = op(*moved, **options)
+    outputs = [returned] if isinstance(returned, torch.Tensor) else [*(returned or ())]
+    for output in outputs:
+        if output.requires_grad:
+            weights = torch.arange(output.numel(), dtype=output.dtype, device=device)
+            (output.flatten() * weights).sum().backward()
+    tensors = [*outputs, *(one for one in moved if isinstance(one, torch.Tensor)), moved[0].grad]
+    return [one.tolist() for one in tensors if one is not None]
 
 
 def checked(device: str) -> list[str]:
@@ -177,7 +131,7 @@ def gather() -> dict[str, Any]:
     """Everything the command shows, as plain data; ``problems`` is empty when all is well."""
     build = _C.build_info()
     devices = ["cpu", *(_gpus.devices() if build["with_cuda"] else [])]
-    ops = registered_ops()
+    registered = registered_ops()
     checks = {device: checked(device) for device in devices}
     gpus = _gpus.visible()
     return {
@@ -196,10 +150,10 @@ def gather() -> dict[str, Any]:
         "hopper_kernels": _gpus.has_hopper(build),
         "hopper_kernels_used": _gpus.uses_hopper(build),
         "gpus": [f"{name} ({major}.{minor})" for name, (major, minor) in gpus],
-        "ops": ops,
+        "ops": registered,
         "self_check": {device: not problems for device, problems in checks.items()},
         "problems": [
-            *missing_kernels(ops, build["with_cuda"]),
+            *missing_kernels(registered, build["with_cuda"]),
             *_gpus.problems(build),
             *(problem for problems in checks.values() for problem in problems),
         ],
@@ -232,30 +186,16 @@ def facts(info: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def show(info: dict[str, Any]) -> None:
-    """Prints tables, with rich if it is installed, else as plain text."""
-    rows = facts(info)
-    ops = [
+    """Prints tables."""
+    registered = [
         (name.removeprefix("baraquant::"), ", ".join(keys)) for name, keys in info["ops"].items()
     ]
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        for pairs in (rows, ops):
-            width = max((len(name) for name, _ in pairs), default=0)
-            print("\n".join(f"{name:<{width}}  {value}" for name, value in pairs), end="\n\n")
-    else:
-        console = Console()
-        for title, pairs in (
-            ("Build and machine", rows),
-            ("Registered ops (CompositeImplicitAutograd: calls an op with an underscore)", ops),
-        ):
-            table = Table(title=title, show_header=False, title_justify="left")
-            table.add_column(no_wrap=True)
-            table.add_column(overflow="fold")
-            for name, value in pairs:
-                table.add_row(name, value)
-            console.print(table)
+    for title, rows in (
+        ("Build and machine", facts(info)),
+        ("Registered ops (CompositeImplicitAutograd: calls an op with an underscore)", registered),
+    ):
+        width = max((len(name) for name, _ in rows), default=0)
+        print(title, *(f"{name:<{width}}  {value}" for name, value in rows), sep="\n", end="\n\n")
     for problem in info["problems"]:
         print(f"WRONG: {problem}")
     print("Something is wrong." if info["problems"] else "All is well.")
