@@ -116,17 +116,3 @@ def test_trained_served_and_loaded(name: str, scheme: str, tmp_path) -> None:
     for target in targets:
         loaded = baraquant.load_(target, path).eval()
         assert same(tiny.outputs(loaded, inputs), evaluated)
-
-
-def test_save_pretrained_is_an_error(tmp_path) -> None:
-    """It would write a file that `from_pretrained` reads as random weights."""
-    plain, model, ready = built("bert"), built("t5"), built("clip")
-    baraquant.quantize_(model, baraquant.W8A8())
-    prepare_(ready, baraquant.W8A8())
-    convert_(ready)
-    for each in (model, ready, copy.deepcopy(model)):
-        with pytest.raises(Exception, match=r"baraquant\.save"):
-            each.save_pretrained(tmp_path / "quantized")
-    assert not list(tmp_path.rglob("*.safetensors"))
-    plain.save_pretrained(tmp_path / "plain")  # a float model is saved as ever
-    assert list((tmp_path / "plain").glob("*.safetensors"))
