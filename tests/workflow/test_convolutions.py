@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import baraquant
 import baraquant.nn as bnn
-from baraquant import W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
-from baraquant.nn import QuantizedConv1d, QuantizedConv2d
+from baraquant import W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
+from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import Holder
 from tests.support.models.outlier_models import SCHEMES
 
@@ -50,30 +50,6 @@ by_config = pytest.mark.parametrize("config", CONFIGS)
 
 def rounds(layer: Any) -> bool:
     return isinstance(layer.input_fake_quant, bnn.FakeQuantize)
-
-
-class Block(nn.Module):
-    """A residual block, as in a ResNet."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
-
-
-def resnet() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), Block(8, 8, 1), Block(8, 16, 2),
-        nn.Conv2d(16, 16, 3, groups=16), nn.Hardswish(), nn.Conv2d(16, 16, 1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
-    )  # fmt: skip
 
 
 def convolution(kind: str, dtype: torch.dtype = torch.float32) -> Holder:
@@ -139,10 +115,8 @@ def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -
         assert rounds(layer)
         if dtype == torch.float32:
             check_product(kind, layer, data[0], expected)
-        baraquant.save(model, tmp_path / "model.safetensors")
-        loaded = convolution(kind, dtype)
-        baraquant.load_(loaded, tmp_path / "model.safetensors")
-        assert torch.equal(loaded(data[0]), expected)
+        build = functools.partial(convolution, kind, dtype)
+        assert_stored(model, build, data[0], tmp_path / "model.safetensors")
 
 
 @by_kind
@@ -180,36 +154,6 @@ def test_padding_is_exact_and_so_is_zero() -> None:
     assert torch.equal(model.child.input_fake_quant(zeros), zeros)
     bias = model.child.bias.reshape(1, 3, 1, 1)
     assert torch.equal(model(zeros), bias.expand(1, 3, 6, 6))
-
-
-@pytest.mark.parametrize("config", ["static", "asymmetric", "mse", "dynamic", "learned"])
-@pytest.mark.exhaustive
-def test_a_model_for_images(config: str, tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    floating = resnet().train()
-    data = [torch.randn(4, 3, 12, 12) for _ in range(4)]
-    for x in data:
-        floating(x)
-    floating.eval()
-    convolutions = [n for n, m in floating.named_modules() if isinstance(m, nn.Conv2d)]
-    expected = floating(data[0])
-    model = copy.deepcopy(floating)
-    report = baraquant.quantize_(model, CONFIGS[config], calibration=data, progress=False)
-    assert set(convolutions) < report.changed.keys() and not report.left_out
-    assert all("input=int8 per_tensor" in report.changed[path] for path in convolutions)
-    assert "input=int8 per_tensor" in str(report)
-    got = model(data[0])
-    assert 0 < (got - expected).norm() < 0.1 * expected.norm()
-    baraquant.save(model, tmp_path / "model.safetensors")
-    loaded = resnet().eval()
-    baraquant.load_(loaded, tmp_path / "model.safetensors")
-    assert torch.equal(loaded(data[0]), got)
-    prepared = copy.deepcopy(floating)
-    trained(prepared, CONFIGS[config], data)
-    evaluated = prepared(data[0])
-    changed = convert_(prepared).changed
-    assert torch.equal(prepared(data[0]), evaluated)
-    assert all("input=int8 per_tensor" in changed[path] for path in convolutions)
 
 
 def test_the_default_and_off() -> None:
@@ -273,64 +217,12 @@ def test_what_is_refused() -> None:
 # --- without it, after quantize_ ------------------------------------------------------------------
 
 
-class Picture(nn.Module):
-    """Convolutions of both kinds: strides, groups, padding by circles, a shared one, a tied one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-        self.depth = nn.Conv2d(8, 8, 3, padding="same", groups=8, padding_mode="circular")
-        self.again = self.depth
-        self.tied = nn.Conv2d(8, 8, 3, dilation=2, padding=2, groups=8)
-        self.tied.weight = self.depth.weight
-        self.line = nn.Conv1d(8, 6, 3, padding=1, padding_mode="reflect")
-        self.head = nn.Linear(6, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.stem(x)))
-        x = x + self.tied(self.again(self.depth(x)))
-        return self.head(self.line(x.flatten(2)).mean(-1))
-
-
-CONVOLUTIONS = {"stem": QuantizedConv2d, "depth": QuantizedConv2d, "tied": QuantizedConv2d}
-CONVOLUTIONS |= {"line": QuantizedConv1d}
-
-
-def picture(dtype: torch.dtype = torch.float32) -> Picture:
-    torch.manual_seed(0)
-    return Picture().to(dtype).eval()
-
-
-def pictures(dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, 3, 8, 8, generator=generator).to(dtype) for _ in range(3)]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("config", SCHEMES, ids=str)
-def test_the_bits_are_those_of_prepare_and_convert(
-    config: QuantConfig | SmoothQuant, dtype: torch.dtype
-) -> None:
-    model, expected = picture(dtype), picture(dtype)
-    prepare_(expected, W8A8())
-    convert_(expected)
-    report = baraquant.quantize_(model, config, calibration=pictures(dtype))
-    assert not report.left_out
-    for name, kind in CONVOLUTIONS.items():
-        layer, other = model.get_submodule(name), expected.get_submodule(name)
-        assert type(layer) is kind and report.changed[name] == kind.__name__
-        assert type(layer.input_fake_quant) is nn.Identity
-        assert layer.qweight.dtype == torch.int8 and repr(layer) == repr(other)
-        for (key, value), same in zip(
-            layer.state_dict().items(), other.state_dict().values(), strict=True
-        ):
-            assert value.dtype == same.dtype and torch.equal(value, same), key
-        shape = (2, layer.in_channels, *[8] * len(layer.kernel_size))
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(2)).to(dtype)
-        assert torch.equal(layer(x), other(x))
-    assert model.again is model.depth
-    assert model.tied.qweight.data_ptr() == model.depth.qweight.data_ptr()
+def test_shared_and_tied_convolutions() -> None:
+    model = nn.Sequential(nn.Conv1d(8, 8, 3, groups=8), nn.Conv1d(8, 8, 3, dilation=2, groups=8))
+    model[1].weight = model[0].weight
+    model.append(model[0])
+    baraquant.quantize_(model, W8A8())
+    assert model[2] is model[0] and model[1].qweight.data_ptr() == model[0].qweight.data_ptr()
 
 
 def test_a_model_of_convolutions_alone() -> None:
@@ -338,7 +230,7 @@ def test_a_model_of_convolutions_alone() -> None:
         quantized = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).train()
         calls: list[int] = []
         quantized[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        baraquant.quantize_(quantized, config, calibration=pictures())
+        baraquant.quantize_(quantized, config, calibration=batches((2, 3, 8, 8)))
         assert quantized[0].training and not calls, "nothing of it has to be calibrated"
-        quantized(pictures()[0])
+        quantized(batches((2, 3, 8, 8))[0])
         assert calls == [1]

@@ -88,14 +88,3 @@ def test_fused_ops_too() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU())
     with pytest.warns(UserWarning, match="use_fused_ops_: expected filter_fn to leave out"):
         baraquant.use_fused_ops_(model, lambda module, name: name != "norm")
-
-
-def test_a_pattern_that_leaves_nothing_out_is_said() -> None:
-    rules = {"*": W8A8(), "head": None, "tied": None}
-    with pytest.warns(UserWarning, match="expected the pattern 'head' to leave out a layer"):
-        baraquant.quantize_(Packed(), rules)
-    with pytest.warns(UserWarning, match="expected LSTM to leave out a layer"):
-        baraquant.quantize_(Packed(), {nn.Linear: W8A8(), nn.LSTM: None})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        baraquant.quantize_(Packed(), {nn.LSTM: None, "*": W8A8()})

@@ -11,6 +11,7 @@ import baraquant
 from baraquant import W8A8
 from baraquant import nn as bnn
 from tests.support.bits import assert_same_bits
+from tests.support.checks.stored import assert_stored
 from tests.support.models.norms import numbers, random_norm
 from tests.support.optional_packages import package
 from tests.support.tiny_transformers import build as tiny
@@ -133,14 +134,8 @@ def test_evaluation_equals_the_converted_and_the_loaded_model(order, tmp_path):
         baraquant.qat.convert_(model)
         assert isinstance(model.mlp, bnn.GatedMLP)
         assert_same_bits(model(x), wanted)
-        baraquant.save(model, tmp_path / "model.safetensors")
-        for fresh in (Block(), Block):
-            loaded = baraquant.load_(fresh, tmp_path / "model.safetensors").eval()
+        for loaded in assert_stored(model, Block, x, tmp_path / "model.safetensors"):
             assert type(loaded.norm) is bnn.RMSNorm
-            assert_same_bits(loaded(x), wanted)
-        with torch.device("meta"):
-            empty = Block()
-        assert_same_bits(baraquant.load_(empty, tmp_path / "model.safetensors").eval()(x), wanted)
 
 
 def test_a_file_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):

@@ -14,11 +14,23 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import (
+    AWQ,
+    GPTQ,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    QuantConfig,
+    SmoothQuant,
+    TensorConfig,
+    W8A8Static,
+)
 from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
 from baraquant.qat import convert_, prepare_
+from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
-from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
+from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
 PRESETS: dict[str, QuantConfig] = {
     "W8A8": W8A8(),
@@ -35,9 +47,13 @@ PRESETS: dict[str, QuantConfig] = {
     "W4A8 asymmetric": W4A8(8, symmetric=False, scale_rule="max", group_factors=False),
     "W4A8 per channel": W4A8(None),
 }
-SMOOTHED: dict[str, Config] = {
+ALGORITHMS: dict[str, Config] = {
     "SmoothQuant": SmoothQuant(0.5),
     "SmoothQuant static": SmoothQuant(0.5, W8A8Static("mse")),
+    "AWQ": AWQ(W4A16(8), steps=4),
+    "GPTQ": GPTQ(W8A8()),
+    "GPTQ static": GPTQ(W8A8Static()),
+    "GPTQ few bits": GPTQ(W4A16(8)),
 }
 # What training alone does.
 TRAINED: dict[str, QuantConfig] = {
@@ -62,29 +78,23 @@ SOME_SHORT = [
 
 
 def needed(config: Config) -> dict[str, Any]:
-    is_static = isinstance(config, SmoothQuant) or config.is_static
-    return {"calibration": [TOKENS]} if is_static else {}
+    needs_data = isinstance(config, baraquant.Algorithm) or config.is_static
+    return {"calibration": [TOKENS]} if needs_data else {}
 
 
-def assert_stored(model: nn.Module, build: Any, x: Tensor, path: Path) -> None:
-    expected = model(x)
-    baraquant.save(model, path)
-    with torch.device("meta"):
-        empty = build()
-    for fresh in (build(), build, empty):
-        loaded = baraquant.load_(fresh, path).eval()
-        assert torch.equal(loaded(x), expected) and str(loaded) == str(model)
-        for name, value in model.state_dict().items():
-            assert torch.equal(loaded.state_dict()[name], value), name
+def assert_whole(report: Any, name: str) -> None:
+    """Every layer is taken, and the linear ones alone are rotated."""
+    assert set(report.changed) == PARTS and not report.left_out
+    rotated = {path for path, text in report.changed.items() if "rotate=" in text}
+    assert rotated == (LINEAR if "rotated" in name else set())
 
 
-@pytest.mark.parametrize("name", [*PLAIN_AND_ROTATED, *SMOOTHED])
+@pytest.mark.parametrize("name", [*PLAIN_AND_ROTATED, *ALGORITHMS])
 def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
-    config = (PRESETS | SMOOTHED | ROTATED)[name]
+    config = (PRESETS | ALGORITHMS | ROTATED)[name]
     model = seeded(EveryFamily)
     wanted = model(TOKENS)
-    report = baraquant.quantize_(model, config, **needed(config))
-    assert set(report.changed) == PARTS and not report.left_out
+    assert_whole(baraquant.quantize_(model, config, **needed(config)), name)
     assert relative_error(model(TOKENS), wanted) < (0.06 if "8A" in name or "S" in name else 0.4)
     assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
@@ -94,8 +104,7 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
     config = (PRESETS | TRAINED | ROTATED)[name]
     torch.manual_seed(0)
     model = EveryFamily()
-    report = prepare_(model, config, **needed(config))
-    assert set(report.changed) == PARTS and not report.left_out
+    assert_whole(prepare_(model, config, **needed(config)), name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(6):
@@ -115,15 +124,16 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
 
 @by_preset
 def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None:
-    """Both ways give the same integers where the numbers alone decide."""
+    """Both ways give the same integers where the numbers alone decide.
+
+    Without training a convolution rounds its input only if it is asked to.
+    """
     plain = dataclasses.replace((PRESETS | ROTATED)[name], scale_rule="max")
     for build, data in ((Block, batches()), (EveryFamily, [TOKENS])):
-        if build is EveryFamily and plain.is_static:
-            continue  # convolutions round their inputs in training
         quantized, trained = seeded(build), seeded(build)
         needs = {"calibration": data} if plain.is_static else {}
         baraquant.quantize_(quantized, plain, **needs)
-        prepare_(trained, plain, **needs)
+        prepare_(trained, dataclasses.replace(plain, conv_inputs=False), **needs)
         convert_(trained)
         for key, value in quantized.state_dict().items():
             assert torch.equal(trained.state_dict()[key], value), key

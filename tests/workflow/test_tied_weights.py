@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 import baraquant
 from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
+from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import TRAINED
 
 VOCABULARY, WIDTH = 24, 16
@@ -85,11 +87,6 @@ def built(kind: str, *arguments: Any, seed: int = 0) -> nn.Module:
     return MODELS[kind](*arguments)
 
 
-def on_meta(kind: str, *arguments: Any) -> nn.Module:
-    with torch.device("meta"):
-        return built(kind, *arguments)
-
-
 def train(model: nn.Module, steps: int = 4) -> None:
     """Learned scales get gradients from both layers; the first batch sets those of inputs."""
     model.train()
@@ -155,10 +152,8 @@ def test_trained_converted_saved(
     convert_(model)
     assert torch.equal(model(TOKENS), evaluated)
     check_one_table(model)
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    for fresh in (built(kind, embedding, seed=5), on_meta(kind, embedding)):
-        loaded = baraquant.load_(fresh, path).eval()
-        assert torch.equal(loaded(TOKENS), evaluated)
+    build = functools.partial(built, kind, embedding, seed=5)
+    for loaded in assert_stored(model, build, TOKENS, tmp_path / "model.safetensors"):
         check_one_table(loaded)
     copied = copy.deepcopy(model)
     check_one_table(copied)
@@ -180,10 +175,9 @@ def test_quantized(
     check_one_table(model)
     served = model(TOKENS)
     assert (served - wanted).norm() < 0.05 * wanted.norm()
-    baraquant.save(model, path := tmp_path / "model.safetensors")
-    loaded = baraquant.load_(built(kind, embedding, seed=5), path).eval()
-    assert torch.equal(loaded(TOKENS), served)
-    check_one_table(loaded)
+    build = functools.partial(built, kind, embedding, seed=5)
+    for loaded in assert_stored(model, build, TOKENS, tmp_path / "model.safetensors"):
+        check_one_table(loaded)
 
 
 @pytest.mark.parametrize("scheme", ["learned", "learned_asymmetric", "learned_tensor"])

@@ -19,13 +19,6 @@ from baraquant.qat import Report, convert_, prepare_
 from tests.support.models import training_models
 
 
-class Scaled(nn.Embedding):
-    """It looks at the table beside what its parent returns."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.weight.std()
-
-
 class Standardized(nn.Conv2d):
     """Its forward is PyTorch's; what that calls is not."""
 
@@ -99,7 +92,6 @@ class OwnLSTM(nn.LSTM):
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
-    "scaled": (lambda: Scaled(8, 8), "Scaled has a forward of its own"),
     "standardized": (lambda: Standardized(8, 8, 1), "Standardized has a forward of its own"),
     "doubled": (doubled, "Doubled has a weight of its own"),
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),

@@ -23,6 +23,7 @@ from ..layers import form_of, further_names, inside, is_prepared
 from ..unpack import UNPACKED
 from ..view import check_whole
 from .manifest import FORMAT, write_manifest
+from .meta import other_buffers
 from .packing import integers_of, pack, packed_shapes, place_of
 from .tensor_file import DTYPES, bytes_of, import_safetensors, write_tensors
 
@@ -201,10 +202,9 @@ def add_constants(
     """
     constants: dict[str, str] = {}
     known: dict[tuple[Any, ...], str] = {}
-    persistent = model.state_dict().keys()
-    for name, buffer in model.named_buffers(remove_duplicate=False):
+    for name, buffer in other_buffers(model, is_inside).items():
         is_plain = type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
-        if name in persistent or is_inside(name) or not is_plain or buffer.dtype not in _STORABLE:
+        if not is_plain or buffer.dtype not in _STORABLE:
             continue
         values = buffer.detach().cpu().contiguous().clone()
         key = (hashlib.sha256(bytes_of(values)).digest(), values.dtype, values.shape)

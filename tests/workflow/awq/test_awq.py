@@ -27,6 +27,7 @@ from baraquant import (
     ops,
 )
 from baraquant.nn import WeightOnlyInt4Linear, WeightOnlyLinear
+from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import (
     Block,
     OwnRMSNorm,
@@ -35,7 +36,6 @@ from tests.support.models.outlier_models import (
     relative_error,
     seeded,
     tokens,
-    unchanged,
 )
 
 K, STEPS = 32, 20
@@ -374,19 +374,7 @@ def test_what_is_scaled_and_what_is_not(tmp_path: Path) -> None:
         assert torch.equal(model.out.state_dict()[key], value)
     # No op is added: the modules are those without AWQ.
     assert [type(m) for m in model.modules()] == [type(m) for m in nearest.modules()]
-    wanted = model(batches()[0])
-    baraquant.save(model, tmp_path / "model.safetensors")
-    loaded = baraquant.load_(Block(), tmp_path / "model.safetensors").eval()
-    assert torch.equal(loaded(batches()[0]), wanted)
-
-
-def test_norms_behind_the_residual_absorb_nothing() -> None:
-    """As in BERT."""
-    model, nearest = seeded(Block, pre_norm=False), seeded(Block, pre_norm=False)
-    report = baraquant.quantize_(model, {"down": None, "*": CONFIG}, calibration=batches())
-    assert set(report.changed.values()) == {NO_PRODUCER}
-    baraquant.quantize_(nearest, {"down": None, "*": PLAIN})
-    assert unchanged(model, nearest)
+    assert_stored(model, Block, batches()[0], tmp_path / "model.safetensors")
 
 
 def test_tied_weights_and_shared_modules() -> None:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import GPTQ, W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, W8A8Static, ops
+from baraquant import GPTQ, W4A8, W4A16, W8A8, SmoothQuant, W8A8Static, ops
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.support.models.outlier_models import Block, Tied, batches, seeded, unchanged
-from tests.workflow.every_family import OTHERS, PARTS, TOKENS, EveryFamily
+from tests.support.checks.refused import refused
+from tests.support.models.outlier_models import Block, Tied, batches, seeded
 from tests.workflow.gptq.slow_gptq import (
     SCHEMES,
     K,
@@ -267,22 +265,6 @@ def test_tied_weights_and_shared_modules() -> None:
     assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("config", [W8A8(), W4A16(8), W4A8(None), W8A8Static()], ids=str)
-def test_every_kind_of_layer(config: QuantConfig, tmp_path: Path) -> None:
-    model, exact = seeded(EveryFamily), seeded(EveryFamily)
-    report = baraquant.quantize_(model, GPTQ(config), calibration=[TOKENS])
-    assert set(report.changed) == PARTS
-    text = "; rounded to nearest, as GPTQ is for linear layers"
-    for path, what in report.changed.items():
-        assert what.endswith(text if path in OTHERS else ", GPTQ"), (path, what)
-    assert error_of(model, exact, TOKENS) < 0.3
-    wanted = model(TOKENS)
-    baraquant.save(model, tmp_path / "model.safetensors")
-    loaded = baraquant.load_(EveryFamily(), tmp_path / "model.safetensors").eval()
-    assert torch.equal(loaded(TOKENS), wanted)
-
-
 def test_a_layer_that_takes_up_the_smoothing_of_the_next() -> None:
     rules = {"up": GPTQ(W8A8()), "down": SmoothQuant(0.5)}
     model, exact = seeded(Block), seeded(Block)
@@ -296,8 +278,5 @@ def test_an_error_in_a_later_layer_leaves_the_model_as_it_was() -> None:
     model = seeded(Block).train()
     with torch.no_grad():
         model.up.weight[0, 0] = 1e12
-    original = copy.deepcopy(model)
-    with pytest.raises(ValueError, match=r"quantize_: up: .*the weight.*float16"):
-        config = GPTQ(W4A16(16, scale_dtype="float16"))
-        baraquant.quantize_(model, config, calibration=batches())
-    assert unchanged(model, original)
+    message, config = "quantize_: up: .*the weight.*float16", GPTQ(W4A16(16, scale_dtype="float16"))
+    refused(baraquant.quantize_, message, model, config, calibration=batches())
