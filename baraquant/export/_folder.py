@@ -37,6 +37,9 @@ def new_folder(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
 def new_file(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a temporary file beside ``path``, which it replaces if all went well.
 
+    The caller may write further files beside the temporary one, whose names begin with its name.
+    They are moved too, before the main file, so that this never names a file that is not there.
+
     Raises:
         OSError: ``path`` is a folder, or its parent does not exist or cannot be written to.
     """
@@ -46,27 +49,9 @@ def new_file(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     with _beside(caller, target) as folder:
         partial = folder / target.name
         yield partial
-        partial.chmod(0o666 & ~_umask())
-        partial.replace(target)
-
-
-@contextmanager
-def new_files(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a temporary file beside ``path``, as :func:`new_file` does.
-
-    The caller may write further files beside the temporary one, whose names begin with its name.
-    They are moved too, before the main file, so that this never names a file that is not there.
-
-    Raises:
-        OSError: ``path`` is a folder, or its parent does not exist or cannot be written to.
-    """
-    target = Path(path).resolve()
-    with new_file(caller, path) as partial:
-        yield partial
-        for further in sorted(partial.parent.iterdir()):
-            if further != partial:
-                further.chmod(0o666 & ~_umask())
-                further.replace(target.parent / further.name)
+        for written in sorted(folder.iterdir(), reverse=True):  # the main file is the last
+            written.chmod(0o666 & ~_umask())
+            written.replace(target.parent / written.name)
 
 
 def check_absent(caller: str, path: Path) -> None:

@@ -66,7 +66,8 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         plain = {}
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
-    _write_json(folder / "config.json", plain)
+    text = json.dumps(plain, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
     generation: Any = getattr(model, "generation_config", None)
     if hasattr(generation, "save_pretrained"):
         generation.save_pretrained(folder)
@@ -242,7 +243,3 @@ def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _write_json(path: Path, plain: dict[str, Any]) -> None:
-    path.write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -24,7 +24,7 @@ from ..nn import (
 from ..nn.shared.convolution import ConvolvesIntegers
 from ..nn.shared.subclassed import plain_type
 from . import _onnx_modules as forms
-from ._folder import new_files
+from ._folder import new_file
 from ._layers import IntegerLayer, check_layers, integer_layers
 from ._rewrite import rewritten
 
@@ -120,7 +120,7 @@ def to_onnx(
         "input_names": input_names,
         "output_names": output_names,
     }
-    with new_files(_CALLER, path) as partial:
+    with new_file(_CALLER, path) as partial:
         program = _exported(copied, (args,) if isinstance(args, Tensor) else args, options)
         from . import _onnx_passes as passes
 

@@ -15,6 +15,25 @@ from torch import Tensor, nn
 import baraquant
 
 
+def network(config: Any, calibration: torch.Tensor | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 24, bias=False)).eval()
+    given = None if calibration is None else [calibration]
+    baraquant.quantize_(model, config, calibration=given, progress=False)
+    return model
+
+
+def rows(*shape: int) -> torch.Tensor:
+    """Rows of zeros, with outliers, of very small numbers, and without negative ones."""
+    torch.manual_seed(1)
+    x = torch.randn(*shape, 64)
+    x.view(-1, 64)[0] = 0.0
+    x.view(-1, 64)[1, 3] = 50.0
+    x.view(-1, 64)[2] *= 1e-20
+    x.view(-1, 64)[3:4].abs_()
+    return x
+
+
 def exported(model: nn.Module, x: Any, folder: Path, **options: Any) -> Path:
     """The path of a file that was exported and that ONNX's own checker accepts."""
     import onnx
@@ -25,14 +44,21 @@ def exported(model: nn.Module, x: Any, folder: Path, **options: Any) -> Path:
     return path
 
 
-def run(path: Path, *inputs: Tensor, optimize: bool = True, save: Path | None = None) -> Tensor:
-    """The first output, where inputs of int4 layers stay floating."""
+def run(
+    path: Path,
+    *inputs: Tensor,
+    optimize: bool = True,
+    save: Path | None = None,
+    default: bool = False,
+) -> Tensor:
+    """The first output, where inputs of int4 layers stay floating, or in a default session."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 2
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if not default:
+        options.log_severity_level = 3
+        options.intra_op_num_threads = 2
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if save is not None:

@@ -17,15 +17,10 @@ import baraquant
 from baraquant import export
 from baraquant.export.compressed_tensors.tensors import pack_rows, unpack_rows
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.export.tiny_decoders import tiny
-from tests.support.compressed_folders import IDS, block
+from tests.support.compressed_folders import IDS, block, quantized
 from tests.support.optional_packages import package
 
-
-def quantized(config: Any = None) -> nn.Module:
-    model = block()
-    baraquant.quantize_(model, config or {nn.Linear: baraquant.W8A8(), nn.Embedding: None})
-    return model
+package("huggingface_hub")
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -49,7 +44,6 @@ def test_packing(bits: int) -> None:
 
 
 def test_the_configuration(tmp_path: Path) -> None:
-    package("huggingface_hub")
     folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
     config = settings(folder)["quantization_config"]
     assert settings(folder)["architectures"] == ["Block"]
@@ -82,38 +76,11 @@ def test_the_card_keeps_vllm_from_another_dtype(tmp_path: Path, dtype: torch.dty
     assert f'llm = LLM(model="this/folder"{given})' in card
 
 
-@pytest.mark.exhaustive
-def test_embeddings_keep_their_values_as_floats(tmp_path: Path) -> None:
-    package("huggingface_hub")
-    model = quantized({nn.Linear: baraquant.W8A8(), nn.Embedding: baraquant.W8A16()})
-    folder = export.to_compressed_tensors(model, tmp_path / "out")
-    loaded = export.from_compressed_tensors(block(seed=1), folder)
-    assert type(loaded.embed) is nn.Embedding
-    assert torch.equal(loaded(IDS), model(IDS))
-
-
-@pytest.mark.exhaustive
-def test_convolutions_keep_their_values_as_floats(tmp_path: Path) -> None:
-    package("huggingface_hub")
-
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 32)).eval()
-
-    model, x = network(), torch.randn(2, 3, 4, 4)
-    baraquant.quantize_(model, baraquant.W8A8())
-    assert isinstance(model[0], baraquant.nn.QuantizedConv2d)
-    folder = export.to_compressed_tensors(model, tmp_path / "out")
-    loaded = export.from_compressed_tensors(network(), folder)
-    assert type(loaded[0]) is nn.Conv2d
-    assert torch.equal(loaded(x), model(x))
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_packed_weights(bits: int, symmetric: bool, rounds: bool, tmp_path: Path) -> None:
     """A folder becomes layers that keep its weights packed, and these the same folder."""
-    package("huggingface_hub")
     activation = baraquant.TensorConfig(8, "per_token") if rounds else None
     weight = baraquant.TensorConfig(bits, baraquant.PerGroup(32), symmetric)
     model, x = nn.Sequential(nn.Linear(64, 16)).eval(), torch.randn(3, 64)
@@ -132,8 +99,6 @@ def test_packed_weights(bits: int, symmetric: bool, rounds: bool, tmp_path: Path
 
 @pytest.mark.exhaustive
 def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
-    package("huggingface_hub")
-
     def network() -> nn.Module:
         shared = nn.Linear(32, 32)
         return nn.Sequential(shared, nn.ReLU(), shared).eval()
@@ -145,36 +110,6 @@ def test_a_layer_that_two_parents_share(tmp_path: Path) -> None:
     loaded = export.from_compressed_tensors(network(), folder)
     assert loaded[0] is loaded[2]
     assert torch.equal(loaded(x), model(x))
-
-
-def llama(tied: bool, dtype: torch.dtype = torch.float32) -> Any:
-    package("transformers")
-    return tiny("llama tied" if tied else "llama").to(dtype)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("head", [True, False], ids=["head", "float head"])
-def test_a_language_model(tied: bool, dtype: torch.dtype, head: bool, tmp_path: Path) -> None:
-    """The head is a target by name; tied or not, the folder gives the bits back."""
-    model = llama(tied, dtype)
-    layers: dict[Any, Any] = {nn.Linear: baraquant.W8A8(), nn.Embedding: None}
-    if not head:
-        layers = {"lm_head": None, **layers}
-    baraquant.quantize_(model, layers)
-    wanted = model(IDS).logits
-    folder = export.to_compressed_tensors(model, tmp_path / "out")
-    plain = settings(folder)
-    is_quantized = hasattr(model.lm_head, "qweight")
-    assert is_quantized == head
-    group = plain["quantization_config"]["config_groups"]["group_0"]
-    assert group["targets"] == (["lm_head", "Linear"] if is_quantized else ["Linear"])
-    assert plain["tie_word_embeddings"] == (tied and not is_quantized)
-    assert plain["dtype"] == str(dtype).removeprefix("torch.")
-    assert (folder / "generation_config.json").exists()
-    loaded = export.from_compressed_tensors(llama(tied, dtype), folder)
-    assert torch.equal(loaded(IDS).logits, wanted)
 
 
 @pytest.mark.exhaustive
@@ -195,7 +130,6 @@ def test_files_of_the_source_folder_come_along(tmp_path: Path) -> None:
         "README.md",
     ):
         (source / name).write_text("source")
-    package("huggingface_hub")
     folder = export.to_compressed_tensors(quantized(), tmp_path / "out", source=source)
     copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert copied == {
@@ -207,7 +141,6 @@ def test_files_of_the_source_folder_come_along(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
-    package("huggingface_hub")
     (tmp_path / "out").mkdir()
     model = quantized()
     folder = export.to_compressed_tensors(model, tmp_path / "out")
@@ -217,7 +150,6 @@ def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
-    package("huggingface_hub")
     model = quantized()
     folder = export.to_compressed_tensors(model, tmp_path / "out")
     loaded = export.from_compressed_tensors(block().to("meta"), folder)
@@ -249,7 +181,6 @@ class ScalesIfTied(nn.Module):
 
 
 def test_ties_that_the_forward_computes_with(tmp_path: Path) -> None:
-    package("huggingface_hub")
     model = ScalesIfTied().eval()
     baraquant.quantize_(model, {"*": baraquant.W8A8()})
     message = r"to_compressed_tensors: embed, head: .* computes something else .* map them to None"
@@ -282,7 +213,6 @@ class Positions(nn.Module):
 @pytest.mark.parametrize("plain", [False, True], ids=["buffer", "plain"])
 def test_what_a_constructor_computes(plain: bool, tmp_path: Path) -> None:
     """On the meta device an error that names it; a function that builds the model has it."""
-    package("huggingface_hub")
     model = Positions(plain).eval()
     baraquant.quantize_(model, baraquant.W8A8())
     folder = export.to_compressed_tensors(model, tmp_path / "out")

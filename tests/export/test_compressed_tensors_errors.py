@@ -13,35 +13,12 @@ from torch import nn
 
 import baraquant
 from baraquant import export
-from tests.support.compressed_folders import IDS, Block, block
+from tests.support.compressed_folders import IDS, block, quantized
+from tests.support.models.made import prepared
+from tests.support.models.made import quantized as made
 from tests.support.optional_packages import package
 
 package("huggingface_hub")
-
-
-def quantized(config: Any = None, dtype: torch.dtype = torch.float32) -> Block:
-    model = block(dtype)
-    layers = {nn.Linear: baraquant.W8A8() if config is None else config, nn.Embedding: None}
-    baraquant.quantize_(model, layers, calibration=[IDS], progress=False)
-    return model
-
-
-def smoothed() -> nn.Module:
-    model = block()
-    baraquant.quantize_(model, baraquant.SmoothQuant(), calibration=[IDS], progress=False)
-    return model
-
-
-def convolutions() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    baraquant.quantize_(model, baraquant.W8A16())
-    return model
-
-
-def prepared() -> nn.Module:
-    model = block()
-    baraquant.qat.prepare_(model, baraquant.W8A8())
-    return model
 
 
 def static(scales: dict[str, float], symmetric: bool = True, zero_point: int = 0) -> nn.Module:
@@ -54,43 +31,17 @@ def static(scales: dict[str, float], symmetric: bool = True, zero_point: int = 0
     return model
 
 
-def fused_differently() -> nn.Module:
-    model = block()
-    baraquant.quantize_(model, {"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A16()})
-    return model
-
-
-def one_fused_floating() -> nn.Module:
-    model = block()
-    baraquant.quantize_(model, {"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A8()})
-    return model
-
-
-def odd_sizes() -> nn.Module:
-    model = nn.Sequential(nn.Linear(24, 24))
-    baraquant.quantize_(model, baraquant.W8A8())
-    return model
-
-
 def meta() -> nn.Module:
     model = quantized()
     model.norm.to("meta")
     return model
 
 
-def attention() -> nn.Module:
-    model = nn.TransformerEncoderLayer(32, 2, 64)
-    baraquant.quantize_(model, baraquant.W8A8())
-    return model
-
-
-def conv1d(config: Any) -> nn.Module:
+def conv1d() -> nn.Module:
     package("transformers")
     from transformers.pytorch_utils import Conv1D
 
-    model = nn.Sequential(Conv1D(32, 32), nn.Linear(32, 32))
-    baraquant.quantize_(model, config)
-    return model
+    return nn.Sequential(Conv1D(32, 32), nn.Linear(32, 32))
 
 
 def float16_w4a16(group_size: int = 32, symmetric: bool = True, bits: int = 4) -> nn.Module:
@@ -106,17 +57,23 @@ def float16_w4a16(group_size: int = 32, symmetric: bool = True, bits: int = 4) -
 MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
     "no module": (lambda: 3, "expected model to be a Module, but got int", {}),
     "float": (block, "without a quantized layer; call baraquant.quantize_", {}),
-    "prepared": (prepared, "expected converted layers, but it is prepared for training; call", {}),
-    "smoothing": (smoothed, "o_proj: its input is divided by a smoothing factor", {}),
-    "convolutions alone": (convolutions, "expected a quantized Linear or Embedding, but 0", {}),
-    "fused schemes": (fused_differently, "fused_schemes: vLLM computes q_proj int8", {}),
-    "fused with a float one": (one_fused_floating, "fused_schemes: .* v_proj float", {}),
+    "prepared": (lambda: prepared(block(), baraquant.W8A8()),
+        "expected converted layers, but it is prepared for training; call", {}),
+    "smoothing": (lambda: made(block(), baraquant.SmoothQuant(), IDS),
+        "o_proj: its input is divided by a smoothing factor", {}),
+    "convolutions alone": (lambda: made(nn.Sequential(nn.Conv2d(3, 4, 3)), baraquant.W8A16()),
+        "expected a quantized Linear or Embedding, but 0", {}),
+    "fused schemes": (lambda: quantized({"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A16()}),
+        "fused_schemes: vLLM computes q_proj int8", {}),
+    "fused with a float one": (lambda: quantized({"q_proj": baraquant.W8A8(), "k_proj":
+        baraquant.W8A8()}), "fused_schemes: .* v_proj float", {}),
     "fused scales": (lambda: static({"q_proj": 0.1}),
         "fused_input_scale: q_proj, k_proj, v_proj have the input scales 0.1, .*tie_fused_scales",
         {}),
     "no kernel": (lambda: quantized(baraquant.W4A8(32, group_factors=False)),
         "kernels: q_proj: vLLM has no kernel for int4 group", {}),
-    "odd sizes": (odd_sizes, r"shapes: 0: .* multiples of 16 .*\[24, 24\]", {}),
+    "odd sizes": (lambda: made(nn.Sequential(nn.Linear(24, 24)), baraquant.W8A8()),
+        r"shapes: 0: .* multiples of 16 .*\[24, 24\]", {}),
     "groups of 16": (lambda: float16_w4a16(16), "shapes: q_proj: .* groups of 32, 64 or 128", {}),
     "three bits": (lambda: float16_w4a16(bits=3), "widths: q_proj: vLLM's Marlin", {}),
     "float32 around packed": (lambda: quantized(baraquant.W4A16(32)),
@@ -133,10 +90,11 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
         {"serve": "x"}),
     "a rule unknown": (quantized, "expected allow to name rules of kernels", {"allow": ["x"]}),
     "data on meta": (meta, "norm.weight: expected a plain tensor with data", {}),
-    "unpacked attention": (attention, "self_attn: expected layers with the names", {}),
-    "Conv1D": (lambda: conv1d(baraquant.W8A16()),
+    "unpacked attention": (lambda: made(nn.TransformerEncoderLayer(32, 2, 64), baraquant.W8A8()),
+        "self_attn: expected layers with the names", {}),
+    "Conv1D": (lambda: made(conv1d(), baraquant.W8A16()),
         "0: the format has no integers for a Conv1D, .* use baraquant.save", {"serve": None}),
-    "Conv1D of integers": (lambda: conv1d(baraquant.W8A8()),
+    "Conv1D of integers": (lambda: made(conv1d(), baraquant.W8A8()),
         "0: the format has no integers for a Conv1D, .* use baraquant.save", {"serve": None}),
     "a tokenizer that is none": (quantized, "expected tokenizer to have", {"tokenizer": 1}),
     "a source that is none": (quantized, "expected source to be a folder", {"source": "none"}),

@@ -168,18 +168,6 @@ def test_what_servers_must_leave_floating(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_several_schemes(tmp_path: Path) -> None:
-    rules = {"*experts": baraquant.W4A16(8), nn.Linear: baraquant.W8A8()}
-    model = model_of("qwen3_moe", rules)
-    folder = written(model, tmp_path / "out")
-    groups = config_of(folder)["config_groups"].values()
-    targets = [target for group in groups for target in group["targets"]]
-    assert sum(target.startswith("re:") and "experts" in target for target in targets) == 2
-    read = export.from_compressed_tensors(tiny.build("qwen3_moe", 3), folder)
-    assert same(read, model, "qwen3_moe")
-
-
-@pytest.mark.exhaustive
 def test_errors_when_writing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"layers.0.mlp.experts: expected experts without biases"):
         written(model_of("gpt_oss", baraquant.W8A16()), tmp_path / "out")

@@ -6,59 +6,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-import baraquant
 from baraquant import export
-from tests.support.compressed_folders import Block, block
+from tests.support.compressed_folders import (
+    Edit,
+    block,
+    configured,
+    cut,
+    group,
+    quantized,
+    tensors,
+)
 from tests.support.optional_packages import package
 
 package("huggingface_hub")
-
-Edit = Callable[[Path], object]
-
-
-def quantized() -> Block:
-    model = block()
-    baraquant.quantize_(model, {nn.Linear: baraquant.W8A8(), nn.Embedding: None})
-    return model
-
-
-def configured(change: Callable[[dict[str, Any]], object]) -> Edit:
-    """An edit of the configuration."""
-
-    def edit(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        change(config["quantization_config"])
-        (folder / "config.json").write_text(json.dumps(config))
-
-    return edit
-
-
-def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Edit:
-    """An edit of the tensors."""
-
-    def edit(folder: Path) -> None:
-        state = load_file(folder / "model.safetensors")
-        state = {name: tensor.clone() for name, tensor in state.items()}
-        change(state)
-        save_file(state, folder / "model.safetensors", {"format": "pt"})
-
-    return edit
-
-
-def cut(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-100])
-
-
-def group(change: Callable[[dict[str, Any]], object]) -> Edit:
-    return configured(lambda config: change(config["config_groups"]["group_0"]))
 
 
 def text(content: str) -> Edit:

@@ -14,16 +14,13 @@ import baraquant
 from baraquant import export
 from baraquant.export.compressed_tensors.checks import nudged_scale
 from baraquant.export.fused import fused_paths
-from tests.support.compressed_folders import IDS, block
+from tests.support.compressed_folders import IDS, Block, block, quantized
 
 FUSED = ("q_proj", "k_proj", "v_proj")
 
 
-def static(symmetric: bool = True) -> nn.Module:
-    model = block()
-    config = {nn.Linear: baraquant.W8A8Static(symmetric=symmetric), nn.Embedding: None}
-    baraquant.quantize_(model, config, calibration=[IDS], progress=False)
-    return model
+def static(symmetric: bool = True) -> Block:
+    return quantized(baraquant.W8A8Static(symmetric=symmetric))
 
 
 def test_paths() -> None:

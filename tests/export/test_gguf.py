@@ -28,6 +28,17 @@ SCHEMES: dict[str, Any] = {
 }
 
 
+def written(model: Any, folder: Path, **options: Any) -> tuple[Path, dict[str, Any]]:
+    """A file, and its tensors by name."""
+    path = folder / "model.gguf"
+    baraquant.export.to_gguf(model, path, **options)
+    return path, {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+
+
+def kinds_of(tensors: dict[str, Any]) -> dict[str, str]:
+    return {name: tensor.tensor_type.name for name, tensor in tensors.items()}
+
+
 def read_back(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
@@ -72,10 +83,8 @@ def test_blocks_are_what_gguf_dequantizes(rows: int) -> None:
 )
 def test_transformers_reads_our_logits(name: str, scheme: str, tmp_path: Path) -> None:
     model = quantized(tiny(name), SCHEMES[scheme])
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
-    assert scheme.split()[0] in kinds
+    path, tensors = written(model, tmp_path)
+    assert scheme.split()[0] in kinds_of(tensors).values()
     same_logits(model, path)
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
 
@@ -85,19 +94,17 @@ def test_transformers_reads_our_logits(name: str, scheme: str, tmp_path: Path) -
 def test_gemma_1_holds_our_weights(scheme: str, tmp_path: Path) -> None:
     """transformers' reader does not know Gemma 1: its tensors are read one by one."""
     model = quantized(tiny("gemma"), SCHEMES[scheme])
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    reader = gguf.GGUFReader(path)
+    path, tensors = written(model, tmp_path)
     read = {
-        tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
-        for tensor in reader.tensors
+        name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        for name, tensor in tensors.items()
     }
     block = model.model.layers[1]
     assert torch.equal(read["blk.1.attn_q.weight"], block.self_attn.q_proj.weight)
     assert torch.equal(read["blk.1.attn_k.weight"], block.self_attn.k_proj.weight)
     assert torch.equal(read["blk.1.ffn_norm.weight"], block.post_attention_layernorm.weight + 1)
     assert torch.equal(read["output_norm.weight"], model.model.norm.weight + 1)
-    assert reader.fields["general.architecture"].contents() == "gemma"
+    assert gguf.GGUFReader(path).fields["general.architecture"].contents() == "gemma"
 
 
 @pytest.mark.exhaustive
@@ -112,9 +119,8 @@ def test_quantized_embeddings_and_mixed_layers(tmp_path: Path) -> None:
     }
     model = quantized(tiny("llama"), rules)
     assert type(model.model.embed_tokens) is baraquant.nn.QuantizedEmbedding
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    path, tensors = written(model, tmp_path)
+    kinds = kinds_of(tensors)
     assert kinds["token_embd.weight"] == kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert kinds["blk.0.attn_q.weight"] == "Q4_0" and kinds["blk.0.attn_v.weight"] == "F32"
     same_logits(model, path)
@@ -126,13 +132,12 @@ def test_tied_tables(name: str, tmp_path: Path) -> None:
     """A head that equals the embedding is left out; a head of its own integers is not."""
     rules = {"lm_head": None, torch.nn.Embedding: None, torch.nn.Linear: baraquant.W4A16(32)}
     floating = quantized(tiny(name), rules)
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(floating, path)
-    assert "output.weight" not in {t.name for t in gguf.GGUFReader(path).tensors}
+    path, tensors = written(floating, tmp_path)
+    assert "output.weight" not in tensors
     same_logits(floating, path)
     own = quantized(tiny(name), {"lm_head": baraquant.W4A16(32), "*": None})
-    baraquant.export.to_gguf(own, path)
-    assert "output.weight" in {t.name for t in gguf.GGUFReader(path).tensors}
+    path, tensors = written(own, tmp_path)
+    assert "output.weight" in tensors
     same_logits(own, path)
 
 
@@ -140,9 +145,8 @@ def test_tied_tables(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_floating_layers_keep_their_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     model = quantized(tiny("qwen2").to(dtype), {"*.mlp.*": baraquant.W4A16(32), "*": None})
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    kinds = {t.name: t.tensor_type.name for t in gguf.GGUFReader(path).tensors}
+    path, tensors = written(model, tmp_path)
+    kinds = kinds_of(tensors)
     stored = "F16" if dtype == torch.float16 else "BF16"
     assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == stored
     assert kinds["blk.0.attn_q.bias"] == kinds["output_norm.weight"] == "F32"
@@ -163,9 +167,7 @@ def test_rope_factors_are_transformers_own(tmp_path: Path) -> None:
         "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
     }  # fmt: skip
     model = quantized(tiny("llama", rope_parameters=rope, head_dim=64), baraquant.W4A16(32))
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    tensors = {t.name: t for t in gguf.GGUFReader(path).tensors}
+    _, tensors = written(model, tmp_path)
     factors = torch.from_numpy(tensors["rope_freqs.weight"].data.copy())
     frequencies = 1 / 5e5 ** (torch.arange(0, 64, 2) / 64)
     torch.testing.assert_close(frequencies / factors, model.model.rotary_emb.inv_freq)
@@ -175,9 +177,8 @@ def test_rope_factors_are_transformers_own(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_biases_of_attention_and_mlp_are_written(tmp_path: Path) -> None:
     model = quantized(tiny("llama", attention_bias=True, mlp_bias=True), baraquant.W4A16(32))
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path)
-    tensors = {t.name: torch.from_numpy(t.data.copy()) for t in gguf.GGUFReader(path).tensors}
+    found = written(model, tmp_path)[1].items()
+    tensors = {name: torch.from_numpy(tensor.data.copy()) for name, tensor in found}
     attention = model.model.layers[0].self_attn
     # llama.cpp's order: the two halves of each of the 4 heads are interleaved.
     expected = attention.q_proj.bias.view(4, 2, 8).transpose(1, 2).flatten()
@@ -192,9 +193,7 @@ def test_biases_of_attention_and_mlp_are_written(tmp_path: Path) -> None:
 )
 def test_weights_alone_of_integer_layers(scheme: Any, tmp_path: Path) -> None:
     model = quantized(tiny("llama"), scheme)
-    path = tmp_path / "model.gguf"
-    baraquant.export.to_gguf(model, path, float_inputs=True)
-    read = read_back(path)
+    read = read_back(written(model, tmp_path, float_inputs=True)[0])
     for key, module in model.named_modules():
         if hasattr(module, "qweight"):
             assert torch.equal(read.get_submodule(key).weight, module.weight), key

@@ -15,6 +15,7 @@ from torch import nn
 import baraquant
 from baraquant import PerGroup, QuantConfig, TensorConfig
 from tests.export.tiny_decoders import quantized, tiny, tokens
+from tests.support.models.made import prepared
 from tests.support.optional_packages import package
 
 package("gguf")
@@ -102,12 +103,6 @@ def other_model() -> Any:
     return quantized(GPT2LMHeadModel(config), Q4)
 
 
-def prepared() -> Any:
-    model = tiny("llama")
-    baraquant.qat.prepare_(model, Q4)
-    return model
-
-
 def extra_tensor() -> Any:
     model = quantized(tiny("llama"), Q4)
     model.model.layers[0].gain = nn.Parameter(torch.ones(2, 2))
@@ -122,7 +117,8 @@ def double() -> Any:
 
 MODELS: dict[str, tuple[Callable[[], Any], str, type[Exception]]] = {
     "floating": (lambda: tiny("llama"), "without a quantized layer", ValueError),
-    "prepared": (prepared, "it is prepared for training; call baraquant.qat.convert_", ValueError),
+    "prepared": (lambda: prepared(tiny("llama"), Q4),
+        "it is prepared for training; call baraquant.qat.convert_", ValueError),
     "no module": (lambda: {"a": 1}, "expected model to be a Module, but got dict", TypeError),
     "not transformers": (lambda: quantized(nn.Sequential(nn.Linear(32, 4)), Q4),
         "expected a model of transformers", TypeError),

@@ -13,7 +13,7 @@ from torch import nn
 import baraquant
 from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant import nn as bnn
-from tests.export.onnx_runs import constants, error_of, exported, nodes, run
+from tests.export.onnx_runs import constants, error_of, exported, network, nodes, rows, run
 from tests.support.optional_packages import package
 
 package("onnx")
@@ -27,12 +27,15 @@ INTEGER: dict[str, Any] = {
     "W8A6 per tensor": QuantConfig(TensorConfig(8), TensorConfig(6, "per_tensor")),
     "W8A8 per tensor asymmetric": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
         symmetric=False)),
+    "W4A8 factors": baraquant.W4A8(32, group_factors=True),  # that leave as int8
 }  # fmt: skip
 STATIC: dict[str, Any] = {
     "W8A8": baraquant.W8A8Static(),
     "W8A8 asymmetric": baraquant.W8A8Static(symmetric=False),
     "W8A5 asymmetric": QuantConfig(TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False,
         dynamic=False)),
+    "W4A8 factors": QuantConfig(TensorConfig(4, PerGroup(32), symmetric=False, group_factors=True),
+        TensorConfig(8, "per_tensor", dynamic=False), "min_max"),
 }  # fmt: skip
 WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
@@ -44,24 +47,6 @@ WEIGHTS: dict[str, Any] = {
     "W3A16": QuantConfig(TensorConfig(3, PerGroup(32))),
     "W2A16": QuantConfig(TensorConfig(2, PerGroup(16), symmetric=False)),
 }  # fmt: skip
-
-
-def network(config: Any, calibration: torch.Tensor | None = None) -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 24, bias=False)).eval()
-    given = None if calibration is None else [calibration]
-    baraquant.quantize_(model, config, calibration=given, progress=False)
-    return model
-
-
-def rows(*shape: int) -> torch.Tensor:
-    """Rows of zeros, with outliers, and of very small numbers."""
-    torch.manual_seed(1)
-    x = torch.randn(*shape, 64)
-    x.view(-1, 64)[0] = 0.0
-    x.view(-1, 64)[1, 3] = 50.0
-    x.view(-1, 64)[2] *= 1e-20
-    return x
 
 
 DYNAMIC: Any = ({0: "batch", 1: "tokens"},)

@@ -14,6 +14,7 @@ from torch import nn
 import baraquant
 from baraquant import nn as bnn
 from tests.export.onnx_runs import no_file_is_left
+from tests.support.models.made import prepared, quantized
 from tests.support.optional_packages import package
 
 package("onnx")
@@ -24,8 +25,7 @@ X = torch.ones(2, 32)
 
 def network(scheme: Any = None, **options: Any) -> nn.Module:
     model = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 8))
-    baraquant.quantize_(model, scheme or baraquant.W8A8(), progress=False, **options)
-    return model
+    return quantized(model, scheme or baraquant.W8A8(), **options)
 
 
 def refused(
@@ -36,29 +36,19 @@ def refused(
         baraquant.export.to_onnx(model, args, folder / "model.onnx", **options)
 
 
-def prepared() -> nn.Module:
-    model = nn.Sequential(nn.Linear(32, 8))
-    baraquant.qat.prepare_(model, baraquant.W8A8())
-    return model
-
-
 def with_rounder(rounder: nn.Module) -> nn.Module:
     model = network()
     model.append(rounder)
     return model
 
 
-def double() -> nn.Module:
-    model = nn.Sequential(nn.Linear(32, 8).double())
-    baraquant.quantize_(model, baraquant.W8A8(), progress=False)
-    return model
-
-
 MODELS: dict[str, tuple[Any, str, type[Exception], dict[str, Any]]] = {
     "floating": (lambda: nn.Linear(4, 4), "without a quantized layer", ValueError, {}),
-    "prepared": (prepared, "0: expected converted layers, but it is prepared", ValueError, {}),
+    "prepared": (lambda: prepared(nn.Sequential(nn.Linear(32, 8)), baraquant.W8A8()),
+        "0: expected converted layers, but it is prepared", ValueError, {}),
     "no module": (lambda: [1], "expected model to be a Module, but got list", TypeError, {}),
-    "float64": (double, "0: expected a float32 scale, but got float64", ValueError, {}),
+    "float64": (lambda: quantized(nn.Sequential(nn.Linear(32, 8).double()), baraquant.W8A8()),
+        "0: expected a float32 scale, but got float64", ValueError, {}),
     "observer": (lambda: with_rounder(bnn.FakeQuantize(mode="observed")),
         "3: expected a FakeQuantize whose range is fixed, but its observer is on", ValueError, {}),
     "learned": (lambda: with_rounder(bnn.LearnedFakeQuantize()),
@@ -151,8 +141,7 @@ def test_steps_that_vary(kind: Any, tmp_path: Path) -> None:
         def forward(self, x: torch.Tensor) -> Any:
             return self.out(self.steps(x)[0])
 
-    model = Recurrent().eval()
-    baraquant.quantize_(model, baraquant.W8A8(), progress=False)
+    model = quantized(Recurrent().eval(), baraquant.W8A8())
     text = rf"steps: the exporter writes .* of a {kind.__name__}.* dynamic_shapes .*Cell"
     with pytest.raises(RuntimeError, match=text):
         path = tmp_path / "it.onnx"

@@ -13,29 +13,15 @@ from torch import nn
 import baraquant
 from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant import nn as bnn
+from tests.export import onnx_runs
+from tests.export.onnx_runs import error_of, rows
+from tests.support.models.made import prepared, quantized
 
 SCHEME = baraquant.W8A8(symmetric=False)
 
 
-def network(scheme: Any = SCHEME, **options: Any) -> nn.Sequential:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 24, bias=False)).eval()
-    baraquant.quantize_(model, scheme, progress=False, **options)
-    return model
-
-
-def rows(*shape: int) -> torch.Tensor:
-    torch.manual_seed(1)
-    x = torch.randn(*shape, 64)
-    x.view(-1, 64)[0] = 0.0
-    x.view(-1, 64)[1, 3] = 50.0
-    x.view(-1, 64)[2].abs_()
-    return x
-
-
-def error_of(theirs: torch.Tensor, ours: torch.Tensor) -> float:
-    assert theirs.shape == ours.shape and theirs.dtype == ours.dtype
-    return float((theirs.double() - ours.double()).norm() / ours.double().norm())
+def network(scheme: Any = SCHEME, calibration: torch.Tensor | None = None) -> Any:
+    return onnx_runs.network(scheme, calibration)
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (5,), (1, 2, 4)])
@@ -128,25 +114,7 @@ def test_xnnpack_takes_the_model_whole() -> None:
 
 
 def static() -> nn.Module:
-    return network(baraquant.W8A8Static(), calibration=[rows(4)])
-
-
-def embedding() -> nn.Module:
-    model = nn.Sequential(nn.Embedding(8, 4))
-    baraquant.quantize_(model, baraquant.W8A16(), progress=False)
-    return model
-
-
-def convolution() -> nn.Module:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    baraquant.quantize_(model, SCHEME, progress=False)
-    return model
-
-
-def prepared() -> nn.Module:
-    model = nn.Sequential(nn.Linear(8, 8))
-    baraquant.qat.prepare_(model, SCHEME)
-    return model
+    return network(baraquant.W8A8Static(), rows(4))
 
 
 def lowest() -> nn.Module:
@@ -158,14 +126,17 @@ def lowest() -> nn.Module:
 
 BAD: dict[str, tuple[Any, str]] = {
     "floating": (lambda: nn.Sequential(nn.Linear(8, 8)), "without a quantized layer"),
-    "prepared": (prepared, "0: expected converted layers, but it is prepared"),
+    "prepared": (lambda: prepared(nn.Sequential(nn.Linear(8, 8)), SCHEME),
+        "0: expected converted layers, but it is prepared"),
     "symmetric": (lambda: network(baraquant.W8A8()), "0: expected zero points of the input"),
     "static": (static, "0: expected a QuantizedLinear, .* but got a StaticQuantizedLinear"),
     "weights": (lambda: network(baraquant.W8A16()), "but got a WeightOnlyLinear; keep it floating"),
     "groups": (lambda: network(baraquant.W4A8(32, group_factors=False)),
         "0: expected a QuantizedLinear"),
-    "embedding": (embedding, "0: expected a QuantizedLinear, .* got a QuantizedEmbedding"),
-    "convolution": (convolution, "0: expected a QuantizedLinear, .* got a QuantizedConv2d"),
+    "embedding": (lambda: quantized(nn.Sequential(nn.Embedding(8, 4)), baraquant.W8A16()),
+        "0: expected a QuantizedLinear, .* got a QuantizedEmbedding"),
+    "convolution": (lambda: quantized(nn.Sequential(nn.Conv2d(3, 4, 3)), SCHEME),
+        "0: expected a QuantizedLinear, .* got a QuantizedConv2d"),
     "per tensor": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
         False))), "0: expected a scale of the input for each token, but got per_tensor"),
     "6 bits": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(6, "per_token", False))),

@@ -13,18 +13,11 @@ from torch import nn
 import baraquant
 from baraquant import QuantConfig, TensorConfig
 from baraquant.export import to_compressed_tensors
-from tests.support.compressed_folders import IDS, Block, block
+from tests.support.compressed_folders import quantized
 from tests.support.optional_packages import package
 
 package("huggingface_hub")
 PACKED = {"scale_dtype": "bfloat16"}
-
-
-def quantized(config: Any, dtype: torch.dtype = torch.bfloat16) -> Block:
-    model = block(dtype)
-    layers = config if isinstance(config, dict) else {nn.Linear: config, nn.Embedding: None}
-    baraquant.quantize_(model, layers, calibration=[IDS], progress=False)
-    return model
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,9 @@ def quantized(config: Any, dtype: torch.dtype = torch.bfloat16) -> Block:
     ids=["W8A8", "W4A16", "W8A16"],
 )
 def test_it_takes(config: Any, tmp_path: Path) -> None:
-    assert to_compressed_tensors(quantized(config), tmp_path / "served", serve="sglang").is_dir()
+    assert to_compressed_tensors(
+        quantized(config, torch.bfloat16), tmp_path / "served", serve="sglang"
+    ).is_dir()
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -55,7 +50,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", list(REFUSED))
 def test_it_is_refused(name: str, tmp_path: Path) -> None:
     config, message = REFUSED[name]
-    model = quantized(config)
+    model = quantized(config, torch.bfloat16)
     with pytest.raises(ValueError, match=message) as raised:
         to_compressed_tensors(model, tmp_path / "served", serve="sglang")
     assert not list(tmp_path.iterdir())
@@ -66,5 +61,5 @@ def test_it_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_float32_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sixteen_bits: q_proj: SGLang computes"):
-        model = quantized(baraquant.W8A8(), torch.float32)
+        model = quantized()
         to_compressed_tensors(model, tmp_path / "served", serve="sglang")

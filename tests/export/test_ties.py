@@ -13,6 +13,7 @@ from torch import nn
 
 import baraquant
 from baraquant.export import from_compressed_tensors, to_compressed_tensors, to_onnx
+from tests.export.onnx_runs import run
 from tests.export.tiny_decoders import tiny, tokens
 from tests.support.optional_packages import package
 
@@ -90,12 +91,11 @@ def test_our_files(weights: str, quantized: str, into: str, way: str, tmp_path: 
     [("tied", "both"), ("separate", "embedding"), ("shared", "head"), ("tied", "neither")],
 )
 def test_onnx(weights: str, quantized: str, tmp_path: Path) -> None:
-    onnxruntime = package("onnxruntime")
+    package("onnxruntime")
     package("onnxscript")
     model = decoder(weights, quantized)
     to_onnx(model, (IDS,), tmp_path / "it.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "it.onnx")
-    got = torch.from_numpy(session.run(None, {"ids": IDS.numpy()})[0])
+    got = run(tmp_path / "it.onnx", IDS, default=True)
     torch.testing.assert_close(got, model(IDS).detach(), rtol=1e-6, atol=1e-6)
 
 
@@ -114,6 +114,11 @@ def test_models_of_transformers(weights: str, quantized: str, tmp_path: Path) ->
     rules = {paths[path]: scheme for path, scheme in QUANTIZED[quantized].items()}
     baraquant.quantize_(model, {"*.o_proj": baraquant.W8A8(), **rules}, progress=False)
     to_compressed_tensors(model, tmp_path / "it", serve=None)
-    fresh = type(model)(type(model.config).from_pretrained(tmp_path / "it")).eval()
+    config = type(model.config).from_pretrained(tmp_path / "it")
+    if quantized == "head":  # in servers it is no Linear
+        (group,) = config.quantization_config["config_groups"].values()
+        assert group["targets"] == ["lm_head", "Linear"]
+    assert config.dtype == torch.float32 and (tmp_path / "it" / "generation_config.json").exists()
+    fresh = type(model)(config).eval()
     read = from_compressed_tensors(fresh, tmp_path / "it")
     assert torch.equal(read(tokens()).logits, model(tokens()).logits)

@@ -63,6 +63,14 @@ def load(name: str, folder: Path, **options: Any) -> Any:
     return getattr(transformers, MODELS[name][0]).from_pretrained(folder, **options)
 
 
+def read_by_us(name: str, folder: Path, **options: Any) -> Any:
+    """The same, by baraquant's reader of compressed-tensors."""
+    from baraquant.transformers import use_for_compressed_tensors
+
+    with use_for_compressed_tensors():
+        return load(name, folder, **options)
+
+
 def logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
         result: Tensor = model(TOKENS.to(model.device)).logits

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import baraquant
 from tests.hf.models import build, load, saved, transformers
+from tests.support.compressed_folders import Edit, configured, cut, group, tensors
 
 pytest.importorskip("transformers")
 from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
@@ -107,7 +106,8 @@ def test_folders_of_other_states(tmp_path: Path) -> None:
     ):
         options = transformers.CompressedTensorsConfig()
         load("llama", tmp_path / "float", quantization_config=options)
-    change_config(tmp_path / "float", lambda config: config.update(OWN))
+    config = json.loads((tmp_path / "float" / "config.json").read_text())
+    (tmp_path / "float" / "config.json").write_text(json.dumps(config | OWN))
     with pytest.raises(ValueError, match=r"quant_method 'baraquant'.*save_pretrained"):
         load("llama", tmp_path / "float")
 
@@ -121,54 +121,25 @@ def served(folder: Path, scheme: Any = None) -> Path:
     return baraquant.export.to_compressed_tensors(model, folder / "served", serve=None)
 
 
-def change_config(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    change(config)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def change_group(**values: Any) -> Callable[[Path], None]:
-    def change(config: dict[str, Any]) -> None:
-        for group in config["quantization_config"]["config_groups"].values():
-            group["weights"].update(values)
-
-    return lambda folder: change_config(folder, change)
-
-
-def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def apply(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return apply
-
-
-def truncate(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
-
-
 Q = "model.layers.1.self_attn.q_proj"
-HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "asymmetric": (change_group(symmetric=False), "weight_zero_point.*it is missing"),
-    "floats": (change_group(type="float"), "expected integers, but type is 'float'"),
-    "format": (lambda f: change_config(f, lambda c: [group.update(format="marlin-24")
-        for group in c["quantization_config"]["config_groups"].values()]), "marlin-24"),
-    "ignored": (lambda f: change_config(f, lambda c: c["quantization_config"]["ignore"].append(Q)),
+HOSTILE: dict[str, tuple[Edit, str]] = {
+    "asymmetric": (group(lambda g: g["weights"].update(symmetric=False)),
+        "weight_zero_point.*it is missing"),
+    "floats": (group(lambda g: g["weights"].update(type="float")),
+        "expected integers, but type is 'float'"),
+    "format": (group(lambda g: g.update(format="marlin-24")), "marlin-24"),
+    "ignored": (configured(lambda c: c["ignore"].append(Q)),
         f"{Q}: the folder holds a quantized layer"),
-    "nothing matches": (lambda f: change_config(f,
-        lambda c: c["quantization_config"]["config_groups"]["group_0"].update(targets=["Conv2d"])),
-        "no target"),
-    "scale missing": (change_tensors(lambda t: t.pop(f"{Q}.weight_scale")),
+    "nothing matches": (group(lambda g: g.update(targets=["Conv2d"])), "no target"),
+    "scale missing": (tensors(lambda t: t.pop(f"{Q}.weight_scale")),
         f"{Q}.weight_scale: expected it in the folder"),
-    "scale of another shape": (change_tensors(lambda t: t.update({f"{Q}.weight_scale":
-        torch.ones(3)})), f"{Q}.weight_scale: expected the shape"),
-    "floating integers": (change_tensors(lambda t: t.update({f"{Q}.weight_packed":
+    "scale of another shape": (tensors(lambda t: t.update({f"{Q}.weight_scale": torch.ones(3)})),
+        f"{Q}.weight_scale: expected the shape"),
+    "floating integers": (tensors(lambda t: t.update({f"{Q}.weight_packed":
         t[f"{Q}.weight_packed"].float()})), f"{Q}.weight_packed: expected torch.int32"),
-    "another shape inside": (change_tensors(lambda t: t.update({f"{Q}.weight_shape":
+    "another shape inside": (tensors(lambda t: t.update({f"{Q}.weight_shape":
         torch.tensor([64, 65])})), f"{Q}.weight_shape: expected"),
-    "truncated": (truncate, "cut off|incomplete metadata"),
+    "truncated": (cut, "cut off|incomplete metadata"),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import baraquant
-from baraquant.workflow.layers import is_converted
 from tests.support.optional_packages import package
 
 
@@ -89,32 +89,21 @@ class Conv(nn.Module):
         return y
 
 
-def llama(dtype: torch.dtype = torch.float32, **options: Any) -> Any:
+def _built(kind: str, sizes: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64,
-        bos_token_id=1, eos_token_id=2, initializer_range=0.2, **options,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).to(dtype)
+    model = getattr(transformers, kind)
+    return model(model.config_class(vocab_size=TOKENS, **sizes)).to(dtype)
 
 
-def bert(dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=TOKENS, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=2,
-        num_attention_heads=2, max_position_embeddings=64, num_labels=3,
-    )  # fmt: skip
-    return transformers.BertForSequenceClassification(config).to(dtype)
-
-
-def gpt2(dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=TOKENS, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64,
-        initializer_range=0.2, bos_token_id=1, eos_token_id=2, loss_type="ForCausalLM",
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config).to(dtype)
+_SIZES = {
+    "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+_WRITES = {"bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2}
+llama = partial(_built, "LlamaForCausalLM", {**_SIZES, **_WRITES, "num_key_value_heads": 1})
+bert = partial(_built, "BertForSequenceClassification", {**_SIZES, "num_labels": 3})
+gpt2 = partial(_built, "GPT2LMHeadModel", {"n_embd": WIDTH, "n_layer": 2, "n_head": 2,
+    "n_positions": 64, "loss_type": "ForCausalLM", **_WRITES})  # fmt: skip
 
 
 def inputs(dtype: torch.dtype = torch.float32, rows: int = 6) -> Tensor:
@@ -124,14 +113,6 @@ def inputs(dtype: torch.dtype = torch.float32, rows: int = 6) -> Tensor:
 def tokens(batch: int = 2, length: int = 8) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     return torch.randint(3, TOKENS, (batch, length), generator=generator)
-
-
-def quantized(model: nn.Module, scheme: Any, batch: Any = None, **options: Any) -> Any:
-    """The model with integers; a batch is the calibration data."""
-    calibration = None if batch is None else [batch]
-    baraquant.quantize_(model, scheme, calibration=calibration, progress=False, **options)
-    assert any(is_converted(module) for module in model.modules())
-    return model
 
 
 def adapted(model: nn.Module, targets: Any = "all-linear", **options: Any) -> Any:

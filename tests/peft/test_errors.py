@@ -17,7 +17,8 @@ import baraquant
 from baraquant import nn as bnn
 from tests.nn.expert_models import experts
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate, peft, quantized
+from tests.peft.models import SCHEMES, adapted, evaluate, peft
+from tests.support.models.made import prepared, quantized
 
 
 def base(scheme: str = "dynamic") -> Any:
@@ -63,11 +64,6 @@ def test_biases_are_frozen(bias: str, scheme: str) -> None:
     refuses(base(scheme), ValueError, text, bias=bias)
     without = quantized(nn.Sequential(nn.Linear(32, 32, bias=False)), SCHEMES[scheme])
     adapted(without, bias=bias)
-
-
-def prepared(model: nn.Module, scheme: Any) -> nn.Module:
-    baraquant.qat.prepare_(model, scheme)
-    return model
 
 
 def with_transposed() -> nn.Module:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import nn as bnn
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate, peft, quantized
+from tests.peft.models import SCHEMES, adapted, evaluate, peft
+from tests.support.models.made import quantized
 
 pytestmark = pytest.mark.exhaustive
 BASES = ("dynamic", "static asymmetric", "4 bits in groups")
@@ -178,17 +179,6 @@ def test_tied_weights_stay_as_they_are() -> None:
     merged = adapter.merge_and_unload()
     assert type(merged.transformer.wte) is nn.Embedding
     assert torch.equal(merged.lm_head.qweight, head)
-
-
-def test_a_tied_model_merges() -> None:
-    """PEFT compares the places of the two weights, which integers do not have."""
-    adapter = adapted(quantized(models.gpt2(), baraquant.W8A8()), "all-linear")
-    models.train(adapter, models.tokens())
-    wanted = evaluate(adapter, models.tokens())
-    merged = adapter.merge_and_unload()
-    assert type(merged.transformer.h[0].attn.c_attn).__name__ == "Conv1D"
-    error = evaluate(merged, models.tokens()) - wanted
-    assert error.norm() / wanted.norm() < 0.05
 
 
 def test_layers_of_a_users_own_mapping_come_first() -> None:

@@ -15,7 +15,8 @@ import baraquant
 from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted, is_prepared
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate, quantized
+from tests.peft.models import SCHEMES, adapted, evaluate
+from tests.support.models.made import quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
 KINDS = {

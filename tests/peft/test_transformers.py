@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import baraquant
 from tests.peft import models
-from tests.peft.models import adapted, evaluate, peft, quantized, transformers
+from tests.peft.models import adapted, evaluate, peft, transformers
+from tests.support.models.made import quantized
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -77,27 +78,6 @@ def test_trains_saves_loads_and_merges(
     assert torch.equal(evaluate(loaded, batch), after)
     merged = evaluate(adapter.merge_and_unload(), batch)
     assert (merged.float() - after.float()).norm() / after.float().norm() < 0.1
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@every_scheme
-def test_generates_after_training(name: str, scheme: str) -> None:
-    """A model that has learnt a sequence writes it down; without its adapter it does not."""
-    model = made(name, scheme)
-    without_dropout(model)
-    adapter = adapted_for_task(model, name, lora_alpha=16)
-    sequence = torch.tensor([[3, 7, 11, 5, 9, 13, 4, 8]])
-    losses = models.train(adapter, sequence, 80, 2e-2, loss_of)
-    assert losses[-1] < 0.2 * losses[0]
-    adapter.eval()
-    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
-    written = adapter.generate(input_ids=sequence[:, :3], **options)
-    assert torch.equal(written, sequence)
-    with adapter.disable_adapter():
-        plain = adapter.generate(input_ids=sequence[:, :3], **options)
-    assert not torch.equal(plain, sequence)
-    merged = adapter.merge_and_unload().generate(input_ids=sequence[:, :3], **options)
-    assert torch.equal(merged, sequence)
 
 
 @every_scheme

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Folders that the package compressed-tensors itself writes and reads, and a model for them."""
+"""Folders that the package compressed-tensors itself writes and reads, and a model for them.
+
+And what damages a folder.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import baraquant
 from tests.support.optional_packages import package
+
+Edit = Callable[[Path], object]
 
 
 class Block(nn.Module):
@@ -42,6 +49,49 @@ def block(dtype: torch.dtype = torch.float32, seed: int = 0) -> Block:
     with torch.no_grad():
         model.q_proj.weight[3] = 0
     return model
+
+
+def quantized(config: Any = None, dtype: torch.dtype = torch.float32) -> Block:
+    """A block under rules, or with one scheme for its linear layers."""
+    model = block(dtype)
+    if not isinstance(config, dict):
+        config = {nn.Linear: config or baraquant.W8A8(), nn.Embedding: None}
+    baraquant.quantize_(model, config, calibration=[IDS], progress=False)
+    return model
+
+
+def configured(change: Callable[[dict[str, Any]], object]) -> Edit:
+    """An edit of the object quantization_config."""
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        change(config["quantization_config"])
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return edit
+
+
+def group(change: Callable[[dict[str, Any]], object]) -> Edit:
+    """An edit of its first group."""
+    return configured(lambda config: change(config["config_groups"]["group_0"]))
+
+
+def tensors(change: Callable[[dict[str, Tensor]], object]) -> Edit:
+    """An edit of the tensors."""
+
+    def edit(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        state = {name: tensor.clone() for name, tensor in state.items()}
+        change(state)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+    return edit
+
+
+def cut(folder: Path) -> None:
+    """Takes the end of the file of tensors away."""
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
 
 
 # Each kind of layer that the package writes: the weights' arguments, and the inputs'.

@@ -18,7 +18,7 @@ from ... import nn as bnn
 from ... import ops
 from ...configs import integer_range
 from ...workflow.forms import check_within
-from ...workflow.layers import LAYERS, Layer
+from ...workflow.layers import LAYERS, Layer, form_of
 from ...workflow.serialization.packing import pack, unpack
 from .._layers import IntegerLayer
 from .scheme import PACKED, Scheme, TensorScheme
@@ -184,17 +184,13 @@ def build_layer(
         check_layer(path, scheme, like)
         _check_tensors(path, scheme, tensors, like)
         module = _build(scheme, tensors, like)
-        form = next(form for layer in _readable() for form in layer.forms if _is(module, form))
-        if module.weight_scale.device.type != "meta":
+        form = form_of(module)
+        if form is not None and not module.weight_scale.is_meta:
             form.check_values(module)
     except (ValueError, TypeError) as error:
         prefix = "" if str(error).startswith(f"{path}:") else f"{path}: "
         raise ValueError(f"{caller}: {prefix}{error}") from None
     return module
-
-
-def _is(module: nn.Module, form: Any) -> bool:
-    return type(module) is form.module
 
 
 def _readable() -> list[Layer]:
