@@ -1,27 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random calls, mostly wrong: `python -m tests.affine.fuzz [examples]`.
-
-Each call either breaks rules of the contract, and then raises the exception of one of them, or
-breaks none, and then gives the oracle's bits. Never anything else, and the same on Meta and through
-`baraquant.ops`. Run in a process of its own (`test_errors.py`), so that a crash is a failure
-like any other.
-"""
+"""Random calls of the affine family, mostly wrong: see `random_calls.py`."""
 
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
-from tests.support.family_cases.random_calls import judged, move, run, tensor
+from tests.support.family_cases.random_calls import move, run, tensor
 from tests.support.oracle import affine as oracle
 
 RANGED = ("quantize", "fake_quantize", "quantize_backward", "fake_quantize_backward")
@@ -239,16 +231,5 @@ def check_values(call: Call, got: Any) -> None:
     assert_same_bits(got, expected, str(call))
 
 
-STATISTICS = {"right": 0, "wrong": 0}
-
-
-@given(calls())
-def check(call: Call) -> None:
-    got = judged(call, broken_rules(call), STATISTICS)
-    if got is not None:
-        check_values(call, got)
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(check, STATISTICS, int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
+    run(calls(), broken_rules, check_values, 1500)

@@ -87,21 +87,6 @@ def test_special_scales_and_zero_points(
     check(device, q, scale[:, None], points[:, None].to(torch.int32), PER_TOKEN)
 
 
-@by_input
-@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
-def test_every_shape_and_granularity(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str
-) -> None:
-    for seed, granularity in enumerate(cases.granularities(shape)):
-        params = granularity.param_shape(shape)
-        scale = cases.scales(params, torch.float32, seed)
-        points = cases.zero_points(params, (-128, 127), seed)
-        args = [*cases.to(device, integers(shape, dtype), scale, points), *granularity.args]
-        y = granularity.op("dequantize")(*args, dtype=torch.bfloat16)
-        expected = oracle.dequantize(*args[:3], granularity, torch.bfloat16)
-        assert_same_bits(y, expected, str(granularity))
-
-
 @pytest.mark.parametrize("output", (torch.float16, torch.bfloat16), ids=cases.name_of)
 def test_float64_is_rounded_once_to_16_bits(output: torch.dtype, device: str) -> None:
     """Just above and below a tie of the output: a stop at float32 would make it a tie."""

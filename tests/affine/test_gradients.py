@@ -187,17 +187,6 @@ def test_double_backward(
         assert again[1] is None or not again[1].any()
 
 
-@by_verb
-def test_double_backward_of_the_public_ops(verb: str, device: str) -> None:
-    for granularity in cases.KINDS:
-        call = Call(verb, granularity, torch.float32, device)
-        dy = call.grad().to(device).requires_grad_()
-        dx = call.backward(dy, call.x.to(device))
-        ddx = cases.gradients(SHAPE, torch.float32, 12)
-        (again,) = torch.autograd.grad(dx, dy, ddx.to(device))
-        assert_same_bits(again, call.expected(ddx))
-
-
 @by_kind
 def test_integers_carry_no_gradient(granularity: Granularity, device: str) -> None:
     for dtype in cases.INTEGER_DTYPES:

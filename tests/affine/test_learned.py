@@ -278,13 +278,3 @@ def test_twenty_runs_agree(granularity: Granularity, device: str, restore_thread
             again = backward(device, granularity, *arguments)
             for a, b in zip(again, first, strict=True):
                 assert torch.equal(a.nan_to_num(nan=1e30), b.nan_to_num(nan=1e30)), f"run {run}"
-
-
-@by_granularity
-@by_dtype
-def test_cpu_and_cuda_agree(dtype: torch.dtype, granularity: Granularity, cuda: str) -> None:
-    for make in (exact_arguments, hostile_arguments):
-        arguments = make(SHAPE, dtype, granularity)
-        on_cpu = backward("cpu", granularity, *arguments)
-        for got, expected in zip(backward(cuda, granularity, *arguments), on_cpu, strict=True):
-            assert_same_bits(got, expected)

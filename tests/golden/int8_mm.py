@@ -19,6 +19,7 @@ from tests.golden import values
 from tests.golden.values import Case
 from tests.support import cases
 from tests.support.cases import name_of
+from tests.support.checks.int8_mm import moved
 
 ops = torch.ops.baraquant
 Arguments = dict[str, Any]
@@ -28,10 +29,6 @@ SIZES += ((0, 5, 8), (4, 0, 8), (3, 7, 0), (1, 1, 1))
 LAYOUTS = ("contiguous", "misaligned", "transposed", "stepped", "padded", "expanded")
 # Rows of each group, and rows behind the last.
 GROUPS = (((3, 0, 70, 1, 130, 17), 0), ((0, 33, 0), 9), ((0, 0), 0), ((5,), 0))
-
-
-def moved(arguments: Arguments, device: str) -> Arguments:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
 def weights(lead: tuple[int, ...], n: int, k: int, compute: torch.dtype) -> Arguments:

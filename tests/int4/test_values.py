@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
+from tests.support.checks.int8_mm import moved
 from tests.support.oracle import int4 as oracle
 
 SHAPES = ((5, 7), (16, 64), (3, 100), (9, 33), (1, 1), (4, 300), (7, 128), (0, 5), (5, 0))
@@ -120,11 +120,7 @@ def test_a_row_is_that_of_compressed_tensors(device: str) -> None:
 @pytest.mark.parametrize("layout", ("transposed", "stepped", "misaligned"))
 def test_layouts(layout: str, device: str) -> None:
     w = weights((10, 64), torch.float32).nan_to_num(1, 1, 1).to(device)
-    laid = {
-        "transposed": lambda t: t.t().contiguous().t(),
-        "stepped": lambda t: t.repeat_interleave(2, 1)[:, ::2],
-        "misaligned": lambda t: torch.cat((t.new_zeros(1), t.flatten()))[1:].reshape(t.shape),
-    }[layout]
+    laid = cases.LAYOUTS[layout]
     scale, factor, zero_point = ops.choose_int4_qparams(w, 16, symmetric=False)
     given = {"group_zero_point": zero_point}
     packed = ops.quantize_int4(w, scale, factor, 16, **given)
@@ -200,10 +196,6 @@ def calls(k: int, n: int, m: int) -> Iterator[tuple[str, dict[str, Any]]]:
     yield LINEARS[2], {"input": x.half(), "weight_scale": sw, "act_scale": s0, **full}
 
 
-def on(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-
-
 def expanded(module: Any, packed: Tensor, groups: dict[str, Any], columns: int) -> Tensor:
     result: Tensor = module.expand_int4(packed, in_features=columns, **groups)
     return result
@@ -216,11 +208,11 @@ def test_the_bits_of_int8(size: tuple[int, int, int], extreme: bool, device: str
     for group_size in GROUP_SIZES:
         for asymmetric in (False, True):
             packed, groups = weight(n, k, group_size, extreme, asymmetric)
-            packed, groups = packed.to(device), on(device, groups)
+            packed, groups = packed.to(device), moved(groups, device)
             w8 = expanded(ops, packed, groups, k)
             assert torch.equal(w8, expanded(reference, packed, groups, k))
             for name, arguments in calls(k, n, m):
-                given = on(device, arguments)
+                given = moved(arguments, device)
                 want = SIBLINGS[name](weight=w8, **given)
                 got = getattr(ops, name)(packed=packed, **groups, **given)
                 assert_same_bits(got, want, name)
@@ -241,22 +233,13 @@ def test_few_rows(m: int, kind: torch.dtype, device: str) -> None:
         factor[::6] = 17  # 7 * 17 is an int8, and -8 * 17 is none
         factor[1::6] %= 9  # with any zero point, 0 too
         factor[3, 0], factor[5, -1] = 255, 128
-        packed, groups = packed.to(device), on(device, groups)
+        packed, groups = packed.to(device), moved(groups, device)
         for given in (groups, {**groups, "group_zero_point": None}):
             w8 = expanded(ops, packed, given, k)
             x = bytes_of(0, 256, m, k, seed=m).view(kind).to(device)
             s, sw = torch.ones(1, device=device), torch.ones(n, device=device)
             got = ops.int4_linear(x, packed, s, sw, **given)
             assert torch.equal(got, ops.int8_linear(x, w8, s, sw)), group_size
-
-
-@pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.verb in LINEARS], ids=str)
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-def test_the_reference(call: Int4Call, dtype: torch.dtype, device: str) -> None:
-    for shape in ((3, 40), (2, 5, 33), (7,), (0, 8)):
-        _, given = call.arguments(*call.tensors(shape, dtype, device))
-        want = getattr(reference, call.verb)(**given)
-        assert_same_bits(call.function(**given), want, str(shape))
 
 
 @pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.differentiable], ids=str)
@@ -287,45 +270,3 @@ def test_gradient_of_the_bias(device: str) -> None:
         bias = given["bias"].requires_grad_()
         call.function(**given).sum().backward()
         assert torch.equal(bias.grad, torch.full_like(bias, 24))
-
-
-@pytest.mark.parametrize("m", (1, 4, 5, 9, 40))
-@pytest.mark.parametrize("kind", (torch.int8, torch.uint8), ids=cases.name_of)
-def test_asymmetric_inputs(m: int, kind: torch.dtype, device: str) -> None:
-    """The sums of the weight are found in the call, also of rows whose groups leave int8."""
-    n, k = 37, 160
-    packed, groups = weight(n, k, 64, extreme=False, asymmetric=True)
-    groups["group_factor"][::5] = 255
-    packed, groups = packed.to(device), on(device, groups)
-    q = bytes_of(0, 256, m, k, seed=m).view(kind).to(device)
-    z = bytes_of(0, 256, m, seed=7).view(kind).int().to(device)
-    s, sw = torch.rand(m, device=device), torch.rand(n, device=device)
-    for given in (groups, {**groups, "group_zero_point": None}):
-        w8 = expanded(ops, packed, given, k)
-        sums = w8.sum(1, dtype=torch.int32)
-        got = ops.int4_linear(q, packed, s, sw, input_zero_point=z, **given)
-        want = ops.int8_linear(q, w8, s, sw, input_zero_point=z, weight_sum=sums)
-        assert_same_bits(got, want, str(m))
-        if device == "cpu":  # and no pass over the weight comes first
-            plan = baraquant.plan("int4_linear", q, packed, s, sw, input_zero_point=z, **given)
-            assert len(plan) == 1
-
-
-@pytest.mark.exhaustive
-def test_a_million_products(device: str) -> None:
-    """Extreme weights and inputs, every group size; the sums are those of float64, exactly."""
-    count = 0
-    for k in (1, 63, 129, 1000, 4096, 65_536):
-        for group_size in (32, 64, 128):
-            n, m = 301, 230 if k < 65_536 else 13
-            packed, groups = weight(n, k, group_size, extreme=True, asymmetric=k % 2 == 1)
-            x = (bytes_of(0, 2, m, k, seed=k) * 255).to(device)  # 0 and 255
-            packed, groups = packed.to(device), on(device, groups)
-            one = torch.ones(n, dtype=torch.float64, device=device)
-            w8 = expanded(ops, packed, groups, k).double()
-            signed = (x.int() - 128).to(torch.int8)  # -128 and 127
-            for rows in (x, x[:3], signed[:2], signed[:1]):  # few are multiplied otherwise
-                got = ops.int4_linear(rows, packed, one[:1], one, **groups, dtype=torch.float64)
-                assert torch.equal(got, rows.double() @ w8.t())
-                count += got.numel()
-    assert count > 10**6

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -14,15 +13,12 @@ from torch.nn import functional as F
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.family_cases.int8_conv import Case, options
+from tests.support.checks.int8_mm import moved
+from tests.support.family_cases.int8_conv import FORMATS, Case, options
 from tests.support.oracle import int8_conv as oracle
 
 exhaustive = pytest.mark.exhaustive
 OPTIONS = options()
-
-
-def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
 def check(case: Case, device: str, seed: int = 0) -> Tensor:
@@ -35,8 +31,7 @@ def check(case: Case, device: str, seed: int = 0) -> Tensor:
     is_last = case.channels_last and case.images is not None and len(case.space) > 1
     x = given["input"]
     if is_last and not x.is_contiguous():
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        assert got.is_contiguous(memory_format=formats[got.dim()])
+        assert got.is_contiguous(memory_format=FORMATS[got.dim()])
     elif x.is_contiguous():
         assert got.is_contiguous()
     on_meta = torch.ops.baraquant.int8_conv(**moved(arguments, "meta"))

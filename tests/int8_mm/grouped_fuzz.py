@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the products with a weight for each group of tokens, often wrong.
 
-`python -m tests.int8_mm.grouped_fuzz [examples]`. As in `fuzz.py`, each call either breaks rules of
-the contract, and then raises the exception of one of them, or breaks none, and then gives the bits
-of the op for one weight, group by group, and 0 behind the last. The same on Meta, which does not
-know the values of offsets, and through `baraquant.ops`. Run in a process of its own
-(`test_errors.py`).
+A right one gives the bits of the op for one weight, group by group, and 0 behind the last. Meta
+does not know the values of offsets.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -36,8 +31,9 @@ from tests.support.family_cases.int8_mm import (
 )
 from tests.support.family_cases.random_calls import (
     Call,
+    assert_refused,
     choose,
-    judged_anywhere,
+    judged,
     misplaced,
     outcome,
     run,
@@ -172,33 +168,26 @@ def has_right_offsets(call: Call) -> bool:
     return numbers == sorted(numbers)
 
 
-def judged_by_values(call: Call, allowed: set[type[Exception]]) -> None:
-    """Wrong offsets, which Meta cannot know to be wrong."""
-    STATISTICS["wrong"] += 1
+def judged_by_values(
+    call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
+) -> Tensor | None:
+    """As `judged`, and wrong offsets, which Meta cannot know to be wrong."""
+    if type(call) is not Call or has_right_offsets(call):
+        result: Tensor | None = judged(call, allowed, statistics)
+        return result
+    statistics["wrong"] += 1
     ops = torch.ops.baraquant
     _, error = outcome(call, "meta", ops)
     assert type(error) in allowed if allowed else error is None, f"on Meta {error!r}"
     for namespace in (ops, baraquant.ops):
-        _, error = outcome(call, "cpu", namespace)
-        assert type(error) in allowed | {ValueError}, f"{error!r}; expected {allowed}"
-        assert str(error).startswith(f"baraquant::{call.name}"), str(error)
+        assert_refused(call, outcome(call, "cpu", namespace)[1], allowed | {ValueError})
+    return None
 
 
-STATISTICS = {"right": 0, "wrong": 0}
-
-
-@given(calls())
-def check(call: Call) -> None:
-    allowed = broken_rules(call)
-    if type(call) is Call and not has_right_offsets(call):
-        judged_by_values(call, allowed)
-        return
-    got = judged_anywhere(call, allowed, STATISTICS)
-    if got is not None:
-        assert got.is_contiguous()
-        assert_same_bits(got, one_weight(call.name, call.arguments), str(call))
+def check_values(call: Call, got: Tensor) -> None:
+    assert got.is_contiguous()
+    assert_same_bits(got, one_weight(call.name, call.arguments), str(call))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    run(check, STATISTICS, int(sys.argv[1]) if len(sys.argv) > 1 else 1500)
+    run(calls(), broken_rules, check_values, 1500, judged_by_values)

@@ -15,6 +15,7 @@ from torch import Tensor
 import baraquant
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+from tests.support.checks.int8_mm import moved
 from tests.support.cuda import MIB, capture, measured
 from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES, Case, integers
 from tests.support.family_cases.on_cuda import OnCuda, Step, check_graph, check_streams
@@ -58,10 +59,6 @@ def force(cuda: str) -> Iterator[Callable[[str], None]]:
 
     yield choose
     ops._force_int8_kernel("")
-
-
-def to(device: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
 def int8_linear(arguments: dict[str, Any]) -> Tensor:
@@ -113,7 +110,7 @@ def test_the_bits_of_the_cpu_over_random_shapes(
     for seed in range(210):
         case = case_for(kernel, seed)
         arguments = case.arguments()
-        got = int8_linear(to(cuda, arguments))
+        got = int8_linear(moved(arguments, cuda))
         assert_same_bits(got.cpu(), int8_linear(arguments), str(case))
 
 
@@ -125,10 +122,10 @@ def test_sums_over_random_shapes(kernel: str, force: Callable[[str], None], cuda
     for seed in range(0, 210, 3):
         case = case_for(kernel, seed)
         arguments = {k: v for k, v in case.arguments().items() if k in names}
-        got = torch.ops.baraquant.int8_product(**to(cuda, arguments))
+        got = torch.ops.baraquant.int8_product(**moved(arguments, cuda))
         expected = torch.ops.baraquant.int8_product(**arguments)
         assert torch.equal(got.cpu(), expected), str(case)
-        (plan,) = baraquant.plan("int8_product", **to(cuda, arguments))[-1:]
+        (plan,) = baraquant.plan("int8_product", **moved(arguments, cuda))[-1:]
         assert plan.name.startswith("int8_product_") and plan.compute_dtype == "int32"
 
 
@@ -171,7 +168,7 @@ def test_unaligned_views(
             (m,), n, k, input_dtype=dtype, zero_point="token", bias="compute"
         ).arguments()
         expected = int8_linear(arguments)
-        views = to(cuda, arguments)
+        views = moved(arguments, cuda)
         for name, offset in zip(("input", "weight"), offsets, strict=True):
             whole = torch.empty(views[name].numel() + offset, dtype=views[name].dtype, device=cuda)
             whole[offset:] = views[name].view(-1)
@@ -182,14 +179,14 @@ def test_unaligned_views(
 def test_unaligned_sizes_are_taken_without_being_forced(cuda: str) -> None:
     for m, n, k in SIZES:
         arguments = Case((m,), n + 1, k + 1, zero_point="token", dtype=torch.bfloat16).arguments()
-        assert_same_bits(int8_linear(to(cuda, arguments)).cpu(), int8_linear(arguments))
+        assert_same_bits(int8_linear(moved(arguments, cuda)).cpu(), int8_linear(arguments))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_twenty_runs_give_the_same_bits(size: tuple[int, int, int], cuda: str) -> None:
     arguments = Case(size[:1], *size[1:], scale="token", zero_point="token").arguments()
     expected = int8_linear(arguments)
-    on_gpu = to(cuda, arguments)
+    on_gpu = moved(arguments, cuda)
     for _ in range(20):
         assert_same_bits(int8_linear(on_gpu).cpu(), expected)
 
@@ -232,7 +229,7 @@ def test_graphs_and_streams_of_every_kernel(
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_memory(size: tuple[int, int, int], cuda: str) -> None:
     """The output, and little else even for a moment."""
-    call = to(cuda, Case(size[:1], *size[1:], scale="token").arguments())
+    call = moved(Case(size[:1], *size[1:], scale="token").arguments(), cuda)
     held, peak = measured(lambda: int8_linear(call))
     output = size[0] * size[1] * 4
     assert output <= held <= output + MIB
@@ -240,14 +237,14 @@ def test_memory(size: tuple[int, int, int], cuda: str) -> None:
 
 
 def test_what_a_forced_kernel_does_not_take(force: Callable[[str], None], cuda: str) -> None:
-    call = to(cuda, Case((5,), 8, 16).arguments())
+    call = moved(Case((5,), 8, 16).arguments(), cuda)
     force("vector")
     with pytest.raises(NotImplementedError, match="forced"):
         int8_linear(call)
     force(HOPPER[0])
     for m, n in ((MIN_INPUTS - 1, 80), (40, MIN_WEIGHTS - 1)):
         with pytest.raises(NotImplementedError, match="forced"):
-            int8_linear(to(cuda, Case((m,), n, 33).arguments()))
+            int8_linear(moved(Case((m,), n, 33).arguments(), cuda))
     with pytest.raises(ValueError, match="no kernel is named 'none'"):
         torch.ops.baraquant._force_int8_kernel("none")
 

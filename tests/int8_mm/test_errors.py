@@ -92,14 +92,6 @@ def test_an_empty_product_is_checked_too(op: Op, any_device: str) -> None:
             op(arguments)
 
 
-@by_op
-def test_an_input_without_dimensions(op: Op, any_device: str) -> None:
-    arguments = op.arguments(any_device)
-    arguments["input"] = arguments["input"].new_ones(())
-    with pytest.raises((ValueError, IndexError), match=rf"^baraquant::{op.name}.*: .*input.*got"):
-        op(arguments)
-
-
 # --- other objects -------------------------------------------------------------------------------
 
 

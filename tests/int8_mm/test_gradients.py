@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baraquant import ops
 from baraquant.nn import FakeQuantizedLinear
-from tests.int8_mm.exact_layers import ENDS, Layer, composed, ends_of, exact_layer
+from tests.int8_mm.exact_layers import ENDS, Layer, ends_of, exact_layer
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.family_cases.int8_mm import clipped
@@ -97,25 +97,6 @@ def test_double_backward(kind: str, dtype: torch.dtype, device: str) -> None:
         assert moving == {"dx/w", "dx/dy", "dw/x", "dw/dy", "db/dy"}
 
 
-def test_a_penalty_on_the_gradient(device: str) -> None:
-    """As users differentiate twice: a loss that has the gradient in it, through other layers."""
-    found = []
-    for function in (ops.qat_linear, lambda *a, symmetric: composed(*a, symmetric)):
-        torch.manual_seed(0)
-        x = torch.randn(6, 20, dtype=torch.float64).to(device).requires_grad_()
-        w1, w2 = (
-            torch.randn(20, 20, dtype=torch.float64).to(device).requires_grad_() for _ in "12"
-        )
-        hidden = torch.tanh(function(x, w1, None, symmetric=False))
-        loss = function(hidden, w2, None, symmetric=True).square().mean()
-        (dx,) = torch.autograd.grad(loss, x, create_graph=True)
-        (loss + dx.square().sum()).backward()
-        found.append([x.grad, w1.grad, w2.grad])
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected)
-        assert got.abs().sum() > 0
-
-
 # --- any numbers ---------------------------------------------------------------------------------
 
 
@@ -175,19 +156,6 @@ def test_only_what_is_asked_for(symmetric: bool, device: str) -> None:
         for leaf, right, flag in zip(leaves, expected, needed, strict=True):
             assert (leaf.grad is not None) == flag
             assert not flag or torch.equal(leaf.grad, right)
-
-
-@by_dtype
-@by_mode
-def test_nothing_to_sum(symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    """Sizes of 0: gradients are zeros of the leaves' shapes, or have no elements."""
-    for shape, n in (((0, 5), 3), ((4, 0), 3), ((4, 5), 0), ((2, 0, 5), 3), ((0,), 2)):
-        layer = layer_of(shape, n, dtype, symmetric, device)
-        layer.dy = torch.ones_like(layer.dy)
-        gradients = torch.autograd.grad(layer.forward(), layer.leaves, layer.dy)
-        for got, expected, leaf in zip(gradients, layer.rule(), layer.leaves, strict=True):
-            assert got.shape == leaf.shape and got.dtype == dtype
-            assert torch.equal(got.cpu().double(), expected)
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "transposed", "stepped", "expanded"))
@@ -308,30 +276,3 @@ def test_a_bias_of_the_compute_type_gets_its_gradient_in_it(device: str) -> None
     assert wide.grad is not None and wide.grad.dtype == torch.float32
     third = torch.tensor(1.0 / 3).to(torch.bfloat16).float()
     assert torch.allclose(wide.grad.cpu(), (TOKENS * third).expand(OUTPUTS), rtol=1e-6)
-
-
-@by_mode
-def test_autocast_casts_the_input_alone(symmetric: bool, device: str) -> None:
-    """The weight has the integers of the parameter, and a float32 bias is added in float32."""
-    x, w, b = arguments(torch.float32, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        y = ops.qat_linear(x, w, b, symmetric=symmetric)
-        fake = ops.dynamic_fake_quantize_per_token(x)
-    assert y.dtype == torch.bfloat16 and fake.dtype == torch.float32
-    low = x.detach().bfloat16().requires_grad_()
-    q, s, _ = ops.dynamic_range_quantize_per_channel(w.detach(), 0)
-    assert torch.equal(y, ops.quantized_linear(low, q, s, b.detach(), symmetric=symmetric))
-    assert not torch.equal(
-        y, ops.qat_linear(low, w.detach().bfloat16(), b.detach(), symmetric=symmetric)
-    )
-    y.backward(torch.ones_like(y))
-    rounded = ops.dequantize_per_channel(q, s, None, 0, dtype=torch.bfloat16)
-    stand_in = rounded.requires_grad_()
-    tokens = ops.dynamic_fake_quantize_per_token(low, symmetric=symmetric)
-    torch.nn.functional.linear(tokens, stand_in).backward(torch.ones_like(y))
-    for tensor, like in ((x, low), (w, stand_in)):
-        assert tensor.grad is not None and tensor.grad.dtype == torch.float32
-        assert like.grad is not None and torch.equal(tensor.grad, like.grad.float())
-    assert b.grad is not None and torch.equal(b.grad, torch.full_like(b, TOKENS))
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=False):
-        assert ops.qat_linear(x, w, b).dtype == torch.float32

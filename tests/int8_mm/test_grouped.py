@@ -41,28 +41,6 @@ def test_bits_of_the_op_for_one_weight(case: Grouped, device: str) -> None:
     assert_same_bits(got.cpu(), one_weight("int8_grouped_linear", arguments), str(case))
 
 
-def test_a_million_outputs(device: str) -> None:
-    """Uneven groups, drawn at random, of each depth modulo 16."""
-    total = 0
-    for seed in range(8):
-        gen = cases.generator(seed)
-        sizes = torch.randint(0, 260, (7,), generator=gen)
-        arguments = Grouped("one", 160 + seed, 256 + 5 * seed).arguments()
-        rows = int(sizes.sum()) + seed
-        arguments["input"] = torch.randint(-128, 128, (rows, 256 + 5 * seed), generator=gen).char()
-        shape = (7, *arguments["weight"].shape[1:])
-        arguments["weight"] = torch.randint(-128, 128, shape, generator=gen).char()
-        arguments["offsets"] = sizes.cumsum(0).int()
-        arguments["input_scale"] = cases.scales((rows,), torch.float32, seed)
-        arguments["weight_scale"] = cases.scales(shape[:2], torch.float32, seed + 1)
-        arguments["bias"] = torch.randn(shape[:2], generator=gen)
-        arguments["dtype"] = (torch.bfloat16, torch.float32)[seed % 2]
-        got = call("int8_grouped_linear", arguments, device)
-        assert_same_bits(got.cpu(), reference.int8_grouped_linear(**arguments), f"seed {seed}")
-        total += got.numel()
-    assert total >= 10**6
-
-
 @by_sizes
 @by_dtype
 @by_symmetry
@@ -124,24 +102,6 @@ def test_differentiable_twice(device: str) -> None:
         results.append(torch.autograd.grad(total, leaves))
     for mine, right in zip(*results, strict=True):
         torch.testing.assert_close(mine, right)
-
-
-def test_products_of_groups_are_differentiable(device: str) -> None:
-    """The ops that the gradients are made of, by numerical derivatives."""
-    given = moved(floating("empty_at_the_ends", torch.float64, 2, 3), device)
-    rows, offsets = given["input"][30:50], torch.tensor([0, 4, 4, 15], dtype=torch.int32)
-    offsets = offsets.to(device)
-    matrices = given["weight"][:4].transpose(1, 2).contiguous()
-    others = torch.randn(20, 2, generator=cases.generator(3), dtype=torch.float64).to(device)
-    own = torch.ops.baraquant
-    leaves = [t.detach().requires_grad_() for t in (rows, matrices, others)]
-    for function, inputs in (
-        (lambda r, m: own._grouped_matmul(r, m, offsets), leaves[:2]),
-        (lambda r, o: own._grouped_outer(r, o, offsets), leaves[::2]),
-        (lambda r: own._grouped_sum(r, offsets, torch.float64), leaves[:1]),
-    ):
-        assert torch.autograd.gradcheck(function, inputs)
-        assert torch.autograd.gradgradcheck(function, inputs)
 
 
 def test_the_bias_of_integers_gets_its_gradient(device: str) -> None:

@@ -13,11 +13,9 @@ from baraquant import ops, reference
 from tests.int8_mm.exact_layers import exact_layer
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import summary
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case
-from tests.support.family_cases.range import characterful
 from tests.support.oracle import int8_mm as int8_oracle
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -71,23 +69,6 @@ def test_special_scales_and_biases(dtype: torch.dtype) -> None:
     for part in range(2, 10):
         bias = patterns[70 * part : 70 * part + 70]
         check("int8_linear", case.arguments() | scales | {"bias": bias})
-
-
-@by_dtype
-@by_mode
-def test_dynamic(symmetric: bool, dtype: torch.dtype) -> None:
-    """Special rows, and every range."""
-    x = int8_cases.special_inputs(dtype, 57)
-    check("qat_linear", {"input": x, "symmetric": symmetric, "weight": x.flip(0)})
-    for seed, ranges in enumerate(int8_cases.ranges_for(symmetric)):
-        ends = ranges["quant_min"], ranges["quant_max"]
-        x = characterful((19, 31), dtype, PER_TOKEN, ends, symmetric, seed)
-        found = Case((), 17, 31, dtype=dtype, bias="output", seed=seed).arguments()
-        shared = {"input": x, "symmetric": symmetric, "bias": found["bias"]}
-        weight = characterful((17, 31), dtype, PER_TOKEN, seed=seed + 1)
-        check("qat_linear", shared | ranges | {"weight": weight})
-        integer = {key: found[key] for key in ("weight", "weight_scale")}
-        check("quantized_linear", shared | integer | int8_cases.of_input(ranges))
 
 
 @pytest.mark.parametrize("kind", ("symmetric", "whole", "clipped", "narrow", "narrow_clipped"))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""static_quantized_linear, and the dtype of quantized_linear: the oracle's bits, and those of the
-ops that they are made of."""
+"""static_quantized_linear, and the dtype of quantized_linear: the oracle's bits."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.checks.int8_mm import check
+from tests.support.checks.int8_mm import check, moved
 from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     POINT_DTYPES,
@@ -59,41 +57,22 @@ def arguments(
     return found
 
 
-def composed(given: dict[str, Any]) -> Tensor:
-    """In the two ops that were there before."""
-    a = dict(given)
-    x, scale, point = a.pop("input"), a["act_scale"], a.get("act_zero_point")
-    ends = a.pop("quant_min", -128), a.pop("quant_max", 127)
-    smooth_scale = a.pop("smooth_scale", None)
-    if smooth_scale is None:
-        q = ops.quantize_per_tensor(x, scale, point, *ends)
-    else:
-        points = None if point is None else point.expand_as(smooth_scale)
-        q = ops.quantize_per_channel(x, smooth_scale, points, -1, *ends)
-    return ops.smoothquant_linear(q, **a | {"dtype": a.get("dtype") or x.dtype})
-
-
-def moved(given: dict[str, Any], device: str) -> dict[str, Any]:
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
-
-
-def check_static(given: dict[str, Any], device: str, note: object = "") -> None:
-    got = check("static_quantized_linear", given, device, note)
-    assert_same_bits(got, composed(moved(given, device)))
-
-
 @by_dtype
 @by_smooth
 def test_sizes(smooth: bool, dtype: torch.dtype, device: str) -> None:
     for seed, (lead, n, k) in enumerate(SIZES):
         for point in (None, POINT_DTYPES[seed % len(POINT_DTYPES)]):
             given = arguments(lead, n, k, dtype, smooth=smooth, seed=seed, point=point)
-            check_static(given, device)
+            check("static_quantized_linear", given, device)
             same = reference.static_quantized_linear(**given)
             assert_same_bits(same, ops.static_quantized_linear(**given))
-        check_static(given | {"weight_sum": given["weight"].sum(1, dtype=torch.int32)}, device)
+        check(
+            "static_quantized_linear",
+            given | {"weight_sum": given["weight"].sum(1, dtype=torch.int32)},
+            device,
+        )
         del given["bias"]
-        check_static(given, device)
+        check("static_quantized_linear", given, device)
 
 
 @by_smooth
@@ -103,7 +82,7 @@ def test_ranges(smooth: bool, device: str) -> None:
         for point in (None, torch.int32):
             given = arguments((9,), 5, 40, torch.float32, smooth=smooth, seed=seed, point=point)
             given |= dict(zip(("quant_min", "quant_max"), ends, strict=True))
-            check_static(given, device, ends)
+            check("static_quantized_linear", given, device, ends)
 
 
 @by_dtype
@@ -113,15 +92,15 @@ def test_special_values(smooth: bool, dtype: torch.dtype, device: str) -> None:
     values = cases.special_values(dtype)
     given = arguments((1,), 9, len(values), dtype, smooth=smooth)
     given["input"] = values.unsqueeze(0)
-    check_static(given, device)
+    check("static_quantized_linear", given, device)
     assert ops.static_quantized_linear(**given).isfinite().all() or dtype == torch.float16
     special = cases.special_scales(cases.compute_dtype(dtype))
     for scale in special:
         given["act_scale"] = scale
-        check_static(given, device, scale)
+        check("static_quantized_linear", given, device, scale)
     if smooth:
         given = arguments((3,), 9, len(special), dtype, smooth=True)
-        check_static(given | {"smooth_scale": special}, device)
+        check("static_quantized_linear", given | {"smooth_scale": special}, device)
 
 
 @by_dtype

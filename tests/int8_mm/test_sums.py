@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from baraquant import ops, reference
+from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
@@ -66,18 +65,3 @@ def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
         }
         check("rescale_product", arguments, device)
         check("rescale_product", arguments | {"bias": cases.scales((n,), dtype, 3)}, device)
-
-
-@pytest.mark.parametrize("parts", (2, 3))
-def test_sums_of_parts_are_the_sums(parts: int, device: str) -> None:
-    """What several processes do with the columns of a weight."""
-    case = Case((37,), 29, 600, zero_point="token", bias="compute", scale="token")
-    a = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in case.arguments().items()}
-    pairs = zip(a["input"].chunk(parts, 1), a["weight"].chunk(parts, 1), strict=True)
-    found = [
-        ops.int8_product(x, w.contiguous(), input_zero_point=a["input_zero_point"])
-        for x, w in pairs
-    ]
-    total = torch.stack(found).sum(0, dtype=torch.int32)
-    y = ops.rescale_product(total, a["input_scale"], a["weight_scale"], a["bias"])
-    assert_same_bits(y, torch.ops.baraquant.int8_linear(**a))

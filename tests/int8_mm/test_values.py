@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,11 +12,10 @@ from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call, check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
-from tests.support.family_cases.int8_mm import SHAPED, Case, integers
+from tests.support.family_cases.int8_mm import Case, integers
 from tests.support.family_cases.range import characterful
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 
 # --- sizes ---------------------------------------------------------------------------------------
@@ -58,42 +55,6 @@ def test_dynamic_sizes(symmetric: bool, dtype: torch.dtype, device: str) -> None
         if case.weight_sum:
             arguments["weight_sum"] = arguments["weight"].sum(1, dtype=torch.int32)
         check("quantized_linear", arguments, device)
-
-
-# --- every option with every other ---------------------------------------------------------------
-
-
-@by_dtype
-@by_input_dtype
-@pytest.mark.parametrize("point", (None, *SHAPED))
-@pytest.mark.parametrize("scale", SHAPED)
-def test_every_option(
-    scale: str, point: str | None, input_dtype: torch.dtype, dtype: torch.dtype, device: str
-) -> None:
-    leads = itertools.cycle([(7,), (2, 3), (), (1,), (3, 1, 2), (0,), (33,)])
-    numbers = itertools.count(SHAPED.index(scale))
-    for bias, given in itertools.product((None, "compute", "output"), (False, True)):
-        number = next(numbers)
-        point_dtype = int8_cases.POINT_DTYPES[number % 5]
-        options = (input_dtype, dtype, scale, point, point_dtype, bias, given)
-        check_case(Case(next(leads), 19, 45, *options, seed=number), device)
-
-
-@by_dtype
-@by_input_dtype
-def test_every_option_of_a_static_scale(
-    input_dtype: torch.dtype, dtype: torch.dtype, device: str
-) -> None:
-    kinds = [(s, p) for s in SHAPED[:2] for p in (None, *SHAPED)]
-    kinds += [("number", None), ("number", "number")]
-    numbers = itertools.count()
-    for (scale, point), bias, given in itertools.product(
-        kinds, (None, "compute", "output"), (False, True)
-    ):
-        number = next(numbers)
-        point_dtype = int8_cases.POINT_DTYPES[number % 5]
-        options = (input_dtype, dtype, scale, point, point_dtype, bias, given)
-        check_case(Case((3, 5), 21, 39, *options, static=True, seed=number), device)
 
 
 def test_given_weight_sums_are_used(device: str) -> None:
@@ -137,27 +98,6 @@ def test_every_range(symmetric: bool, dtype: torch.dtype, device: str) -> None:
         integer = Case((), 33, 67, dtype=dtype, weight_sum=True, seed=seed).arguments()
         integer = {k: integer[k] for k in ("weight", "weight_scale", "weight_sum")}
         check("quantized_linear", shared | integer | int8_cases.of_input(ranges), device, ranges)
-
-
-def test_integers_fill_their_range(device: str) -> None:
-    """All of them occur, and none besides, whatever the oracle says."""
-    ops = torch.ops.baraquant
-    ramp = torch.linspace(0, 1, 1025, dtype=torch.float64, device=device)
-    eye, one = torch.eye(1025, dtype=torch.float64, device=device), ramp.new_ones(1025)
-    for low, high in int8_cases.SYMMETRIC_RANGES:
-        steps = torch.arange(-high, high + 1, device=device)
-        ends = {"quant_min": low, "quant_max": high}
-        for y in (
-            ops.quantized_linear(2 * ramp - 1, eye.char(), one, **ends),
-            ops.qat_linear(2 * ramp - 1, eye, **ends),
-            ops.qat_linear(eye, 2 * ramp[None] - 1, weight_quant_min=low, weight_quant_max=high),
-        ):
-            assert torch.equal((y * high).round().long().unique(), steps)
-    for low, high in int8_cases.OTHER_RANGES:
-        ends = {"quant_min": low, "quant_max": high, "symmetric": False}
-        y = ops.qat_linear(ramp, eye, **ends)
-        steps = torch.arange(high - low + 1, device=device)
-        assert torch.equal((y * (high - low)).round().long().unique(), steps)
 
 
 # --- by hand -------------------------------------------------------------------------------------
@@ -221,50 +161,3 @@ LARGE = (
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large_sizes(case: Case, device: str) -> None:
     check_case(case, device)
-
-
-# --- what holds without an oracle -----------------------------------------------------------------
-
-
-@by_dtype
-def test_rows_and_columns_stand_alone(dtype: torch.dtype, device: str) -> None:
-    """Any part of the rows and any part of the weight gives that part of the result."""
-    case = Case((67,), 131, 259, torch.uint8, dtype, "token", "token", bias="compute")
-    found = case.arguments()
-    whole = call("int8_linear", found, device)
-    for start, count in ((0, 1), (3, 2), (10, 5), (31, 17), (2, 64)):
-        rows = {k: found[k][start : start + count] for k in (
-            "input", "input_scale", "input_zero_point")}  # fmt: skip
-        part = call("int8_linear", found | rows, device)
-        assert torch.equal(part, whole[start : start + count])
-        columns = {k: found[k][start : start + count] for k in ("weight", "weight_scale", "bias")}
-        part = call("int8_linear", found | columns, device)
-        assert torch.equal(part, whole[:, start : start + count])
-
-
-@by_dtype
-@by_mode
-def test_near_the_floating_layer(symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    """Within the steps of both quantizations: the numbers mean what they should."""
-    gen = cases.generator(3)
-    x = (torch.randn(50, 200, generator=gen) + 0.3).to(device, dtype)
-    weight, bias = (torch.randn(*s, generator=gen).to(device, dtype) for s in ((30, 200), (30,)))
-    y = torch.ops.baraquant.qat_linear(x, weight, bias, symmetric=symmetric).double()
-    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    assert (y - exact).std() < 0.012 * exact.std()
-
-
-@by_mode
-@pytest.mark.parametrize("shape", ((1, 4099, 2053), (5, 300, 8193), (130, 257, 1030)), ids=str)
-def test_twenty_runs_give_the_same_bits(
-    shape: tuple[int, int, int], symmetric: bool, device: str
-) -> None:
-    m, n, k = shape
-    gen = cases.generator(1)
-    x = torch.randn(m, k, generator=gen).to(device)
-    w = integers((n, k), torch.int8, "random", 2).to(device)
-    scale = cases.scales((n,), torch.float32).to(device)
-    product = torch.ops.baraquant.quantized_linear
-    first = product(x, w, scale, symmetric=symmetric)
-    for _ in range(19):
-        assert torch.equal(product(x, w, scale, symmetric=symmetric), first)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.range.observer_state import FLAGS, RANGE
 from tests.support import cases
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
-from tests.support.cuda import MIB, assert_all_same, capture, measured
+from tests.support.cuda import MIB, measured
 from tests.support.family_cases.on_cuda import OnCuda, Step
 from tests.support.family_cases.range import MODES, characterful
 
@@ -53,103 +54,51 @@ def step(verb: str, granularity: Granularity, symmetric: bool) -> Callable[..., 
     return run
 
 
-class TestOnCuda(OnCuda):
-    STEPS = tuple(
-        Step(f"{verb}-{kind}-{mode}", partial(inputs, kind, mode), step(verb, kind, mode))
-        for verb in DATA
-        for kind in KINDS
-        for mode in MODES
-    )
-
-
 # --- observers -----------------------------------------------------------------------------------
 
 
-class Observer:
-    """Static tensors of one observer, and its step with backward."""
-
-    def __init__(self, axis: int | None, device: str, symmetric: bool) -> None:
-        self.axis, self.symmetric, self.device = axis, symmetric, device
-        shape = () if axis is None else (SHAPE[axis],)
-        self.state = (
-            torch.full(shape, math.inf, device=device),
-            torch.full(shape, -math.inf, device=device),
-            torch.full(shape, 0.5, device=device),
-            torch.zeros(shape, dtype=torch.int32, device=device),
-        )
-        self.initial = [t.clone() for t in self.state]
-        self.flags = [torch.ones(1, dtype=torch.uint8, device=device) for _ in range(2)]
-        self.x, self.dy = (torch.zeros(SHAPE, device=device) for _ in range(2))
-
-    def reset(self) -> None:
-        for tensor, value in zip(self.state, self.initial, strict=True):
-            tensor.copy_(value)
-
-    def feed(self, seed: int, flags: tuple[int, int]) -> None:
-        granularity = PER_TENSOR if self.axis is None else per_channel(self.axis)
-        clean = ("normal", "positive", "ties", "tiny", "negative")
-        x = characterful(SHAPE, torch.float32, granularity, RANGE, self.symmetric, seed, clean)
-        self.x.copy_(x)
-        self.dy.copy_(torch.randn(SHAPE, generator=cases.generator(seed)))
-        for flag, value in zip(self.flags, flags, strict=True):
-            flag.fill_(value)
-
-    def run(self) -> tuple[Tensor, ...]:
-        """What is written comes first."""
-        x = self.x.detach().requires_grad_()
-        args = (*self.state, *self.flags, self.axis, *RANGE)
-        options = {"symmetric": self.symmetric, "averaging_constant": 0.25}
-        y = torch.ops.baraquant.observe_fake_quantize(x * 1, *args, **options)
-        torch.ops.baraquant.observe_min_max_(self.dy, *self.state[:2], self.axis, 0.5)
-        return *self.state, y.detach(), *torch.autograd.grad(y, x, self.dy)
+def observed(axis: int | None, symmetric: bool, seed: int) -> tuple[Tensor, ...]:
+    """x, dy, the flags and a state on the CPU. The seed switches them: on and off, one and both."""
+    granularity = PER_TENSOR if axis is None else per_channel(axis)
+    clean = ("normal", "positive", "ties", "tiny", "negative")
+    x = characterful(SHAPE, torch.float32, granularity, RANGE, symmetric, seed, clean)
+    dy = torch.randn(SHAPE, generator=cases.generator(seed))
+    flags = (torch.tensor([flag], dtype=torch.uint8) for flag in FLAGS[seed % len(FLAGS)])
+    shape = () if axis is None else (SHAPE[axis],)
+    low, high, scale = (torch.full(shape, value) for value in (math.inf, -math.inf, 0.5))
+    return x, dy, *flags, low, high, scale, torch.zeros(shape, dtype=torch.int32)
 
 
-@by_axis
-@by_mode
-def test_observers_in_a_graph(symmetric: bool, axis: int | None, cuda: str) -> None:
-    """The flags are read on the device: one graph observes, quantizes, both or neither."""
-    here, there = Observer(axis, cuda, symmetric), Observer(axis, "cpu", symmetric)
-    here.feed(0, (1, 1))
-    graph, captured = capture(here.run)
-    here.reset()
-    for seed, flags in enumerate((*FLAGS, *reversed(FLAGS), *FLAGS)):
-        here.feed(seed, flags)
-        there.feed(seed, flags)
-        graph.replay()
-        assert_all_same(captured, there.run(), f"{seed} {flags}")
+def observing(axis: int | None, symmetric: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """Both ops on a copy of the state, which comes first in the result, with backward."""
+    options = {"symmetric": symmetric, "averaging_constant": 0.25}
+    ops = torch.ops.baraquant
+
+    def run(x: Tensor, dy: Tensor, on: Tensor, rounds: Tensor, *given: Tensor) -> Any:
+        x, state = x.detach().requires_grad_(), [t.clone() for t in given]
+        y = ops.observe_fake_quantize(x * 1, *state, on, rounds, axis, *RANGE, **options)
+        ops.observe_min_max_(dy, *state[:2], axis, 0.5)
+        return *state, y.detach(), *torch.autograd.grad(y, x, dy)
+
+    return run
 
 
-@by_axis
-def test_observers_never_make_the_host_wait(
-    axis: int | None, cuda: str, request: pytest.FixtureRequest
-) -> None:
-    observers = [Observer(axis, cuda, symmetric) for symmetric in MODES]
-    for observer in observers:
-        observer.feed(3, (1, 1))
-        observer.run()
-    request.getfixturevalue("no_synchronisation")
-    for observer in observers:
-        observer.run()
+class TestOnCuda(OnCuda):
+    """Flags are read on the device: one graph observes, quantizes, both or neither."""
 
-
-@by_axis
-def test_observers_run_on_the_current_stream(axis: int | None, cuda: str) -> None:
-    here, there = Observer(axis, cuda, False), Observer(axis, "cpu", False)
-    here.feed(2, (1, 1))
-    here.run()
-    fresh = Observer(axis, cuda, False)
-    for observer in (fresh, there):
-        observer.feed(2, (1, 1))
-    late = fresh.x.clone()
-    fresh.x.zero_()
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        fresh.x.copy_(late)
-        got = fresh.run()
-    stream.synchronize()
-    assert_all_same(got, there.run())
+    STEPS = (
+        *(
+            Step(f"{verb}-{kind}-{mode}", partial(inputs, kind, mode), step(verb, kind, mode))
+            for verb in DATA
+            for kind in KINDS
+            for mode in MODES
+        ),
+        *(
+            Step(f"observe-{axis}-{mode}", partial(observed, axis, mode), observing(axis, mode))
+            for axis in (None, 0, 1, -1)
+            for mode in MODES
+        ),
+    )
 
 
 # --- shapes of real layers -----------------------------------------------------------------------

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
@@ -39,13 +40,10 @@ class Call:
         shape: tuple[int, ...] = SHAPE,
         ends: tuple[int, int] = (-8, 7),
         seed: int = 0,
+        module: Any = torch.ops.baraquant,
     ) -> None:
-        self.granularity, self.device, self.symmetric, self.ends = (
-            granularity,
-            device,
-            symmetric,
-            ends,
-        )
+        self.granularity, self.device, self.module = granularity, device, module
+        self.symmetric, self.ends = symmetric, ends
         self.x = characterful(shape, dtype, granularity, ends, symmetric, seed)
 
     def input(self, leaf: bool = True) -> Tensor:
@@ -54,7 +52,7 @@ class Call:
         return x if leaf else x.clone()
 
     def forward(self, x: Tensor) -> Tensor:
-        op = self.granularity.op("dynamic_fake_quantize")
+        op = self.granularity.op("dynamic_fake_quantize", self.module)
         return op(x, *self.granularity.args, *self.ends, symmetric=self.symmetric)
 
     def rule(self) -> Dynamic:
@@ -110,10 +108,13 @@ def test_asymmetric_ends_by_hand(device: str) -> None:
 
 @by_kind
 @by_mode
-def test_double_backward(symmetric: bool, granularity: Granularity, device: str) -> None:
+@pytest.mark.parametrize("module", (torch.ops.baraquant, reference), ids=("ops", "reference"))
+def test_double_backward(
+    module: Any, symmetric: bool, granularity: Granularity, device: str
+) -> None:
     """dx is linear in dy, so its gradient in dy is the same rule again; in x there is none."""
     for dtype in cases.FLOAT_DTYPES:
-        call = Call(granularity, dtype, device, symmetric)
+        call = Call(granularity, dtype, device, symmetric, module=module)
         x, rule = call.input(leaf=False), call.rule()
         dy = call.grad().to(device).requires_grad_()
         (dx,) = torch.autograd.grad(call.forward(x), x, dy, create_graph=True)

@@ -16,7 +16,7 @@ from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, ex
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, per_channel
-from tests.support.family_cases.range import characterful, modes_of
+from tests.support.family_cases.range import characterful
 from tests.support.oracle.affine import Affine
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -212,21 +212,6 @@ def test_as_pytorch_observers_do(device: str) -> None:
             assert_same_bits(ours.high, theirs.max_val)
 
 
-@by_axis
-def test_twenty_runs_observe_the_same_bits(axis: int | None, device: str) -> None:
-    shape = (70, 61, 67)
-    x = torch.randn(shape, generator=cases.generator(0)).to(device)
-    x[:, ::7, ::5] = -0.0
-    found = []
-    for _ in range(20):
-        buffers = Buffers(axis, torch.float32, device, None if axis is None else shape[axis])
-        buffers.observe(x)
-        buffers.observe(x * 2, 0.3)
-        found.append(torch.stack([buffers.low, buffers.high]).view(torch.int32))
-    assert all(torch.equal(found[0], other) for other in found)
-    buffers.assert_range()
-
-
 # --- observe_fake_quantize -----------------------------------------------------------------------
 
 
@@ -270,18 +255,6 @@ def test_step(
                 plain = buffers.step(leaf, (flag(0, device), on[1]), symmetric, ends=ends)
             assert not plain.requires_grad
             assert_same_bits(plain, y, note)
-
-
-def test_step_of_every_range(device: str) -> None:
-    for ends in ((-128, 127), (-127, 127), (0, 15), (3, 200), (-100, -3), (-8, -4), (0, 1)):
-        for symmetric, axis in itertools.product(modes_of(ends), (None, 1)):
-            buffers, on = Buffers(axis, torch.float32, device), flag(1, device)
-            for x in batches(axis, torch.float32)[1:5]:
-                *qparams, rule = expected_step(buffers, x, (1, 1), ends, symmetric, None)
-                y = buffers.step(x.to(device), (on, on), symmetric, ends=ends)
-                assert_same_bits(y, rule.fake_quantize(), f"{ends}")
-                for got, right in zip(buffers.all[2:], qparams, strict=True):
-                    assert_same_bits(got, right, f"{ends}")
 
 
 @by_axis

@@ -120,29 +120,6 @@ def test_double_backward(flags: tuple[int, int], symmetric: bool, device: str) -
 
 
 @by_flags
-def test_versions_of_what_is_written(flags: tuple[int, int], device: str) -> None:
-    """Autograd has to see every tensor that the op may have changed, whatever the flags."""
-    buffers = Buffers(None, torch.float32, device)
-    on = tuple(flag(f, device) for f in flags)
-    x = normal(0).to(device)
-    before = [t._version for t in (*buffers.all, x, *on)]
-    buffers.step(x, on, True)
-    after = [t._version for t in (*buffers.all, x, *on)]
-    assert all(now > then for now, then in zip(after[:4], before[:4], strict=True))
-    assert after[4:] == before[4:]
-
-
-@pytest.mark.parametrize("name", ("low", "high", "scale"))
-def test_a_saved_buffer_that_was_written_is_noticed(name: str, device: str) -> None:
-    buffers, on = Buffers(None, torch.float32, device), flag(1, device)
-    w = torch.ones((), device=device, requires_grad=True)
-    product = w * getattr(buffers, name)  # saves the buffer for w's gradient
-    buffers.step(normal(0).to(device), (on, on), True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.backward()
-
-
-@by_flags
 @by_axis
 def test_empty_input_changes_nothing(axis: int | None, flags: tuple[int, int], device: str) -> None:
     """Whether something was seen before or not."""

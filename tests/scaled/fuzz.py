@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the scaled family, often wrong, and gradients of integers.
 
-`python -m tests.scaled.fuzz [examples]`. As in `tests/affine/fuzz.py`, each call either breaks
-rules of the contract, and then raises the exception of one of them, or breaks none, and then gives
-the oracle's bits. The same on Meta and through `baraquant.ops`. The gradients are those of
-`qat_linear` with a backward of integers. Run in a process of its own (`test_errors.py`).
+The gradients are those of `qat_linear` with a backward of integers.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -32,14 +27,7 @@ from tests.support.family_cases.int8_mm import (
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
 )
-from tests.support.family_cases.random_calls import (
-    Call,
-    choose,
-    judged,
-    judged_anywhere,
-    misplaced,
-    run,
-)
+from tests.support.family_cases.random_calls import Call, choose, judged, misplaced, run
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import scaled as oracle
 
@@ -117,16 +105,6 @@ def check_values(call: Call, got: Any) -> None:
         assert_same_bits(got[0], wanted.values, str(call))
 
 
-STATISTICS = {"right": 0, "wrong": 0}
-
-
-@given(calls())
-def check(call: Call) -> None:
-    got = judged_anywhere(call, broken_rules(call), STATISTICS)
-    if got is not None:
-        check_values(call, got)
-
-
 # --- gradients -----------------------------------------------------------------------------------
 
 
@@ -154,19 +132,17 @@ def layers(draw: st.DrawFn) -> tuple[Call, Tensor]:
     return Call("qat_linear", arguments), draw(numbers((*lead, n), dtype, seed + 3))
 
 
-OF_GRADIENTS = {"right": 0, "wrong": 0}
-
-
-@given(layers())
-def check_gradients(layer: tuple[Call, Tensor]) -> None:
-    (call, dy), a = layer, dict(layer[0].arguments)
-    backward, rounding = a.pop("backward"), a.pop("rounding")
-    right = backward in BACKWARDS and rounding in ROUNDINGS
+def wrong_words(layer: tuple[Call, Tensor]) -> set[type[Exception]]:
+    a = layer[0].arguments
+    right = a["backward"] in BACKWARDS and a["rounding"] in ROUNDINGS
     for names in (INPUT_RANGE, WEIGHT_RANGE):
         right &= tuple(a.get(name) for name in names) not in BAD_RANGES
-    got = judged(call, set() if right else {ValueError}, OF_GRADIENTS)
-    if got is None:
-        return
+    return set() if right else {ValueError}
+
+
+def check_gradients(layer: tuple[Call, Tensor], got: Tensor) -> None:
+    (call, dy), a = layer, dict(layer[0].arguments)
+    backward, rounding = a.pop("backward"), a.pop("rounding")
     assert_same_bits(got, int8_oracle.qat_linear(**a), str(call))
     symmetric, ends = a["symmetric"], {n: a[n] for n in INPUT_RANGE + WEIGHT_RANGE if n in a}
     names = [name for name in ("input", "weight", "bias") if name in a]
@@ -185,7 +161,5 @@ def check_gradients(layer: tuple[Call, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    run(check, STATISTICS, examples)
-    run(check_gradients, OF_GRADIENTS, examples)
+    run(calls(), broken_rules, check_values, 1000)
+    run(layers(), wrong_words, check_gradients, 1000, lambda layer, *rest: judged(layer[0], *rest))

@@ -49,21 +49,6 @@ def test_philox_is_the_published_one(
     assert tuple(int(word) for word in words) == expected
 
 
-@pytest.mark.parametrize(("seed", "offset"), ((0, 0), (7, 2**40 + 3), (-1, -1)))
-def test_the_op_has_its_bits(seed: int, offset: int, device: str) -> None:
-    """Numbers whose sum with u is just below or above 1, so that each shows its bits."""
-    bits = torch.from_numpy(oracle.bits((seed, offset), 4001))
-    random = torch.tensor([seed, offset], device=device)
-    for over in (-1, 0):
-        x = (65536 - bits + over).float().reshape(1, -1) / 65536  # + u = 1 + (over + 1/2) / 65536
-        x[0, 0] = 127  # the scale is 1
-        q, s = ops.scaled_quantize_per_token(
-            x.to(device), torch.ones(4001, device=device), random=random
-        )
-        assert s.item() == 1
-        assert (q[0, 1:] == over + 1).all()
-
-
 def draws(x: Tensor, transposed: bool, count: int) -> Tensor:
     """The integers of `count` states, as float64 [count, ...]."""
     found = []
@@ -98,59 +83,6 @@ def test_mean_is_the_number(transposed: bool, device: str) -> None:
     assert abs(z[inner].sum() / math.sqrt(inner.sum())) < SIGMAS, "no common bias"
     exact = part == 0
     assert (q[:, exact] == ratio[exact]).all(), "integers stay"
-
-
-@pytest.mark.exhaustive
-def test_bits_are_uniform_and_independent(device: str) -> None:
-    """Chi-square of 8-bit halves of the rounding bits, and of pairs of neighbouring elements."""
-    count = 1 << 16
-    bits = torch.from_numpy(oracle.bits((2024, 9), count))
-    for values in (bits >> 8, bits & 0xFF):
-        seen = torch.bincount(values, minlength=256).double()
-        chi = ((seen - count / 256) ** 2 / (count / 256)).sum()
-        assert abs(chi - 255) < SIGMAS * math.sqrt(2 * 255)
-    # What the op did at 1/2, seen as pairs of neighbours, of rows, and of two states.
-    x = torch.full((64, 1024), 0.5, device=device)
-    x[:, 0] = 127.0
-    ones = torch.ones(1024, device=device)
-    first, second = (
-        ops.scaled_quantize_per_token(x, ones, random=torch.tensor([3, o], device=device))[0][:, 1:]
-        for o in (0, 1)
-    )
-    pairs = (
-        (first[:, :-1], first[:, 1:]),
-        (first[:-1], first[1:]),
-        (first, second),
-        (first[:, :-8], first[:, 8:]),
-    )
-    for a, b in pairs:
-        table = torch.bincount((2 * a.long() + b.long()).flatten(), minlength=4).double()
-        expected = table.sum() / 4
-        assert ((table - expected) ** 2 / expected).sum() < 3 + SIGMAS * math.sqrt(6)
-
-
-def test_bits_belong_to_the_element(device: str) -> None:
-    """The bits of an element depend on its number, and not on what else is in the matrix."""
-    x = torch.full((9, 40), 0.5, device=device)
-    x[:, 0], x[0] = 127.0, 127.0
-    r = torch.tensor([17, 4], device=device)
-    rows, _ = ops.scaled_quantize_per_token(x, x.new_ones(40), random=r)
-    columns, _ = ops.scaled_quantize_transposed(x, x.new_ones(9), random=r)
-    assert torch.equal(rows[1:, 1:], columns.t()[1:, 1:]), "both number elements alike"
-    part, _ = ops.scaled_quantize_per_token(x[:4], x.new_ones(40), random=r)
-    assert torch.equal(part, rows[:4])
-
-
-def test_same_state_same_integers(device: str) -> None:
-    x = torch.randn(50, 70, device=device)
-    ones = torch.ones(70, device=device)
-    first = torch.tensor([1, 2], device=device)
-    a, b = (ops.scaled_quantize_per_token(x, ones, random=first.clone())[0] for _ in range(2))
-    assert torch.equal(a, b)
-    for other in ([2, 2], [1, 3]):
-        c, _ = ops.scaled_quantize_per_token(x, ones, random=torch.tensor(other, device=device))
-        assert not torch.equal(a, c)
-        assert (a.int() - c.int()).abs().max() <= 1
 
 
 def test_draw_random_follows_the_seed(device: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -49,16 +50,16 @@ def state(random: tuple[int, int] | None, device: str = "cpu") -> Tensor | None:
     return None if random is None else torch.tensor(random, device=device)
 
 
-@by_module
-@by_random
-@by_dtype
-@by_shape
-def test_rows(shape, dtype, random, module, device) -> None:  # type: ignore[no-untyped-def]
-    x, f = numbers(shape, dtype), factors(shape[-1], dtype)
-    q, s = module.scaled_quantize_per_token(
-        x.to(device), f.to(device), random=state(random, device)
-    )
-    expected = oracle.scaled_quantize_per_token(x, f, random)
+def check(
+    name: str,
+    x: Tensor,
+    factor: Tensor,
+    random: tuple[int, int] | None,
+    device: str,
+    module: Any = ops,
+) -> None:
+    q, s = getattr(module, name)(x.to(device), factor.to(device), random=state(random, device))
+    expected = getattr(oracle, name)(x, factor, random)
     assert_same_bits(s, expected.scale, "scale")
     assert_same_bits(q, expected.values, "integers")
     assert q.is_contiguous() and q.dtype == torch.int8
@@ -68,16 +69,12 @@ def test_rows(shape, dtype, random, module, device) -> None:  # type: ignore[no-
 @by_random
 @by_dtype
 @by_shape
-def test_columns(shape, dtype, random, module, device) -> None:  # type: ignore[no-untyped-def]
+def test_rows_and_columns(shape, dtype, random, module, device) -> None:  # type: ignore[no-untyped-def]
     x = numbers(shape, dtype)
-    f = factors(math.prod(shape[:-1]), dtype).reshape(shape[:-1])
-    q, s = module.scaled_quantize_transposed(
-        x.to(device), f.to(device), random=state(random, device)
-    )
-    expected = oracle.scaled_quantize_transposed(x, f, random)
-    assert_same_bits(s, expected.scale, "scale")
-    assert_same_bits(q, expected.values, "integers")
-    assert q.is_contiguous() and q.dtype == torch.int8
+    of_columns = factors(shape[-1], dtype)
+    check("scaled_quantize_per_token", x, of_columns, random, device, module)
+    of_rows = factors(math.prod(shape[:-1]), dtype).reshape(shape[:-1])
+    check("scaled_quantize_transposed", x, of_rows, random, device, module)
 
 
 @by_dtype
@@ -118,17 +115,6 @@ def test_scales_that_are_extreme(dtype, random, device) -> None:  # type: ignore
     sizes = torch.tensor([tiny, tiny * 64, 1e-12, 1.0, huge / 300, huge], dtype=torch.float64)
     x = (base * sizes[:, None]).to(dtype)
     for power in (0, -100, 100, -30):
-        f = torch.full((32,), 2.0**power, dtype=compute)
-        q, s = ops.scaled_quantize_per_token(
-            x.to(device), f.to(device), random=state(random, device)
-        )
-        expected = oracle.scaled_quantize_per_token(x, f, random)
-        assert_same_bits(s, expected.scale)
-        assert_same_bits(q, expected.values)
-        g = torch.full((6,), 2.0**power, dtype=compute)
-        q, s = ops.scaled_quantize_transposed(
-            x.to(device), g.to(device), random=state(random, device)
-        )
-        expected = oracle.scaled_quantize_transposed(x, g, random)
-        assert_same_bits(s, expected.scale)
-        assert_same_bits(q, expected.values)
+        f, g = (torch.full((count,), 2.0**power, dtype=compute) for count in (32, 6))
+        check("scaled_quantize_per_token", x, f, random, device)
+        check("scaled_quantize_transposed", x, g, random, device)

@@ -40,6 +40,35 @@ class PublicOp:
         return getattr(torch.ops.baraquant, self.name)(**arguments)
 
 
+@dataclass(frozen=True)
+class ProductOp(PublicOp):
+    """One right call of a product.
+
+    Attributes:
+        output: The dtype of the result, and of a floating input.
+        input: That of an input of integers.
+        full: With all optional arguments.
+    """
+
+    name: str
+    output: torch.dtype = torch.float32
+    input: torch.dtype = torch.int8
+    full: bool = True
+
+    def __str__(self) -> str:
+        flags = [flag for flag in ("full", "number") if getattr(self, flag)]
+        return "-".join([self.name, cases.name_of(self.output), cases.name_of(self.input), *flags])
+
+    @property
+    def compute(self) -> torch.dtype:
+        return cases.compute_dtype(self.output)
+
+
+def ones_on(device: str) -> Callable[[tuple[int, ...], torch.dtype], Tensor]:
+    """Tensors of ones, by shape and dtype."""
+    return lambda shape, dtype: torch.ones(shape, dtype=dtype, device=device)
+
+
 When = Callable[[Any], bool]
 
 
@@ -169,6 +198,19 @@ def wrong_dtypes(
 def not_as(right: Callable[[Any], tuple[torch.dtype, ...]], dtype: torch.dtype) -> When:
     """Whether a dtype is none of those that an op takes."""
     return lambda op: dtype not in right(op)
+
+
+def wrong_parameters(
+    wrong: Iterable[torch.dtype], scales: Iterable[str], points: Iterable[str]
+) -> Iterator[Bad]:
+    """Scales, biases and zero points of a `ProductOp` in dtypes that are not theirs."""
+    for dtype in wrong:
+        when = not_as(lambda op: (op.compute,), dtype)
+        yield from wrong_dtypes(scales, [dtype], "float(32|64)", when)
+        when = not_as(lambda op: (op.compute, op.output), dtype)
+        yield from wrong_dtypes(["bias"], [dtype], "float", when)
+    floating = (*cases.FLOAT_DTYPES, torch.complex64, torch.bool)
+    yield from wrong_dtypes(points, floating, "integer")
 
 
 def wrong_outputs(

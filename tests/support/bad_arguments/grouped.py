@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
 from tests.support.bad_arguments.int8_mm import wrong_words
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
@@ -22,34 +19,18 @@ OF_ROWS = ("input_scale", "input_zero_point")
 INTEGERS, TRAINED = "int8_grouped_linear", "qat_grouped_linear"
 
 
-@dataclass(frozen=True)
-class Op(PublicOp):
-    """One way to call a schema.
-
-    Attributes:
-        output: The output's dtype, and the floating input's.
-        full: Whether all optional arguments are given: bias, zero point, weight_sum.
-    """
-
-    name: str
-    output: torch.dtype = torch.float32
-    full: bool = True
-
-    def __str__(self) -> str:
-        return "-".join([self.name, cases.name_of(self.output), *(["full"] * self.full)])
+class Op(ProductOp):
+    """One way to call a schema; the integers of an input are uint8."""
 
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
-        compute = cases.compute_dtype(self.output)
+        ones = ones_on(device)
         found: dict[str, Any] = {
             "input": ones((T, K), torch.uint8 if self.name == INTEGERS else self.output),
             "weight": ones((E, N, K), self.output if self.name == TRAINED else torch.int8),
             "offsets": ones((E,), torch.int32),
         }
         if self.name == INTEGERS:
-            found["input_scale"] = ones((T, 1), compute)
+            found["input_scale"] = ones((T, 1), self.compute)
             if self.full:
                 found["input_zero_point"] = ones((T, 1), torch.int32)
         else:
@@ -58,7 +39,7 @@ class Op(PublicOp):
             found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
             found |= {"backward": "float", "rounding": "nearest"}
         else:
-            found |= {"weight_scale": ones((E, N), compute), "dtype": self.output}
+            found |= {"weight_scale": ones((E, N), self.compute), "dtype": self.output}
         if self.full:
             found["bias"] = ones((E, N), self.output)
             if self.name != TRAINED:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp, ones_on
 from tests.support.calls.int4 import LINEARS
 from tests.support.cases import INT64_MAX, INT64_MIN
 
@@ -35,40 +34,38 @@ class Op(PublicOp):
         return self.name + suffix
 
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
+        ones = ones_on(device)
         compute = cases.compute_dtype(self.output)
         if self.name == PACK:
-            return {"integers": ones(N, K, dtype=torch.int8)}
+            return {"integers": ones((N, K), torch.int8)}
         found: dict[str, Any] = {"group_size": GROUP_SIZE}
         if self.name in (CHOOSE, QUANTIZE):
-            found["weight"] = ones(N, K, dtype=self.output)
+            found["weight"] = ones((N, K), self.output)
         if self.name == CHOOSE:
             return found
-        found["group_factor"] = ones(N, GROUPS, dtype=torch.uint8)
-        found["group_zero_point"] = ones(N, GROUPS, dtype=torch.uint8)
+        found["group_factor"] = ones((N, GROUPS), torch.uint8)
+        found["group_zero_point"] = ones((N, GROUPS), torch.uint8)
         if self.name == QUANTIZE:
-            return found | {"scale": ones(N, dtype=compute)}
-        found["packed"] = ones(N, K // 2, dtype=torch.uint8)
+            return found | {"scale": ones((N,), compute)}
+        found["packed"] = ones((N, K // 2), torch.uint8)
         if self.name == EXPAND:
             return found | {"in_features": K}
-        found["input"] = ones(T, K, dtype=torch.int8 if self.name == INTEGERS else self.output)
-        found["weight_scale"] = ones(N, dtype=compute)
-        found["bias"] = ones(N, dtype=self.output)
-        found["weight_sum"] = ones(N, dtype=torch.int32)
+        found["input"] = ones((T, K), torch.int8 if self.name == INTEGERS else self.output)
+        found["weight_scale"] = ones((N,), compute)
+        found["bias"] = ones((N,), self.output)
+        found["weight_sum"] = ones((N,), torch.int32)
         found["dtype"] = self.output
         if self.name == INTEGERS:
-            found["input_scale"] = ones(T, 1, dtype=compute)
-            found["input_zero_point"] = ones(T, 1, dtype=torch.int32)
+            found["input_scale"] = ones((T, 1), compute)
+            found["input_zero_point"] = ones((T, 1), torch.int32)
         else:
             found |= {"quant_min": -8, "quant_max": 7}
         if self.name == DYNAMIC:
             found["symmetric"] = False
         if self.name == STATIC:
-            found["act_scale"] = ones(dtype=compute)
-            found["act_zero_point"] = ones(dtype=torch.int32)
-            found["smooth_scale"] = ones(K, dtype=compute)
+            found["act_scale"] = ones((), compute)
+            found["act_zero_point"] = ones((), torch.int32)
+            found["smooth_scale"] = ones((K,), compute)
         return found
 
 

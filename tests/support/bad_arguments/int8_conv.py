@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
 
 IMAGES, CHANNELS, OUTPUTS, SPACE = 2, 6, 4, (5, 7)
 VECTORS = ("weight_scale", "bias", "weight_sum")
@@ -20,33 +19,13 @@ ONES = ("input_scale", "input_zero_point")
 
 
 @dataclass(frozen=True)
-class Op(PublicOp):
-    """One right call.
+class Op(ProductOp):
+    """One right call."""
 
-    Attributes:
-        output: The dtype of the result.
-        input: That of the integers.
-        full: With all optional arguments.
-    """
-
-    output: torch.dtype = torch.float32
-    input: torch.dtype = torch.int8
-    full: bool = True
-
-    name = "int8_conv"
-
-    def __str__(self) -> str:
-        words = [self.name, cases.name_of(self.output), cases.name_of(self.input)]
-        return "-".join(words + (["full"] if self.full else []))
-
-    @property
-    def compute(self) -> torch.dtype:
-        return cases.compute_dtype(self.output)
+    name: str = "int8_conv"
 
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
+        ones = ones_on(device)
         found: dict[str, Any] = {
             "input": ones((IMAGES, CHANNELS, *SPACE), self.input),
             "weight": ones((OUTPUTS, CHANNELS // 2, 3, 2), torch.int8),
@@ -67,7 +46,7 @@ class Op(PublicOp):
         return found
 
 
-OPS = [Op(dtype) for dtype in cases.FLOAT_DTYPES]
+OPS = [Op(output=dtype) for dtype in cases.FLOAT_DTYPES]
 OPS += [Op(input=torch.uint8), Op(full=False)]
 
 
@@ -76,14 +55,8 @@ def bad_dtypes() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8")
     yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")
     yield from wrong.wrong_dtypes(["weight_sum"], (*other, torch.int8), "int32")
-    for dtype in (*other, torch.int8):
-        when = wrong.not_as(lambda op: (op.compute,), dtype)
-        scales = ("input_scale", "weight_scale")
-        yield from wrong.wrong_dtypes(scales, [dtype], "float(32|64)", when)
-        when = wrong.not_as(lambda op: (op.compute, op.output), dtype)
-        yield from wrong.wrong_dtypes(["bias"], [dtype], "float", when)
-    floating = (*cases.FLOAT_DTYPES, torch.complex64, torch.bool)
-    yield from wrong.wrong_dtypes(["input_zero_point"], floating, "integer")
+    scales = ("input_scale", "weight_scale")
+    yield from wrong.wrong_parameters((*other, torch.int8), scales, ["input_zero_point"])
     yield from wrong.wrong_outputs((torch.int8, *NEVER[2:]))
 
 

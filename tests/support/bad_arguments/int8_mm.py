@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import HUGE, INVERTED, NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import HUGE, INVERTED, NEVER, Bad, ProductOp, ones_on
 from tests.support.bad_arguments.int8_product import LEAD, OF_ROWS, VECTORS, K, N, wrong_sizes
 from tests.support.cases import INT64_MAX, INT64_MIN
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
@@ -24,36 +23,13 @@ STATIC = ("smoothquant_linear", "static_quantized_linear")
 
 
 @dataclass(frozen=True)
-class Op(PublicOp):
-    """One way to call a schema.
+class Op(ProductOp):
+    """One way to call a schema; `number`: with numbers for scale and zero point."""
 
-    Attributes:
-        output: The output's dtype, and the floating input's.
-        input: The integer input's dtype.
-        full: Whether all optional arguments are given: bias, zero point, weight_sum.
-        number: Whether scale and zero point are numbers.
-    """
-
-    name: str
-    output: torch.dtype = torch.float32
-    input: torch.dtype = torch.int8
-    full: bool = True
     number: bool = False
 
-    def __str__(self) -> str:
-        words = [self.name, cases.name_of(self.output)]
-        words += [cases.name_of(self.input)] if self.name in INTEGER_INPUT else []
-        words += ["full"] if self.full else []
-        return "-".join(words + (["number"] if self.number else []))
-
-    @property
-    def compute(self) -> torch.dtype:
-        return cases.compute_dtype(self.output)
-
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
+        ones = ones_on(device)
         integers = self.name in INTEGER_INPUT
         found: dict[str, Any] = {
             "input": ones((*LEAD, K), self.input if integers else self.output),

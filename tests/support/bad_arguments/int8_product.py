@@ -4,48 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
 
 LEAD, N, K = (4, 6), 5, 8
 OF_ROWS = ("input_scale", "input_zero_point")
 VECTORS = ("weight_scale", "bias", "weight_sum")
 
 
-@dataclass(frozen=True)
-class Op(PublicOp):
-    """One right call.
-
-    Attributes:
-        output: The dtype of the result.
-        input: That of the integers of int8_product.
-        full: With all optional arguments.
-    """
-
-    name: str
-    output: torch.dtype = torch.int32
-    input: torch.dtype = torch.int8
-    full: bool = True
-
-    def __str__(self) -> str:
-        words = [self.name, cases.name_of(self.output), cases.name_of(self.input)]
-        return "-".join(words + (["full"] if self.full else []))
-
-    @property
-    def compute(self) -> torch.dtype:
-        return cases.compute_dtype(self.output)
+class Op(ProductOp):
+    """One right call; of int8_product the dtype of the result is always int32."""
 
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
+        ones = ones_on(device)
         if multiplies(self):
             found = {"input": ones((*LEAD, K), self.input), "weight": ones((N, K), torch.int8)}
             if self.full:
@@ -82,14 +58,8 @@ def bad_cases() -> Iterator[Bad]:
     whole = (*other, torch.int8, torch.uint8)
     yield from wrong.wrong_dtypes(["input"], whole, "int32", rescales)
     yield from wrong.wrong_dtypes(["weight_sum"], whole, "int32")
-    for dtype in whole:
-        when = wrong.not_as(lambda op: (op.compute,), dtype)
-        scales = ("input_scale", "weight_scale")
-        yield from wrong.wrong_dtypes(scales, [dtype], "float(32|64)", when)
-        when = wrong.not_as(lambda op: (op.compute, op.output), dtype)
-        yield from wrong.wrong_dtypes(["bias"], [dtype], "float", when)
-    floating = (*cases.FLOAT_DTYPES, torch.complex64, torch.bool)
-    yield from wrong.wrong_dtypes(["input_zero_point"], floating, "integer")
+    scales = ("input_scale", "weight_scale")
+    yield from wrong.wrong_parameters(whole, scales, ["input_zero_point"])
     yield from wrong.wrong_outputs((torch.int8, torch.int32, *NEVER[2:]))
     tensors = ("input", "weight", *VECTORS, *OF_ROWS)
     yield from wrong.wrong_layouts(tensors, csr=tensors[:2])

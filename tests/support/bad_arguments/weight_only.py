@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
+from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp, ones_on
 from tests.support.cases import INT64_MIN
 
 T, N, K, GROUP_SIZE = 6, 5, 10, 4
@@ -41,17 +40,15 @@ class Op(PublicOp):
         return self.name + "-packed" * self.packed + "-grouped" * self.grouped + suffix
 
     def arguments(self, device: str) -> dict[str, Any]:
-        def ones(*shape: int, dtype: torch.dtype) -> Tensor:
-            return torch.ones(shape, dtype=dtype, device=device)
-
+        ones = ones_on(device)
         params = (N, GROUPS) if self.grouped else (N,)
         stored = (N, BYTES) if self.packed else (N, K)
         found: dict[str, Any] = {
-            "input": ones(T, K, dtype=self.output),
-            "weight": ones(*stored, dtype=torch.uint8 if self.packed else torch.int8),
-            "weight_scale": ones(*params, dtype=cases.compute_dtype(self.output)),
-            "bias": ones(N, dtype=self.output),
-            "weight_zero_point": ones(*params, dtype=torch.int32),
+            "input": ones((T, K), self.output),
+            "weight": ones(stored, torch.uint8 if self.packed else torch.int8),
+            "weight_scale": ones(params, cases.compute_dtype(self.output)),
+            "bias": ones((N,), self.output),
+            "weight_zero_point": ones(params, torch.int32),
         }
         return found | ({"group_size": GROUP_SIZE} if self.grouped else {})
 

@@ -120,6 +120,7 @@ class ObserveCall:
     symmetric: bool = True
     observe: bool = True
     quantize: bool = True
+    exact_gradients = True
 
     def __str__(self) -> str:
         flags = [f"axis_{self.axis}"] if self.axis is not None else []
@@ -133,6 +134,10 @@ class ObserveCall:
     def facets(self) -> set[tuple[str, Any]]:
         names = ("name", "axis", "average", "symmetric", "observe", "quantize")
         return {(f"{name} of observe", getattr(self, name)) for name in names}
+
+    @property
+    def verb(self) -> str:
+        return self.name
 
     @property
     def differentiable(self) -> bool:

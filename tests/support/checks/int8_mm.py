@@ -24,8 +24,6 @@ OPS = (
 
 def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
     """The tensors among them on a device; on Meta with the same strides."""
-    if device == "meta":
-        return {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in arguments.items()}
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 

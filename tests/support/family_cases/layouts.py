@@ -154,7 +154,7 @@ class AnyLayout:
         dy = cases.gradients(self.SHAPE, torch.float32).to(device)
         laid = cases.LAYOUTS_4D[layout](x).requires_grad_()
         copy = laid.detach().contiguous().requires_grad_()
-        y, other = (exact_call(t.view_as(t), *rest) for t in (laid, copy))
+        y, other = (outputs(exact_call(t.view_as(t), *rest))[0] for t in (laid, copy))
         for of_dy in ("contiguous", layout, "transposed", "channels_last", "expanded"):
             given = cases.LAYOUTS_4D[of_dy](dy).to(y.dtype)
             (dx,) = torch.autograd.grad(y, laid, given, retain_graph=True)
