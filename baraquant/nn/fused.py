@@ -209,11 +209,7 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
     @classmethod
     def from_float(cls, module: nn.Module, names: tuple[str, str, str]) -> Self:
         """Return a module with the layers, and all other attributes, of ``module``."""
-        new = cls.__new__(cls)
-        nn.Module.__init__(new)
-        for name, value in vars(module).items():
-            if name not in vars(new):
-                setattr(new, name, value)
+        new: Self = _with_attributes_of(cls, module)
         new.names = names
         new._modules.update(module._modules)
         return new
@@ -274,13 +270,19 @@ def _check_one_dimension(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _sharing(kind: Any, norm: nn.Module, **attributes: Any) -> Any:
-    """Return a norm with the parameters of another one, and with its further attributes."""
+def _with_attributes_of(kind: Any, module: nn.Module) -> Any:
+    """Return a module without parameters and submodules, with all other attributes of another."""
     new = kind.__new__(kind)
     nn.Module.__init__(new)
-    for name, value in vars(norm).items():
+    for name, value in vars(module).items():
         if name not in vars(new):
             setattr(new, name, value)
+    return new
+
+
+def _sharing(kind: Any, norm: nn.Module, **attributes: Any) -> Any:
+    """Return a norm with the parameters of another one, and with its further attributes."""
+    new = _with_attributes_of(kind, norm)
     weight = norm._parameters.get("weight")
     for name in ("weight", "bias") if kind is LayerNorm else ("weight",):
         new.register_parameter(name, norm._parameters.get(name))

@@ -104,6 +104,19 @@ def _masked(a: Any, dx: Tensor) -> Tensor:
     return affine.fake_quantize_backward(dx, a.input, Grid(parts, *qparams, *ends))
 
 
+def _served(a: Any, value: Callable[[], Tensor], through: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a value whose gradient is ``dy @ w^``, brought through the input's rounding."""
+
+    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
+        dx = None
+        if needed[0]:
+            dx = through(_products_gradient(dy, a.weight, a.weight_scale, a.input.dtype))
+        return dx, _bias_gradient(dy, a.bias) if needed[1] else None
+
+    result: Tensor = Rule.apply(value, gradient, a.input, a.bias)
+    return result
+
+
 @like_the_op
 def quantized_linear(a: Any) -> Tensor:
     """Return :func:`int8_linear` of the input, quantized with a scale for each token.
@@ -116,13 +129,7 @@ def quantized_linear(a: Any) -> Tensor:
         of_input: dict[str, Any] = {"input_zero_point": z, "dtype": a.dtype or a.input.dtype}
         return int8_linear(q, a.weight, s, a.weight_scale, a.bias, **of_input)
 
-    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
-        dx = None
-        if needed[0]:
-            dx = _masked(a, _products_gradient(dy, a.weight, a.weight_scale, a.input.dtype))
-        return dx, _bias_gradient(dy, a.bias) if needed[1] else None
-
-    return Rule.apply(value, gradient, a.input, a.bias)
+    return _served(a, value, lambda dx: _masked(a, dx))
 
 
 @like_the_op
@@ -147,16 +154,12 @@ def static_quantized_linear(a: Any) -> Tensor:
         of_input = {"act_zero_point": a.act_zero_point, "dtype": a.dtype or input.dtype}
         return smoothquant_linear(q, a.weight, a.weight_scale, a.act_scale, a.bias, **of_input)
 
-    def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
-        dx = None
-        if needed[0]:
-            dx = _products_gradient(dy, a.weight, a.weight_scale, input.dtype)
-            if smooth_scale is not None:
-                dx = round_to(dx.to(scale.dtype) * (a.act_scale / smooth_scale), input.dtype)
-            dx = affine.fake_quantize_backward(dx, input, grid)
-        return dx, _bias_gradient(dy, a.bias) if needed[1] else None
+    def through(dx: Tensor) -> Tensor:
+        if smooth_scale is not None:
+            dx = round_to(dx.to(scale.dtype) * (a.act_scale / smooth_scale), input.dtype)
+        return affine.fake_quantize_backward(dx, input, grid)
 
-    return Rule.apply(value, gradient, input, a.bias)
+    return _served(a, value, through)
 
 
 @like_the_op

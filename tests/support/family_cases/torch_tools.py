@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The calls of a family under the tools of PyTorch, where `tests/torch_stack/` does not have them.
 
-Compilers, export, TorchScript, vmap, Meta and Python's threads give the bits of eager mode.
+Compilers, export, TorchScript, vmap and Meta give the bits of eager mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs, value_and_gradients
 from tests.support.core_calls import AsModule, bound, overload_of, scripted
-from tests.support.threads import side_by_side
 
 
 def learning(
@@ -139,21 +138,3 @@ class Tools:
             with pytest.raises(NotImplementedError, match=rf"{call.verb}.*vmap"):
                 torch.vmap(lambda t, name=name: call.function(**given | {name: t}))(batch_of_it)
         assert "batching rule" not in capfd.readouterr().err
-
-    def test_eight_threads_get_the_bits_of_one(self, device: str) -> None:
-        """Tensors that they share, calls of a few rows and of many."""
-        shapes = [(rows, 200) for rows in (3, 40)]
-        made = [
-            (call, tuple(t.detach() for t in call.tensors(shape, dtype, device)))
-            for call in self.CALLS
-            for shape in shapes
-            for dtype in (torch.float32, torch.bfloat16)
-        ]
-        expected = [call(*tensors) for call, tensors in made]
-
-        def run(first: int) -> None:
-            for index in range(2 * first, 2 * first + len(made)):
-                call, tensors = made[index % len(made)]
-                assert_all_same(call(*tensors), expected[index % len(made)])
-
-        side_by_side(8, run)
