@@ -77,6 +77,10 @@ SCHEMES = {
     "W4A8": baraquant.W4A8(32, group_factors=False),
     "W4A8 channel": baraquant.W4A8(None),
     "W4A8 factors": baraquant.W4A8(32, group_factors=True),
+    "ternary": baraquant.QuantConfig(
+        baraquant.TensorConfig(2, "per_tensor", ternary=True),
+        baraquant.TensorConfig(8, "per_token"),
+    ),
     "W4A8 factors static": baraquant.QuantConfig(FACTORS, STATIC, "min_max"),
 } | {
     f"W{bits}A16": baraquant.QuantConfig(baraquant.TensorConfig(bits, baraquant.PerGroup(32)))

@@ -24,6 +24,7 @@ INTEGER: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
     "W4A8": baraquant.W4A8(None),
+    "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
     "W8A6 per tensor": QuantConfig(TensorConfig(8), TensorConfig(6, "per_tensor")),
     "W8A8 per tensor asymmetric": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
         symmetric=False)),

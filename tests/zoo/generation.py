@@ -14,10 +14,11 @@ CACHES = {"with a cache": True, "without a cache": False}
 def tokens(model: nn.Module, inputs: Inputs, kinds: list[str]) -> dict[str, Tensor]:
     """The tokens of each kind of generation."""
     given = {k: v for k, v in inputs.items() if not k.startswith("decoder_")}
-    return {
-        kind: model.generate(**given, **OPTIONS, use_cache=CACHES[kind], pad_token_id=0)
-        for kind in kinds
-    }
+    options = {**OPTIONS, "pad_token_id": 0}
+    image = getattr(model.config, "image_token_id", None)
+    if image is not None:  # without a cache, one that is generated would need an image
+        options["suppress_tokens"] = [image]
+    return {kind: model.generate(**given, **options, use_cache=CACHES[kind]) for kind in kinds}
 
 
 def kinds(model: nn.Module, inputs: Inputs) -> list[str]:

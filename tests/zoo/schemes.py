@@ -15,6 +15,7 @@ from baraquant import (
     W8A8,
     W8A16,
     PerTensor,
+    PerToken,
     QuantConfig,
     SmoothQuant,
     TensorConfig,
@@ -32,12 +33,16 @@ class Scheme:
     Attributes:
         config: Makes the configuration for a float model.
         is_trained: Whether `prepare_` takes it.
-        least_cosine: How near the outputs of a model have to be to the float model's.
+        least_cosine: How near the outputs of a model have to be to the float model's. -1: a model
+            that was not trained for it says nothing.
     """
 
     config: Make
     is_trained: bool = True
     least_cosine: float = 0.97
+
+
+_TERNARY = QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, PerToken()))
 
 
 def _learned(bits: int, symmetric: bool) -> QuantConfig:
@@ -85,5 +90,6 @@ SCHEMES: dict[str, Scheme] = {
     "w4a8": Scheme(lambda _: W4A8(group_size=GROUP), least_cosine=0.8),
     "learned": Scheme(lambda _: _learned(4, True), least_cosine=0.7),
     "learned_asymmetric": Scheme(lambda _: _learned(6, False), least_cosine=0.8),
+    "ternary": Scheme(lambda _: _TERNARY, least_cosine=-1.0),
     "mixed": Scheme(_mixed, least_cosine=0.8),
 }
