@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_quantize(layer: str, maker: str) -> None:
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("scheme", [W8A8(), QuantConfig(TensorConfig(4, learned=True))], ids=str)
-def test_training(layer: str, maker: str, scheme: Any) -> None:
+def test_training(layer: str, maker: str, scheme: Any, tmp_path: Path) -> None:
     """The prepared layer computes its weight of the float layer's parameters, which train."""
     model, x = build(layer, maker)
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
@@ -130,6 +131,10 @@ def test_training(layer: str, maker: str, scheme: Any) -> None:
     assert list(convert_(model).changed) == ["0"]
     assert torch.equal(model(x), evaluated)
     assert not any(vars(model[0])["_forward_pre_hooks"])
+    # A file loads into the float model as it is built: with its parametrization or hook.
+    baraquant.save(model, tmp_path / "it.safetensors")
+    loaded = baraquant.load_(build(layer, maker)[0], tmp_path / "it.safetensors")
+    assert torch.equal(loaded(x), evaluated) and "Quantized" in type(loaded[0]).__name__
 
 
 @pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm", "pruned"])
@@ -144,17 +149,6 @@ def test_conversion_follows_the_last_step(maker: str) -> None:
     convert_(model)
     with torch.no_grad():
         assert torch.equal(model.eval()(x), wanted.eval()(x))
-
-
-@pytest.mark.parametrize("maker", MAKERS)
-def test_files(maker: str, tmp_path: Any) -> None:
-    """A file loads into the float model as it is built: with its parametrization or hook."""
-    model, x = build("conv1d", maker)
-    fresh = build("conv1d", maker)[0]
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "it.safetensors")
-    loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
-    assert torch.equal(loaded(x), model(x)) and "Quantized" in type(loaded[0]).__name__
 
 
 class Scaled(nn.Linear):
