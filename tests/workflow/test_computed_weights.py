@@ -151,49 +151,6 @@ def test_conversion_follows_the_last_step(maker: str) -> None:
         assert torch.equal(model.eval()(x), wanted.eval()(x))
 
 
-class Scaled(nn.Linear):
-    """A forward that is not its parent's."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.linear(input, self.weight * 2, self.bias)
-
-
-class Own:
-    """A hook that PyTorch does not know."""
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        module.weight = module.own * 2
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(8, 8)
-    layer.own = layer.weight
-    del layer._parameters["weight"]
-    layer.register_forward_pre_hook(Own())
-    layer(torch.ones(1, 8))
-    return layer
-
-
-@pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (lambda: parametrizations.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
-        (lambda: torch.nn.utils.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
-        (hooked, "its weight is computed by a hook"),
-        (lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"), "hook"),
-        (lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)), "by a parametrization"),
-    ],
-    ids=["parametrized", "normed", "own_hook", "two_hooks", "bilinear"],
-)
-def test_what_stays_floating_stays_as_it_is(build: Any, reason: str, call: Any) -> None:
-    odd = build()
-    model = nn.ModuleDict({"odd": odd, "body": nn.Linear(8, 8)})
-    report = call(model, W8A8())
-    assert model["odd"] is odd and reason in report.left_out["odd"]
-    assert report.headline().startswith(("50", "4", "8", "5"))
-
-
 @pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])
 @pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm"])
 def test_an_error_leaves_the_model_as_it_was(maker: str, call: Any) -> None:

@@ -239,18 +239,6 @@ def test_a_name_of_the_new_layer(name: str) -> None:
     assert torch.equal(getattr(model[0], name), torch.ones(32))
 
 
-@pytest.mark.parametrize(
-    "whole",
-    [lambda: nn.MultiheadAttention(32, 4), lambda: nn.LSTM(32, 32), lambda: nn.GRUCell(8, 8)],
-)
-def test_attentions_and_recurrent_layers_stay_floating(whole: Callable[[], nn.Module]) -> None:
-    model = nn.ModuleList([whole(), nn.Linear(32, 32)])
-    model[0].register_buffer("mask", torch.ones(32))
-    report = baraquant.quantize_(model, W8A8())
-    assert report.left_out["0"] == "it has mask beside its own weights"
-    assert torch.equal(model[0].mask, torch.ones(32))
-
-
 def test_a_layer_registered_in_another_is_the_new_one() -> None:
     """As long as it is replaced at all, all places get the same one."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
