@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_quantize(layer: str, maker: str) -> None:
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("scheme", [W8A8(), QuantConfig(TensorConfig(4, learned=True))], ids=str)
-def test_training(layer: str, maker: str, scheme: Any) -> None:
+def test_training(layer: str, maker: str, scheme: Any, tmp_path: Path) -> None:
     """The prepared layer computes its weight of the float layer's parameters, which train."""
     model, x = build(layer, maker)
     before = {name: id(parameter) for name, parameter in model.named_parameters()}
@@ -130,6 +131,10 @@ def test_training(layer: str, maker: str, scheme: Any) -> None:
     assert list(convert_(model).changed) == ["0"]
     assert torch.equal(model(x), evaluated)
     assert not any(vars(model[0])["_forward_pre_hooks"])
+    # A file loads into the float model as it is built: with its parametrization or hook.
+    baraquant.save(model, tmp_path / "it.safetensors")
+    loaded = baraquant.load_(build(layer, maker)[0], tmp_path / "it.safetensors")
+    assert torch.equal(loaded(x), evaluated) and "Quantized" in type(loaded[0]).__name__
 
 
 @pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm", "pruned"])
@@ -144,60 +149,6 @@ def test_conversion_follows_the_last_step(maker: str) -> None:
     convert_(model)
     with torch.no_grad():
         assert torch.equal(model.eval()(x), wanted.eval()(x))
-
-
-@pytest.mark.parametrize("maker", MAKERS)
-def test_files(maker: str, tmp_path: Any) -> None:
-    """A file loads into the float model as it is built: with its parametrization or hook."""
-    model, x = build("conv1d", maker)
-    fresh = build("conv1d", maker)[0]
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "it.safetensors")
-    loaded = baraquant.load_(fresh, tmp_path / "it.safetensors")
-    assert torch.equal(loaded(x), model(x)) and "Quantized" in type(loaded[0]).__name__
-
-
-class Scaled(nn.Linear):
-    """A forward that is not its parent's."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.linear(input, self.weight * 2, self.bias)
-
-
-class Own:
-    """A hook that PyTorch does not know."""
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        module.weight = module.own * 2
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(8, 8)
-    layer.own = layer.weight
-    del layer._parameters["weight"]
-    layer.register_forward_pre_hook(Own())
-    layer(torch.ones(1, 8))
-    return layer
-
-
-@pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])
-@pytest.mark.parametrize(
-    ("build", "reason"),
-    [
-        (lambda: parametrizations.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
-        (lambda: torch.nn.utils.weight_norm(Scaled(8, 8)), "Scaled has a forward of its own"),
-        (hooked, "its weight is computed by a hook"),
-        (lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"), "hook"),
-        (lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)), "by a parametrization"),
-    ],
-    ids=["parametrized", "normed", "own_hook", "two_hooks", "bilinear"],
-)
-def test_what_stays_floating_stays_as_it_is(build: Any, reason: str, call: Any) -> None:
-    odd = build()
-    model = nn.ModuleDict({"odd": odd, "body": nn.Linear(8, 8)})
-    report = call(model, W8A8())
-    assert model["odd"] is odd and reason in report.left_out["odd"]
-    assert report.headline().startswith(("50", "4", "8", "5"))
 
 
 @pytest.mark.parametrize("call", [baraquant.quantize_, prepare_])

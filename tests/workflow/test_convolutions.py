@@ -177,31 +177,6 @@ def test_the_default_and_off() -> None:
     assert isinstance(linear.child, bnn.StaticQuantizedLinear), "an option of convolutions alone"
 
 
-@pytest.mark.exhaustive
-def test_a_convolution_that_the_data_does_not_reach() -> None:
-    class Forked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
-    data = batches((2, 8, 6, 5))
-    model = Forked()
-    report = baraquant.quantize_(model, CONFIGS["static"], calibration=data, progress=False)
-    note = "; its input stays floating, as the calibration data does not reach it"
-    assert report.changed["unused"] == f"QuantizedConv2d{note}"
-    assert not rounds(model.unused) and rounds(model.used)
-    model = Forked()
-    prepare_(model, CONFIGS["static"])
-    model(data[0])
-    changed = convert_(model).changed
-    note = "; its input stays floating, as training never called it"
-    assert changed["unused"] == f"QuantizedConv2d{note}"
-    assert changed["used"] == "QuantizedConv2d, input=int8 per_tensor symmetric static"
-
-
 def test_what_is_refused() -> None:
     text = "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got "
     with pytest.raises(ValueError, match=text + "'per_token'; .* W8A8Static"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,14 +92,21 @@ def test_a_model_of_inference_tensors() -> None:
     model(x).sum().backward()
 
 
+MODES: dict[str, Callable[[], Any]] = {
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),  # of sums, all the same
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     "config", [W8A8Static(), SmoothQuant(0.5), AWQ(W4A16(8)), GPTQ(W4A16(8))], ids=str
 )
-def test_a_calibration_that_runs_in_it(config: Config) -> None:
-    data = [torch.randn(6, 16, generator=torch.Generator().manual_seed(1))]
+def test_a_calibration_that_runs_in_a_mode(config: Config, mode: str) -> None:
+    data = [torch.randn(64, 16, generator=torch.Generator().manual_seed(1))]
 
     def run(model: nn.Module) -> None:
-        with torch.inference_mode():
+        with MODES[mode]():
             model(data[0])
 
     states = []

@@ -143,14 +143,6 @@ def test_twice(call: Any, name: str) -> None:
     refused(convert_, CONVERT + "expected a prepared .* is converted already", model)
 
 
-def test_the_rest_can_be_prepared_later() -> None:
-    model = linear_model()
-    prepare_(model, W8A8(), lambda module, name: name == "0")
-    report = prepare_(model, QuantConfig(TensorConfig(4)))
-    assert list(report.changed) == ["2", "4"]
-    assert report.left_out == {"0": "it is prepared already"}
-
-
 @by_call
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 def test_what_is_no_model(call: Any, name: str) -> None:

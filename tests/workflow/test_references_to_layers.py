@@ -205,7 +205,7 @@ SCHEMES = W8A8(), W4A16(16), W4A8(16), SmoothQuant(), AWQ(W4A16(16)), GPTQ(W4A16
 
 @by_layer
 @pytest.mark.parametrize("tool", ["prepare_", "convert_", *SCHEMES], ids=str)
-def test_carried_over(layer: str, tool: Any) -> None:
+def test_carried_over(layer: str, tool: Any, tmp_path: Path) -> None:
     model, x = model_of(layer), input_of(layer)
     if layer == "embedding":
         model[1] = nn.Linear(32, 32).eval()
@@ -221,23 +221,11 @@ def test_carried_over(layer: str, tool: Any) -> None:
     assert "0.mask" in model.state_dict() and "0.scalar" not in model.state_dict()
     assert (model(x) - before).norm() < 0.5 * before.norm()
     assert torch.equal(copy.deepcopy(model)(x), model(x))
-
-
-@by_layer
-def test_saved_and_loaded(layer: str, tmp_path: Path) -> None:
-    model, x = model_of(layer), input_of(layer)
-    x = x if layer in ("linear", "embedding") else x[..., :32]
-    with torch.no_grad():
-        model[0].gain.fill_(3.0)
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "model")
-    loaded = baraquant.load_(model_of(layer), tmp_path / "model")
-    assert torch.equal(loaded(x), model(x))
-
-
-def test_the_report_names_a_layer_in_a_layer() -> None:
-    report = baraquant.quantize_(model_of("linear"), W8A8())
-    assert report.left_out == {"0.bend": "it is a part of 0, beside the weight of that layer"}
+    if tool != "prepare_":
+        with torch.no_grad():
+            model[0].gain.fill_(3.0)
+        baraquant.save(model, tmp_path / "model")
+        assert torch.equal(baraquant.load_(model_of(layer), tmp_path / "model")(x), model(x))
 
 
 @pytest.mark.parametrize("name", ["weight_scale", "qweight", "input_fake_quant"])
@@ -249,18 +237,6 @@ def test_a_name_of_the_new_layer(name: str) -> None:
         _convert(model)
         baraquant.quantize_(model, W8A8())
     assert torch.equal(getattr(model[0], name), torch.ones(32))
-
-
-@pytest.mark.parametrize(
-    "whole",
-    [lambda: nn.MultiheadAttention(32, 4), lambda: nn.LSTM(32, 32), lambda: nn.GRUCell(8, 8)],
-)
-def test_attentions_and_recurrent_layers_stay_floating(whole: Callable[[], nn.Module]) -> None:
-    model = nn.ModuleList([whole(), nn.Linear(32, 32)])
-    model[0].register_buffer("mask", torch.ones(32))
-    report = baraquant.quantize_(model, W8A8())
-    assert report.left_out["0"] == "it has mask beside its own weights"
-    assert torch.equal(model[0].mask, torch.ones(32))
 
 
 def test_a_layer_registered_in_another_is_the_new_one() -> None:

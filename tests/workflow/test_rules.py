@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
-from baraquant.qat import convert_, prepare_
+from baraquant.qat import prepare_
 from baraquant.workflow.report import FILTERED, FLOATING, UNMATCHED
 from tests.support.checks.refused import refused
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
@@ -123,18 +123,6 @@ def test_who_gets_what(name: str, call: Callable[..., Any]) -> None:
         is_packed = not any(part in expected for part in parts)
         assert (type(model.get_submodule(path)) is kind) == is_packed
         assert (path in report.left_out) == is_packed, "a whole that stays is one row"
-
-
-@by_call
-def test_reasons(call: Callable[..., Any]) -> None:
-    report = call(seeded(Model), {"blocks.0": None, "blocks.*": W8A8()})
-    assert report.left_out == {
-        "table": UNMATCHED,
-        "blocks.0": FLOATING,
-        "attention": UNMATCHED,
-        "recurrent": UNMATCHED,
-        "head": UNMATCHED,
-    }
 
 
 @by_call
@@ -327,22 +315,6 @@ def test_several_observers_in_one_run() -> None:
         baraquant.quantize_(alone, W8A8Static(kinds.get(name, kinds["*"])), calibration=batches())
         got, wanted = model.get_submodule(name), alone.get_submodule(name)
         assert torch.equal(got.act_scale, wanted.act_scale)
-
-
-def test_rules_of_a_model_that_trains() -> None:
-    torch.manual_seed(0)
-    model = Model()
-    learned = QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    )
-    prepare_(model, {nn.Embedding: W4A16(4), "attention": W8A8(), "head": learned, "*": SIX})
-    for _ in range(2):
-        model(TOKENS).square().mean().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    evaluated = model.eval()(TOKENS)
-    report = convert_(model)
-    assert set(report.changed) == set(ALL) and torch.equal(model(TOKENS), evaluated)
-    assert widths(model)["head"] == widths(model)["table"] == 4
 
 
 # --- keys that decide nothing ---------------------------------------------------------------------

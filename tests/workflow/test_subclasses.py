@@ -21,7 +21,7 @@ from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig,
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
-from tests.support.models.outlier_models import relative_error, unchanged
+from tests.support.models.outlier_models import relative_error
 
 
 class Times(nn.Embedding):
@@ -218,79 +218,6 @@ def test_smoothed() -> None:
     report = baraquant.quantize_(model, SmoothQuant(0.5), calibration=[TOKENS])
     assert {"lora", "around"} <= set(report.changed)
     assert relative_error(model(TOKENS), wanted) < 0.05
-
-
-class Reads(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.weight.abs().mean()
-
-
-class Normalized(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, F.normalize(self.weight), self.bias)
-
-
-class Explicit(nn.Linear):
-    """It names its parent, where the quantized one would have to stand."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.Linear.forward(self, input) * 2
-
-
-class Twice(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(super().forward(input))
-
-
-class Never(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return input
-
-
-class ReadsInTraining(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        y = super().forward(input)
-        return y + 0.1 * self.weight.square().sum() if self.training else y
-
-
-class Tuple(nn.Linear):
-    def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return super().forward(input), None
-
-
-class Logits(nn.Embedding):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) @ self.weight.T
-
-
-class Masked(nn.Conv1d):
-    """Of convolutions none is tried."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 2
-
-
-class Raises(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        raise RuntimeError("it needs a context")
-
-
-def outside() -> dict[str, nn.Module]:
-    linears = (Reads, Normalized, Explicit, Twice, Never, ReadsInTraining, Tuple, Raises)
-    layers: dict[str, nn.Module] = {kind.__name__: kind(8, 8) for kind in linears}
-    return layers | {"Logits": Logits(8, 8), "Masked": Masked(8, 8, 1)}
-
-
-@pytest.mark.parametrize("kind", outside())
-def test_left_out(kind: str) -> None:
-    for call in (prepare_, baraquant.quantize_):
-        model = nn.ModuleDict({"odd": outside()[kind], "plain": nn.Linear(8, 8)})
-        odd, before = model["odd"], copy.deepcopy(model["odd"])
-        random = torch.get_rng_state()
-        report = call(model, W8A8())
-        assert report.left_out == {"odd": f"{kind} has a forward of its own"}
-        assert model["odd"] is odd and odd.training and unchanged(odd, before)
-        assert torch.equal(torch.get_rng_state(), random), "the trial draws no numbers"
 
 
 class Counts(nn.Linear):

@@ -6,12 +6,15 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations, prune
 
 from baraquant import W8A8, QuantConfig, TensorConfig, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
@@ -89,6 +92,87 @@ class OwnLSTM(nn.LSTM):
         return super().forward(x)[0]
 
 
+class Reads(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.weight.abs().mean()
+
+
+class Normalized(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, F.normalize(self.weight), self.bias)
+
+
+class Explicit(nn.Linear):
+    """It names its parent, where the quantized one would have to stand."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.Linear.forward(self, input) * 2
+
+
+class Twice(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(super().forward(input))
+
+
+class Never(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+class ReadsInTraining(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        return y + 0.1 * self.weight.square().sum() if self.training else y
+
+
+class Tuple(nn.Linear):
+    def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(input), None
+
+
+class Logits(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) @ self.weight.T
+
+
+class Masked(nn.Conv1d):
+    """Of convolutions none is tried."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+class Raises(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        raise RuntimeError("it needs a context")
+
+
+class Own:
+    """A hook that PyTorch does not know."""
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        module.weight = module.own * 2
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    layer.own = layer.weight
+    del layer._parameters["weight"]
+    layer.register_forward_pre_hook(Own())
+    layer(torch.ones(1, 8))
+    return layer
+
+
+def with_mask(layer: nn.Module) -> nn.Module:
+    layer.register_buffer("mask", torch.ones(8))
+    return layer
+
+
+OWN_FORWARDS: dict[str, Callable[[], nn.Module]] = {
+    kind.__name__: (lambda kind=kind: kind(8, 8))
+    for kind in (Reads, Normalized, Explicit, Twice, Never, ReadsInTraining, Tuple, Raises, Logits)
+}
+OWN_FORWARDS |= {"Masked": lambda: Masked(8, 8, 1)}
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
@@ -115,6 +199,24 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "it is converted already",
     ),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
+    **{name: (make, f"{name} has a forward of its own") for name, make in OWN_FORWARDS.items()},
+    "parametrized": (
+        lambda: parametrizations.weight_norm(Explicit(8, 8)),
+        "Explicit has a forward of its own",
+    ),
+    "normed": (lambda: torch.nn.utils.weight_norm(Explicit(8, 8)), "Explicit has a forward of"),
+    "own_hook": (hooked, "its weight is computed by a hook"),
+    "two_hooks": (
+        lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"),
+        "computed by a hook",
+    ),
+    "parametrized_bilinear": (
+        lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
+        "computed by a parametrization",
+    ),
+    "masked_attention": (lambda: with_mask(nn.MultiheadAttention(8, 2)), "it has mask beside its"),
+    "masked_lstm": (lambda: with_mask(nn.LSTM(8, 8)), "it has mask beside its own weights"),
+    "masked_cell": (lambda: with_mask(nn.GRUCell(8, 8)), "it has mask beside its own weights"),
 }
 
 
@@ -137,7 +239,10 @@ def test_left_out(name: str, action: str) -> None:
     build, reason = LEFT_OUT[name]
     odd = build()
     model = nn.ModuleDict({"inner": nn.ModuleList([odd]), "plain": nn.Linear(8, 2)})
+    random, training = torch.get_rng_state(), odd.training
     report = ACTIONS[action](model)
+    assert torch.equal(torch.get_rng_state(), random), "the trial of a forward draws no numbers"
+    assert odd.training == training
     path = "inner.0.0" if name == "done" else "inner.0"
     assert list(report.left_out) == [path] and list(report.changed) == ["plain"]
     assert reason in report.left_out[path] and model["inner"][0] is odd

@@ -31,11 +31,9 @@ from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import (
     Block,
     OwnRMSNorm,
-    Tied,
     batches,
     relative_error,
     seeded,
-    tokens,
 )
 
 K, STEPS = 32, 20
@@ -237,19 +235,6 @@ def test_a_chain_of_linear_layers() -> None:
     assert error < 0.9 * before
 
 
-def test_autocast_does_not_round_the_statistics() -> None:
-    def run(model: nn.Module) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for batch in rows(torch.float32):
-                model(batch)
-
-    config, models = AWQ(W4A16(16)), [seeded(Fed) for _ in range(2)]
-    for model, data in zip(models, [rows(torch.float32), run], strict=True):
-        baraquant.quantize_(model, config, calibration=data)
-    wanted, got = (model.state_dict() for model in models)
-    assert all(torch.equal(got[key], wanted[key]) for key in wanted)
-
-
 def test_inputs_of_one_size_leave_nothing_to_gain() -> None:
     model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
     with torch.no_grad():
@@ -375,20 +360,6 @@ def test_what_is_scaled_and_what_is_not(tmp_path: Path) -> None:
     # No op is added: the modules are those without AWQ.
     assert [type(m) for m in model.modules()] == [type(m) for m in nearest.modules()]
     assert_stored(model, Block, batches()[0], tmp_path / "model.safetensors")
-
-
-def test_tied_weights_and_shared_modules() -> None:
-    model, nearest = seeded(Tied), seeded(Tied)
-    report = baraquant.quantize_(model, CONFIG, calibration=tokens())
-    assert is_scaled(report.changed["first.query"], "first.norm1")
-    assert model.first is model.second
-    text = "; not scaled, as other modules share its weight"
-    assert report.changed["head"] == f"WeightOnlyLinear{text}"
-    text = "; not scaled, as AWQ is for linear layers"
-    assert report.changed["embedding"] == f"QuantizedEmbedding{text}"
-    baraquant.quantize_(nearest, PLAIN)
-    assert torch.equal(model.head.qweight, nearest.head.qweight)
-    assert model.head.qweight.data_ptr() == model.embedding.qweight.data_ptr()
 
 
 def test_it_goes_with_other_schemes() -> None:

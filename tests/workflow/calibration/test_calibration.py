@@ -276,50 +276,24 @@ def test_calibrate_sees_the_layers_of_a_transformer(fused):
     assert all(watcher.unusable() is not None for watcher in watchers.values())
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_calibrate_names_what_it_left_out(poison):
-    data = batches()
-    data[1][2, 3] = poison
-    observers = {"first": MinMaxObserver(), "second": MinMaxObserver()}
-    for given in (data, lambda model: [model(x) for x in data]):
-        observers = {"first": MinMaxObserver(), "second": MinMaxObserver()}
-        message = (
-            r"^baraquant.calibration.calibrate: inputs with a NaN or an infinity were left out of "
-            r"the calibration of first \(1\), second \(1\): each with the number of its inputs"
-        )
-        with pytest.warns(UserWarning, match=message):
-            calibrate(Net(), given, observers, progress=False)
-        expected = ops.choose_qparams_per_tensor(torch.cat([data[0], data[2]]))
-        assert torch.equal(observers["first"].calculate_qparams()[0], expected[0])
-
-
 def test_calibrate_names_eight_of_what_it_left_out():
     net = nn.Sequential(*[nn.Linear(4, 4) for _ in range(11)])
     data = [torch.ones(1, 4), torch.full((1, 4), math.nan)]
     watchers = {str(i): MinMaxObserver() for i in range(11)}
-    with pytest.warns(UserWarning, match=r"of 0 \(1\), .*, 7 \(1\) and 3 more: each"):
+    message = (
+        r"^baraquant\.calibration\.calibrate: inputs with a NaN or an infinity were left out of "
+        r"the calibration of 0 \(1\), .*, 7 \(1\) and 3 more: each with the number"
+    )
+    with pytest.warns(UserWarning, match=message):
         calibrate(net, data, watchers, progress=False)
 
 
-UNFIT = {
-    "no batch": ([], "expected calibration data, but got no batch"),
-    "no more batches": (iter(()), "expected calibration data, but got no batch"),
-    "no call": (lambda model: None, r": first: expected the calibration data to reach"),
-    "no rows": ([torch.empty(0, 4)], r": first: .* it saw no input"),
-    "another layer": (batches(), r": unused: .*leave it out with filter_fn"),
-    "nothing finite": (
-        [torch.full((2, 4), math.inf)],
-        ": first: expected finite calibration data, but every batch gives its input a NaN",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", UNFIT)
-def test_calibrate_refuses_data_that_does_not_fit(name):
-    given, message = UNFIT[name]
-    paths = ("first", "unused", "second") if name == "another layer" else ("first",)
-    with pytest.raises(ValueError, match=message):
-        calibrate(Net(), given, {path: MinMaxObserver() for path in paths}, progress=False)
+def test_calibrate_refuses_data_that_does_not_fit():
+    with pytest.raises(ValueError, match="expected calibration data, but got no batch"):
+        calibrate(Net(), iter(()), {"first": MinMaxObserver()}, progress=False)
+    watchers = {path: MinMaxObserver() for path in ("first", "unused")}
+    with pytest.raises(ValueError, match=r"calibrate: unused: .*leave it out with filter_fn"):
+        calibrate(Net(), batches(), watchers, progress=False)
 
 
 @pytest.mark.parametrize("given", [torch.randn(3, 4), {"x": torch.randn(3, 4)}, "text", 3, None])
