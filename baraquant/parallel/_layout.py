@@ -70,7 +70,9 @@ class Layout:
         """Return a DTensor of the parts; those of the last dimension may differ in size."""
         if not isinstance(layout, Shard) or layout.dim not in (-1, part.dim() - 1):
             return DTensor.from_local(part, self.mesh, [layout], run_check=False)
-        shape = torch.Size([*part.shape[:-1], features])
+        return self._parts(part, layout, torch.Size([*part.shape[:-1], features]))
+
+    def _parts(self, part: Tensor, layout: Placement, shape: torch.Size) -> DTensor:
         stride = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(
             part, self.mesh, [layout], run_check=False, shape=shape, stride=stride
@@ -93,11 +95,7 @@ class Layout:
 
     def gathered(self, part: Tensor, layout: Placement, shape: torch.Size) -> Tensor:
         """Return the whole of a tensor ``shape`` whose parts lie on the processes."""
-        stride = torch.empty(shape, device="meta").stride()
-        parts = DTensor.from_local(
-            part, self.mesh, [layout], run_check=False, shape=shape, stride=stride
-        )
-        return parts.redistribute(self.mesh, [Replicate()]).to_local()
+        return self._parts(part, layout, shape).redistribute(self.mesh, [Replicate()]).to_local()
 
     def finished(self, output: Tensor) -> Tensor:
         """Return an output that lies as the user wants, in the form that the user wants."""

@@ -237,11 +237,18 @@ def _rounded(
 ) -> Tensor:
     """Return the sum of the parts' outputs in bfloat16: half of the bytes, and other bits."""
     numbers = (part.to(weight_scale.dtype) * weight_scale) * scale
-    total = layout.sum(numbers.to(torch.bfloat16), layout.output)
+    return _summed(numbers.to(torch.bfloat16), bias, layout, weight_scale.dtype, dtype)
+
+
+def _summed(
+    part: Tensor, bias: Tensor | None, layout: Layout, wide: torch.dtype, dtype: torch.dtype
+) -> Tensor:
+    """Return the sum over the processes and the bias, which is added in a wide dtype."""
+    total = layout.sum(part, layout.output)
     if bias is not None:
         if layout.splits_channels(part.dim()):
             bias = layout.part_of(bias, Shard(0))
-        total = total.to(weight_scale.dtype) + bias
+        total = total.to(wide) + bias
     return total.to(dtype)
 
 
@@ -251,13 +258,10 @@ def sum_of_floats(part: Tensor, bias: Tensor | None, layout: Layout) -> Tensor:
     The parts are added in float32 (``reduce="exact"``; float64 in float64) or in bfloat16, and the
     result is rounded once to the dtype of the parts.
     """
-    dtype = torch.promote_types(part.dtype, torch.float32) if layout.is_exact else torch.bfloat16
-    total = layout.sum(part.to(dtype), layout.output)
-    if bias is not None:
-        if layout.splits_channels(part.dim()):
-            bias = layout.part_of(bias, Shard(0))
-        total = total.to(torch.promote_types(part.dtype, torch.float32)) + bias
-    return total.to(part.dtype)
+    wide = torch.promote_types(part.dtype, torch.float32)
+    return _summed(
+        part.to(wide if layout.is_exact else torch.bfloat16), bias, layout, wide, part.dtype
+    )
 
 
 _WEIGHT: Any = QuantizesWeight.weight

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate
@@ -45,11 +47,7 @@ class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_quantized(module):
             return super()._apply(module, device_mesh)
-        _check_mesh("ColwiseParallel", device_mesh)
-        (before,), (after,) = self.input_layouts, self.output_layouts
-        layout = Layout(device_mesh, before, after, self.use_local_output)
-        split(module, layout, "ColwiseParallel", False, self.src_data_rank)
-        return module
+        return _split(self, "ColwiseParallel", module, device_mesh, self.input_layouts[0])
 
 
 class RowwiseParallel(FloatRowwiseParallel):  # type: ignore[misc]
@@ -106,19 +104,25 @@ class RowwiseParallel(FloatRowwiseParallel):  # type: ignore[misc]
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_quantized(module):
             return super()._apply(module, device_mesh)
-        _check_mesh("RowwiseParallel", device_mesh)
-        (before,), (after,) = self.input_layouts, self.output_layouts
-        if self._given_input is None and is_embedding(module):
-            before = Replicate()
+        takes_indices = self._given_input is None and is_embedding(module)
+        before = Replicate() if takes_indices else self.input_layouts[0]
         exact = self.reduce == "exact"
-        layout = Layout(device_mesh, before, after, self.use_local_output, exact)
-        split(module, layout, "RowwiseParallel", True, self.src_data_rank)
-        return module
+        return _split(self, "RowwiseParallel", module, device_mesh, before, exact)
 
 
-def _check_mesh(style: str, mesh: DeviceMesh) -> None:
+def _split(
+    style: Any,
+    name: str,
+    module: nn.Module,
+    mesh: DeviceMesh,
+    before: Placement,
+    exact: bool = True,
+) -> nn.Module:
     if mesh.ndim != 1:
         raise ValueError(
-            f"{style}: expected a mesh of one dimension, but got {mesh.ndim}; name the dimension "
+            f"{name}: expected a mesh of one dimension, but got {mesh.ndim}; name the dimension "
             'for tensor parallelism, as in mesh["tp"]'
         )
+    layout = Layout(mesh, before, style.output_layouts[0], style.use_local_output, exact)
+    split(module, layout, name, name == "RowwiseParallel", style.src_data_rank)
+    return module

@@ -32,8 +32,6 @@ from ..workflow.view import paths_of, replace_inference_tensors
 from ._versions import IS_5, mark_loaded
 from ._writer import WritesCompressedTensors, note_ties
 
-_SUFFIXES = ("weight_packed", "weight_scale")
-
 
 class Headers:
     """The names, shapes and dtypes of the tensors in some files.
@@ -73,11 +71,7 @@ class Headers:
 
     def quantized(self) -> set[str]:
         """Return the paths of the layers whose weights are stored as integers."""
-        return {
-            name.rpartition(".")[0]
-            for name in self._entries
-            if name.rpartition(".")[2] in _SUFFIXES
-        }
+        return _of_integers(self._entries)
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name; True if nothing is known."""
@@ -100,6 +94,12 @@ class Headers:
                 if other in self._entries:
                     return self._entries[other]
         return self._entries.get(name)
+
+
+def _of_integers(names: Iterable[str]) -> set[str]:
+    """Return the paths of the layers that have integers among some tensors."""
+    parts = (name.rpartition(".") for name in names)
+    return {path for path, _, leaf in parts if leaf in ("weight_packed", "weight_scale")}
 
 
 def check_fits(
@@ -346,11 +346,7 @@ class FolderQuantizer(WritesCompressedTensors):
         Raises:
             ValueError: There are such.
         """
-        stored = {
-            name.rpartition(".")[0]
-            for name in unexpected_keys
-            if name.endswith((".weight_packed", ".weight_scale"))
-        }
+        stored = _of_integers(unexpected_keys)
         rest = {path for path in stored if not _is_beside_base(model, path)}
         rest -= {path for path in rest if _is_of_head(model, path, set(self._slots))}
         if rest and len(self._headers.quantized()) == 0:

@@ -84,13 +84,3 @@ def cast_scales_of_slots() -> None:
 
     infer._of_baraquant = True  # type: ignore[attr-defined]
     modeling_utils._infer_parameter_dtype = infer
-
-
-__all__: list[Any] = [
-    "IS_5",
-    "ConversionOps",
-    "cast_scales_of_slots",
-    "mark_loaded",
-    "stop_telling",
-    "tell_missing",
-]
