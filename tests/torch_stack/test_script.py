@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baraquant import ops
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
 from tests.support.core_calls import scripted
@@ -65,12 +64,3 @@ def test_frozen_constants_are_folded_right(granularity: cases.Granularity, devic
     x = torch.zeros(SHAPE, device=device)
     frozen = torch.jit.freeze(torch.jit.trace(Constant().eval(), x))
     assert torch.equal(frozen(x), call(weight, scale, zero_point).float())
-
-
-def test_numbers_and_tensors_choose_their_overload(device: str) -> None:
-    def both(x: Tensor, scale: Tensor) -> Tensor:
-        first = ops.fake_quantize_per_tensor(x, 0.1, 0)
-        return first + ops.fake_quantize_per_tensor(x, scale, None, save_mask=True)
-
-    x, scale = torch.randn(40, device=device), torch.tensor(0.2, device=device)
-    assert torch.equal(torch.jit.script(both)(x, scale), both(x, scale))

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from typing import Any
+import sys
 
 import pytest
 
-from tests.support.processes import ROOT, run_program
+from tests.support.processes import ROOT, run
 from tests.support.short_run.budget import Budget
 from tests.support.short_run.cover import cover
 from tests.support.short_run.options import parse_part
@@ -202,7 +201,7 @@ def test_what_cuda_alone_runs_is_counted(
     done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*68 passed*"])
 
 
-# --- what the short run holds ---------------------------------------------------------------------
+# --- the tools of the short run ------------------------------------------------------------------
 
 # A test of each tool of PyTorch, and of each kind that is marked; the short run holds some of them.
 TOOLS = {
@@ -227,29 +226,12 @@ TOOLS = {
 
 
 @pytest.mark.process
-def test_the_short_run_holds_every_value() -> None:
-    """Of each test that is not left out as a whole; and those are the ones that cost much."""
-    tests = json.loads(run_program("tests.support.short_run.collected").stdout.splitlines()[-1])
-    assert len(tests) > 10_000
-    functions: dict[str, list[dict[str, Any]]] = {}
-    for test in tests:
-        functions.setdefault(test["name"], []).append(test)
-    for name, all_of_it in functions.items():
-        short = [test for test in all_of_it if test["short"]]
-        if not short:
-            assert all(test["costly"] or test["exhaustive"] for test in all_of_it), name
-        else:
-            plain = [test for test in all_of_it if not (test["costly"] or test["exhaustive"])]
-            assert held(plain) <= held(short), name
-    assert {name for name in TOOLS.values() if any(t["short"] for t in functions[name])} == {
-        *TOOLS.values()
-    }
-    assert sum(test["short"] for test in tests) < len(tests) / 2
-
-
-def held(tests: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """Each value, by the name of its axis."""
-    return {(name, v) for test in tests for name, values in test["values"].items() for v in values}
+def test_the_short_run_holds_every_tool() -> None:
+    files = {ROOT / "tests" / name.partition("::")[0] for name in TOOLS.values()}
+    options = ("--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not exhaustive")
+    done = run(sys.executable, "-m", "pytest", *options, *sorted(files), cwd=ROOT)
+    found = {line.partition("[")[0].removeprefix("tests/") for line in done.stdout.splitlines()}
+    assert found >= {*TOOLS.values()}, done.stderr
 
 
 # --- the budget ----------------------------------------------------------------------------------
