@@ -46,6 +46,9 @@ SCHEMES: dict[str, Callable[..., QuantConfig]] = {
     "w8a16": W8A16,
     "w4a16": lambda **given: W4A16(4, False, **given),
     "w4a8": lambda **given: W4A8(4, **given),
+    "ternary": lambda **given: QuantConfig(
+        TensorConfig(2, PerTensor(), ternary=True), TensorConfig(8, "per_token"), **given
+    ),
     "w4a8_learned": lambda **given: W4A8(4, learned=True, **given),
     "learned": lambda **given: QuantConfig(
         TensorConfig(4, learned=True), TensorConfig(8, PerTensor(), learned=True), **given

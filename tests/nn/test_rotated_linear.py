@@ -24,6 +24,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "w8a8": baraquant.W8A8(rotate=16),
     "w8a8_asymmetric": baraquant.W8A8(False, rotate=256),
     "w4a8": baraquant.W4A8(None, rotate=8),
+    "ternary": QuantConfig(TensorConfig(2, PerTensor(), ternary=True), TOKEN, rotate=16),
     "static": baraquant.W8A8Static("moving_average", rotate=16),
     "static_asymmetric": baraquant.W8A8Static("moving_average", False, rotate=4),
     "per_tensor": QuantConfig(INT8, TensorConfig(8, PerTensor(), False), rotate=16),

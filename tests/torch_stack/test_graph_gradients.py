@@ -39,6 +39,7 @@ SCHEMES = {
     "W8A16": baraquant.W8A16(),
     "W4A16": baraquant.W4A16(group_size=16),
     "W4A8": baraquant.W4A8(group_size=16),
+    "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
     "W4A8 learned": baraquant.W4A8(group_size=16, learned=True),
     "rounded scales": QuantConfig(TensorConfig(8), STATIC, scale_dtype="bfloat16"),
     "learned": QuantConfig(
