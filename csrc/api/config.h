@@ -168,7 +168,7 @@ class BARAQUANT_API QuantConfig {
   /// A short form: `weight=int8 per_channel symmetric dynamic, input=float`. What is not the
   /// default is added: `, backward=int8 stochastic, rotate=256`.
   std::string str() const;
-  bool operator==(const QuantConfig& other) const;
+  bool operator==(const QuantConfig& other) const = default;
 
  private:
   TensorConfig weight_;

@@ -61,7 +61,7 @@ void check_kind(const std::string& path, const torch::nn::Module* module,
     fail(begin_of_place(path, stored), ", but the model has no such module");
   }
   const char* layer = layer_of(*module);
-  if (is_stored_kind(*module, stored) || (layer != nullptr && stored.form->layer == layer)) return;
+  if (form_of(*module) == stored.form || (layer != nullptr && stored.form->layer == layer)) return;
   fail(begin_of_place(path, stored), ", but the model has a ", workflow::type_name(*module));
 }
 
@@ -95,7 +95,7 @@ void check_place(const std::string& path, const torch::nn::Module& module,
     fail(path, ": expected ", bias.defined() ? "a bias" : "no bias",
          ", as in the file, but the model has ", bias.defined() ? "none" : "one");
   }
-  if (is_stored_kind(module, stored)) return;
+  if (form_of(module) == stored.form) return;
   const auto dtype = value_of<at::ScalarType>(stored.options, "dtype"),
              got = tensor_of(module, "weight").scalar_type();
   if (dtype != got) {
@@ -276,10 +276,6 @@ std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const S
   } catch (const c10::Error& error) {
     fail(path, ": ", error.what_without_backtrace());
   }
-}
-
-bool is_stored_kind(const torch::nn::Module& module, const StoredModule& stored) {
-  return form_of(module) == stored.form;
 }
 
 void check_fits(const torch::nn::Module& model, const Paths& paths, const Manifest& manifest,

@@ -55,9 +55,6 @@ Tensors meta_tensors(const std::map<std::string, Entry>& entries, const Manifest
 std::shared_ptr<torch::nn::Module> build_module(const std::string& path, const StoredModule& stored,
                                                 const Tensors& tensors);
 
-// Whether a module is a converted one of the stored class.
-bool is_stored_kind(const torch::nn::Module& module, const StoredModule& stored);
-
 // Check the file's modules, and all its tensors, against the model.
 //
 // Throws c10::ValueError.

@@ -38,8 +38,7 @@ constexpr std::array<NamedDtype, 13> kDtypes = {{{"U64", c10::kUInt64},
                                                  {"BOOL", c10::kBool}}};
 
 const NamedDtype* named(std::string_view name) {
-  const auto found = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                  [&](const NamedDtype& one) { return one.name == name; });
+  const auto* found = std::ranges::find(kDtypes, name, &NamedDtype::name);
   return found == kDtypes.end() ? nullptr : found;
 }
 
@@ -87,8 +86,8 @@ std::string read_text(const InputFile& file) {
 const Json* configuration_of(const Json* metadata) {
   if (metadata == nullptr) return nullptr;
   const auto is_text = [](const auto& member) { return member.second.template is<std::string>(); };
-  if (!metadata->is<Json::Object>() || !std::all_of(metadata->get<Json::Object>().begin(),
-                                                    metadata->get<Json::Object>().end(), is_text)) {
+  if (!metadata->is<Json::Object>() ||
+      !std::ranges::all_of(metadata->get<Json::Object>(), is_text)) {
     fail("expected __metadata__ to hold texts, but it does not");
   }
   return metadata->find(kConfiguration);
@@ -164,8 +163,7 @@ Header read_header(const InputFile& file) {
 }
 
 std::string_view stored_name(c10::ScalarType dtype) {
-  const auto found = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                  [&](const NamedDtype& one) { return one.dtype == dtype; });
+  const auto* found = std::ranges::find(kDtypes, dtype, &NamedDtype::dtype);
   return found == kDtypes.end() ? std::string_view() : found->name;
 }
 

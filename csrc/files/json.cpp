@@ -13,6 +13,8 @@ constexpr int kDeepest = 100;  // values within values
 constexpr size_t kShown = 80;  // bytes of a value in a message
 constexpr std::string_view kLetters = "\"\\bfnrt", kMeanings = "\"\\\b\f\n\r\t";
 
+using Member = std::pair<std::string, Json>;
+
 bool is_digit(char c) { return '0' <= c && c <= '9'; }
 
 void append_utf8(std::string& text, uint32_t code_point) {
@@ -125,9 +127,7 @@ class Parser {
     const size_t end = place_;
     Json result(std::move(members));
     const auto& sorted = result.get<Json::Object>();
-    const auto twice =
-        std::adjacent_find(sorted.begin(), sorted.end(),
-                           [](const auto& a, const auto& b) { return a.first == b.first; });
+    const auto twice = std::ranges::adjacent_find(sorted, {}, &Member::first);
     if (twice != sorted.end()) {
       fail_at(c10::str("the key ", quote(twice->first), " stands twice in the object that ends"),
               end);
@@ -229,8 +229,7 @@ void append(std::string& text, const Json& value) {
 }  // namespace
 
 Json::Json(Object members) {
-  std::sort(members.begin(), members.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::ranges::sort(members, {}, &Member::first);
   value_ = std::move(members);
 }
 
@@ -244,15 +243,14 @@ std::optional<int64_t> Json::integer() const {
 }
 
 bool Json::holds_texts() const {
-  return is<List>() && std::all_of(get<List>().begin(), get<List>().end(),
-                                   [](const Json& one) { return one.is<std::string>(); });
+  return is<List>() &&
+         std::ranges::all_of(get<List>(), [](const Json& one) { return one.is<std::string>(); });
 }
 
 const Json* Json::find(std::string_view key) const {
   if (!is<Object>()) return nullptr;
   const Object& members = get<Object>();
-  const auto found = std::lower_bound(members.begin(), members.end(), key,
-                                      [](const auto& one, auto key) { return one.first < key; });
+  const auto found = std::ranges::lower_bound(members, key, {}, &Member::first);
   return found != members.end() && found->first == key ? &found->second : nullptr;
 }
 

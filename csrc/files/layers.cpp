@@ -62,10 +62,8 @@ std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module
 }
 
 const char* layer_of(const torch::nn::Module& module) {
-  if (workflow::kind_of(module) == nullptr) return nullptr;  // a subclass, for example
-  if (as<torch::nn::LinearImpl>(module) != nullptr) return "Linear";
-  if (as<torch::nn::Conv2dImpl>(module) != nullptr) return "Conv2d";
-  return as<torch::nn::EmbeddingImpl>(module) != nullptr ? "Embedding" : nullptr;
+  const auto* kind = workflow::kind_of(module);
+  return kind == nullptr ? nullptr : kind->name;  // a subclass, for example
 }
 
 Sizes sizes_of_layer(const torch::nn::Module& module) {

@@ -48,8 +48,9 @@ std::map<std::string, std::vector<int64_t>> packed_of(const Form& form, const Js
   bool is_valid = value.is<Json::Object>();
   for (const std::string& name : value.keys()) {
     const auto sizes = sizes_of(value.at(name));
-    const bool is_known = std::any_of(form.tensors.begin(), form.tensors.end(),
-                                      [&](const auto& tensor) { return tensor.first == name; });
+    const bool is_known =
+        std::ranges::find(form.tensors, name, &decltype(form.tensors)::value_type::first) !=
+        form.tensors.end();
     is_valid = is_valid && sizes && is_known;
     if (is_valid) result[name] = *sizes;
   }

@@ -14,11 +14,11 @@
 namespace baraquant::files {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, c10::ScalarType>, 4> kFloats = {
-    {{"float32", c10::kFloat},
-     {"float64", c10::kDouble},
-     {"float16", c10::kHalf},
-     {"bfloat16", c10::kBFloat16}}};
+using NamedFloat = std::pair<std::string_view, c10::ScalarType>;
+constexpr std::array<NamedFloat, 4> kFloats = {{{"float32", c10::kFloat},
+                                                {"float64", c10::kDouble},
+                                                {"float16", c10::kHalf},
+                                                {"bfloat16", c10::kBFloat16}}};
 
 bool is_int(const Json& value) { return value.integer().has_value(); }
 bool is_maybe_int(const Json& value) { return value.is_null() || is_int(value); }
@@ -26,9 +26,8 @@ bool is_bool(const Json& value) { return value.is<bool>(); }
 bool is_text(const Json& value) { return value.is<std::string>(); }
 
 bool is_dtype(const Json& value) {
-  return is_text(value) && std::any_of(kFloats.begin(), kFloats.end(), [&](const auto& one) {
-           return one.first == value.get<std::string>();
-         });
+  return is_text(value) &&
+         std::ranges::find(kFloats, value.get<std::string>(), &NamedFloat::first) != kFloats.end();
 }
 
 bool is_tuple(const Json& value) {
@@ -90,10 +89,7 @@ torch::nn::detail::conv_padding_t<2> padding_of(const Json& value) {
 }
 
 c10::ScalarType dtype_of(const Json& value) {
-  const std::string& name = value.get<std::string>();
-  return std::find_if(kFloats.begin(), kFloats.end(),
-                      [&](const auto& one) { return one.first == name; })
-      ->second;
+  return std::ranges::find(kFloats, value.get<std::string>(), &NamedFloat::first)->second;
 }
 
 at::Tensor tensor_of(const Tensors& tensors, const std::string& name) {

@@ -72,11 +72,9 @@ Quantized quantized_modules(const torch::nn::Module& model) {
 
 // The name of the tensor of integers that is wider in memory than in a file; nullptr without one.
 const char* narrow_name(const nn::QuantizedLayer& layer) {
-  const int64_t bits = layer.weight_bits();
-  if (dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&layer) != nullptr) {
-    return bits < 4 ? "packed" : nullptr;  // four bits are stored as they are
-  }
-  return bits < 8 && layer.qweight.defined() ? "qweight" : nullptr;
+  const bool is_packed = layer.packed.defined();  // then four bits are stored as they are
+  if (layer.weight_bits() >= (is_packed ? 4 : 8)) return nullptr;
+  return is_packed ? "packed" : "qweight";
 }
 
 // The configuration's entry for a module, whose values are checked first.

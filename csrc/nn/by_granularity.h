@@ -10,6 +10,13 @@
 
 namespace baraquant::nn {
 
+// The op of a verb for the granularity: of the first arguments, its own, the range, and the last one.
+#define BARAQUANT_CALL(verb, last, ...)                                                   \
+  granularity == "per_tensor"    ? verb##_per_tensor(__VA_ARGS__, low, high, last)        \
+  : granularity == "per_channel" ? verb##_per_channel(__VA_ARGS__, axis, low, high, last) \
+  : granularity == "per_token"   ? verb##_per_token(__VA_ARGS__, low, high, last)         \
+                                 : verb##_per_group(__VA_ARGS__, group_size, axis, low, high, last)
+
 // Which values of an input share a scale, and their range of integers. `granularity` is a valid name.
 struct ByGranularity {
   using Maybe = const std::optional<at::Tensor>&;
@@ -21,55 +28,20 @@ struct ByGranularity {
 
   at::Tensor fake_quantize(const at::Tensor& input, const at::Tensor& scale, Maybe zero_point,
                            std::optional<bool> save_mask) const {
-    if (granularity == "per_tensor") {
-      return fake_quantize_per_tensor(input, scale, zero_point, low, high, save_mask);
-    }
-    if (granularity == "per_channel") {
-      return fake_quantize_per_channel(input, scale, zero_point, axis, low, high, save_mask);
-    }
-    if (granularity == "per_token") {
-      return fake_quantize_per_token(input, scale, zero_point, low, high, save_mask);
-    }
-    return fake_quantize_per_group(input, scale, zero_point, group_size, axis, low, high,
-                                   save_mask);
+    return BARAQUANT_CALL(fake_quantize, save_mask, input, scale, zero_point);
   }
 
   at::Tensor quantize(const at::Tensor& input, const at::Tensor& scale, Maybe zero_point) const {
-    if (granularity == "per_tensor") {
-      return quantize_per_tensor(input, scale, zero_point, low, high);
-    }
-    if (granularity == "per_channel") {
-      return quantize_per_channel(input, scale, zero_point, axis, low, high);
-    }
-    if (granularity == "per_token") return quantize_per_token(input, scale, zero_point, low, high);
-    return quantize_per_group(input, scale, zero_point, group_size, axis, low, high);
+    return BARAQUANT_CALL(quantize, at::kChar, input, scale, zero_point);
   }
 
   at::Tensor dynamic_fake_quantize(const at::Tensor& input, bool symmetric) const {
-    if (granularity == "per_tensor") {
-      return dynamic_fake_quantize_per_tensor(input, low, high, symmetric);
-    }
-    if (granularity == "per_channel") {
-      return dynamic_fake_quantize_per_channel(input, axis, low, high, symmetric);
-    }
-    if (granularity == "per_token") {
-      return dynamic_fake_quantize_per_token(input, low, high, symmetric);
-    }
-    return dynamic_fake_quantize_per_group(input, group_size, axis, low, high, symmetric);
+    return BARAQUANT_CALL(dynamic_fake_quantize, symmetric, input);
   }
 
   std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_quantize(const at::Tensor& input,
                                                                   bool symmetric) const {
-    if (granularity == "per_tensor") {
-      return dynamic_range_quantize_per_tensor(input, low, high, symmetric);
-    }
-    if (granularity == "per_channel") {
-      return dynamic_range_quantize_per_channel(input, axis, low, high, symmetric);
-    }
-    if (granularity == "per_token") {
-      return dynamic_range_quantize_per_token(input, low, high, symmetric);
-    }
-    return dynamic_range_quantize_per_group(input, group_size, axis, low, high, symmetric);
+    return BARAQUANT_CALL(dynamic_range_quantize, symmetric, input);
   }
 
   // A matrix with a row of values for each scale.
@@ -91,6 +63,8 @@ struct ByGranularity {
     return input.reshape({-1, group_size});
   }
 };
+
+#undef BARAQUANT_CALL
 
 // The ops for the options of FakeQuantize or LearnedFakeQuantize.
 template <typename Options>

@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 
 #include "nn/text.h"
 
@@ -47,23 +46,12 @@ TensorConfig& TensorConfig::ternary(bool ternary) {
 
 namespace {
 
-template <size_t N>
-void check_choice(const char* owner, const char* name, std::string_view value,
-                  const std::array<const char*, N>& choices) {
-  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-  std::string all;
-  for (const char* choice : choices) all += (all.empty() ? "" : ", ") + std::string(choice);
-  TORCH_CHECK_VALUE(false, owner, ": expected ", name, " to be one of ", all, ", but got ",
-                    text::quoted(std::string(value)));
-}
+using text::check_choice;
+using Names = std::initializer_list<const char*>;
 
-constexpr std::array granularities = {"per_tensor", "per_channel", "per_token", "per_group"};
-constexpr std::array observers = {"min_max", "moving_average", "percentile", "mse"};
-constexpr std::array scale_rules = {"search", "max"};
-constexpr std::array scale_dtypes = {"float32", "bfloat16", "float16"};
-constexpr std::array masters = {"bfloat16", "float16"};
-constexpr std::array backwards = {"float", "int8_input", "int8"};
-constexpr std::array roundings = {"nearest", "stochastic"};
+constexpr Names granularities = {"per_tensor", "per_channel", "per_token", "per_group"};
+constexpr Names observers = {"min_max", "moving_average", "percentile", "mse"};
+constexpr Names backwards = {"float", "int8_input", "int8"};
 constexpr int64_t max_rotation = 32768;  // the largest block of hadamard()
 
 }  // namespace
@@ -142,13 +130,13 @@ QuantConfig& QuantConfig::observer(std::string_view name) {
 }
 
 QuantConfig& QuantConfig::scale_rule(std::string_view name) {
-  check_choice("QuantConfig", "scale_rule", name, scale_rules);
+  check_choice("QuantConfig", "scale_rule", name, {"search", "max"});
   scale_rule_ = name;
   return *this;
 }
 
 QuantConfig& QuantConfig::scale_dtype(std::string_view name) {
-  check_choice("QuantConfig", "scale_dtype", name, scale_dtypes);
+  check_choice("QuantConfig", "scale_dtype", name, text::scale_dtypes);
   scale_dtype_ = name;
   check_group_factors();
   check_backward();
@@ -170,7 +158,7 @@ void QuantConfig::check_group_factors() const {
 
 QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
   check_choice("QuantConfig", "backward", name, backwards);
-  check_choice("QuantConfig", "rounding", rounding, roundings);
+  check_choice("QuantConfig", "rounding", rounding, {"nearest", "stochastic"});
   backward_ = name;
   rounding_ = rounding;
   check_backward();
@@ -205,7 +193,7 @@ QuantConfig& QuantConfig::rotate(std::optional<int64_t> rotate) {
 }
 
 QuantConfig& QuantConfig::master(std::optional<std::string_view> name) {
-  if (name.has_value()) check_choice("QuantConfig", "master", *name, masters);
+  if (name.has_value()) check_choice("QuantConfig", "master", *name, text::masters);
   master_ = name;
   return *this;
 }
@@ -271,14 +259,6 @@ std::string QuantConfig::str() const {
   const auto rotate = rotate_.has_value() ? ", rotate=" + std::to_string(*rotate_) : "";
   if (backward_ == "float") return scheme_str() + rotate;
   return scheme_str() + ", backward=" + backward_ + " " + rounding_ + rotate;
-}
-
-bool QuantConfig::operator==(const QuantConfig& other) const {
-  return weight_ == other.weight_ && activation_ == other.activation_ &&
-         observer_ == other.observer_ && scale_rule_ == other.scale_rule_ &&
-         scale_dtype_ == other.scale_dtype_ && conv_inputs_ == other.conv_inputs_ &&
-         backward_ == other.backward_ && rounding_ == other.rounding_ && rotate_ == other.rotate_ &&
-         master_ == other.master_;
 }
 
 namespace {

@@ -73,14 +73,13 @@ torch::Tensor QuantizedConv2dImpl::forward(const torch::Tensor& input) {
       is_double != (weight_scale.scalar_type() == torch::kFloat64)) {
     return float_output(input);
   }
-  auto output = integer_conv2d(input, *input_fake_quant,
-                               {.qweight = qweight,
-                                .weight_scale = weight_scale,
-                                .bias = bias,
-                                .has_zero_point = !is_around_zero(*input_fake_quant)},
-                               conv);
-  if (!torch::GradMode::is_enabled() || !input.requires_grad()) return output;
-  return straight_through(output, float_output(input));
+  const auto output = integer_conv2d(input, *input_fake_quant,
+                                     {.qweight = qweight,
+                                      .weight_scale = weight_scale,
+                                      .bias = bias,
+                                      .has_zero_point = !is_around_zero(*input_fake_quant)},
+                                     conv);
+  return with_gradient(output, input.requires_grad(), [&] { return float_output(input); });
 }
 
 torch::Tensor QuantizedConv2dImpl::float_output(const torch::Tensor& input) {

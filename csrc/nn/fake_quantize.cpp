@@ -18,7 +18,7 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
   check_mode(options);
   check_granularity(options.granularity(), options.axis(), options.group_size());
   check_range(options);
-  check_scale_dtype("FakeQuantize", options.scale_dtype());
+  text::check_choice("FakeQuantize", "scale_dtype", options.scale_dtype(), text::scale_dtypes);
   if (is_observed()) {
     check_observed(options);
     std::vector<int64_t> shape;

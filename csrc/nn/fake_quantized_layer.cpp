@@ -12,13 +12,22 @@ namespace baraquant::nn {
 
 namespace {
 
-FakeQuantizeOptions range_of(const TensorConfig& config,
-                             const std::string& scale_dtype = "float32") {
-  return FakeQuantizeOptions()
+// Options with the range and the symmetry of a configuration.
+template <typename Options>
+Options range_of(const TensorConfig& config) {
+  return Options()
       .quant_min(config.quant_min())
       .quant_max(config.quant_max())
-      .symmetric(config.symmetric())
-      .scale_dtype(scale_dtype);
+      .symmetric(config.symmetric());
+}
+
+// The same for a learned scale beside a weight.
+LearnedFakeQuantizeOptions learned_of(const TensorConfig& config, const QuantConfig& scheme,
+                                      const torch::Tensor& weight) {
+  return range_of<LearnedFakeQuantizeOptions>(config)
+      .device(weight.device())
+      .dtype(compute_dtype(weight.scalar_type()))
+      .master(scheme.master());
 }
 
 std::optional<int64_t> channel_axis(const std::string& granularity) {
@@ -28,14 +37,13 @@ std::optional<int64_t> channel_axis(const std::string& granularity) {
 std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const torch::Tensor& weight,
                                              std::optional<int64_t> size) {
   const auto& config = scheme.weight();
-  const auto dtype = compute_dtype(weight.scalar_type());
   if (config.group_factors()) {
     auto factors = std::make_shared<LearnedFakeQuantizeInt4Impl>(
         LearnedFakeQuantizeInt4Options(*size, {weight.size(0), weight.size(1) / *size})
             .symmetric(config.symmetric())
             .scale_rule(scheme.scale_rule())
             .device(weight.device())
-            .dtype(dtype)
+            .dtype(compute_dtype(weight.scalar_type()))
             .master(scheme.master()));
     if (!weight.is_meta()) factors->initialize(weight);
     return factors;
@@ -44,18 +52,10 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
   std::vector<int64_t> shape = {1};
   if (granularity == "per_channel") shape = {weight.size(0)};
   if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
-  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
-                                                               .granularity(granularity)
-                                                               .axis(channel_axis(granularity))
-                                                               .group_size(size)
-                                                               .shape(shape)
-                                                               .quant_min(config.quant_min())
-                                                               .quant_max(config.quant_max())
-                                                               .symmetric(config.symmetric())
-                                                               .device(weight.device())
-                                                               .dtype(dtype)
-                                                               .scale_dtype(scheme.scale_dtype())
-                                                               .master(scheme.master()));
+  auto options = learned_of(config, scheme, weight);
+  options.granularity(granularity).axis(channel_axis(granularity)).group_size(size).shape(shape);
+  auto learned =
+      std::make_shared<LearnedFakeQuantizeImpl>(options.scale_dtype(scheme.scale_dtype()));
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
@@ -65,20 +65,20 @@ std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Ten
                                      std::optional<int64_t> size) {
   const auto& config = scheme.weight();
   const auto& granularity = config.granularity();
-  const auto& scale_dtype = scheme.scale_dtype();
   if (config.learned()) return learned_of_weight(scheme, weight, size);
   if (config.group_factors()) {
     return std::make_shared<FakeQuantizeInt4Impl>(
         FakeQuantizeInt4Options(*size).symmetric(config.symmetric()));
   }
+  auto options = range_of<FakeQuantizeOptions>(config).scale_dtype(scheme.scale_dtype());
   if (config.dynamic()) {
-    auto options = range_of(config, scale_dtype).mode("dynamic").granularity(granularity);
-    options.axis(channel_axis(granularity)).group_size(size);
+    options.mode("dynamic").granularity(granularity).axis(channel_axis(granularity));
+    options.group_size(size);
     if (config.ternary()) return std::make_shared<FakeQuantizeTernaryImpl>(options);
     return std::make_shared<FakeQuantizeImpl>(options);
   }
-  auto options = range_of(config, scale_dtype).mode("observed");
-  options.averaging_constant(1.0);  // the current weight, until the observer is disabled
+  options.mode("observed")
+      .averaging_constant(1.0);  // the current weight, until the observer is disabled
   if (granularity != "per_tensor") {
     const auto scales = size.has_value() ? weight.numel() / *size : weight.size(0);
     options.granularity("per_channel").axis(0).channels(scales);
@@ -94,22 +94,15 @@ std::shared_ptr<Quantizer> of_activation(const std::optional<TensorConfig>& conf
                                          const QuantConfig& scheme, const torch::Tensor& weight) {
   if (!config.has_value()) return nullptr;
   if (config->learned()) {
-    return std::make_shared<LearnedFakeQuantizeImpl>(LearnedFakeQuantizeOptions()
-                                                         .quant_min(config->quant_min())
-                                                         .quant_max(config->quant_max())
-                                                         .symmetric(config->symmetric())
-                                                         .per_sample(true)
-                                                         .device(weight.device())
-                                                         .dtype(compute_dtype(weight.scalar_type()))
-                                                         .master(scheme.master()));
+    return std::make_shared<LearnedFakeQuantizeImpl>(
+        learned_of(*config, scheme, weight).per_sample(true));
   }
+  auto options = range_of<FakeQuantizeOptions>(*config);
   if (config->dynamic()) {
-    return std::make_shared<FakeQuantizeImpl>(range_of(*config)
-                                                  .mode("dynamic")
-                                                  .granularity(config->granularity())
-                                                  .group_size(config->group_size()));
+    options.mode("dynamic").granularity(config->granularity()).group_size(config->group_size());
+    return std::make_shared<FakeQuantizeImpl>(options);
   }
-  auto options = range_of(*config).mode("observed");
+  options.mode("observed");
   if (scheme.observer() == "moving_average") options.averaging_constant(search::kAveragingConstant);
   auto observed = std::make_shared<FakeQuantizeImpl>(options);
   // Evaluation before the first batch gives NaN, not values that look valid.
@@ -216,14 +209,9 @@ void FakeQuantizedLayer::set_input_quantizer(std::shared_ptr<Quantizer> quantize
 
 void FakeQuantizedLayer::clone_into(FakeQuantizedLayer& copy,
                                     const std::optional<torch::Device>& device) const {
-  const auto cloned_child = [&](const char* name, const std::shared_ptr<Quantizer>& child) {
-    if (child == nullptr) return child;
-    auto made = std::dynamic_pointer_cast<Quantizer>(child->clone(device));
-    copy.replace_module(name, made);
-    return made;
-  };
-  copy.weight_fake_quant = cloned_child("weight_fake_quant", weight_fake_quant);
-  copy.input_fake_quant = cloned_child("input_fake_quant", input_fake_quant);
+  copy.set_weight_quantizer(cloned(weight_fake_quant, device));
+  copy.input_fake_quant = cloned(input_fake_quant, device);
+  if (input_fake_quant != nullptr) copy.replace_module("input_fake_quant", copy.input_fake_quant);
   copy.train(is_training());
 }
 

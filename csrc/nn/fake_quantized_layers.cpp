@@ -110,10 +110,9 @@ torch::Tensor FakeQuantizedLinearImpl::forward(const torch::Tensor& given) {
     if (is_training() ? is_on : !is_autocast) return whole(input);
   }
   if (is_training()) return float_output(input);
-  auto output = is_integer() ? integer_output(input) : weight_only_output(input);
-  const bool trains = input.requires_grad() || weight.requires_grad();
-  if (!torch::GradMode::is_enabled() || !trains) return output;
-  return straight_through(output, float_output(input));
+  return with_gradient(is_integer() ? integer_output(input) : weight_only_output(input),
+                       input.requires_grad() || weight.requires_grad(),
+                       [&] { return float_output(input); });
 }
 
 torch::Tensor FakeQuantizedLinearImpl::whole(const torch::Tensor& input) {
@@ -198,10 +197,8 @@ FakeQuantizedConv2dImpl::FakeQuantizedConv2dImpl(const torch::nn::Conv2dOptions&
 
 torch::Tensor FakeQuantizedConv2dImpl::forward(const torch::Tensor& input) {
   if (is_training() || !is_integer()) return float_output(input);
-  auto output = integer_output(input);
-  const bool trains = input.requires_grad() || weight.requires_grad();
-  if (!torch::GradMode::is_enabled() || !trains) return output;
-  return straight_through(output, float_output(input));
+  return with_gradient(integer_output(input), input.requires_grad() || weight.requires_grad(),
+                       [&] { return float_output(input); });
 }
 
 bool FakeQuantizedConv2dImpl::is_integer() const {

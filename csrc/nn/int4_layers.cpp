@@ -73,12 +73,8 @@ FakeQuantizeInt4Impl::FakeQuantizeInt4Impl(FakeQuantizeInt4Options given)
 }
 
 PackedInt4 FakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
-  PackedInt4 result{{}, scale, group_factor, group_zero_point};
-  if (is_dynamic()) {
-    std::tie(result.scale, result.group_factor, result.group_zero_point) =
-        choose_int4_qparams(input.detach(), options.group_size(), options.symmetric());
-  }
-  return result;
+  if (!is_dynamic()) return {{}, scale, group_factor, group_zero_point};
+  return PackedInt4::of(choose_int4_qparams(input.detach(), group_size(), options.symmetric()));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeInt4Impl::calculate_qparams() const {

@@ -21,8 +21,6 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(LearnedFakeQuantizeOptions give
 LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQuantizeOptions given)
     : Quantizer(std::move(name)), options(std::move(given)) {
   check_learned(options);
-  check_scale_dtype("LearnedFakeQuantize", options.scale_dtype());
-  check_master("LearnedFakeQuantize", options.master());
   const auto unknown = torch::full(
       options.shape(), std::numeric_limits<double>::quiet_NaN(),
       torch::TensorOptions().dtype(options.dtype()).device(options.device().value_or(torch::kCPU)));

@@ -31,9 +31,7 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
   TORCH_CHECK_VALUE(shape.size() == 2 && shape[0] >= 0 && shape[1] >= 0, kLearnedInt4,
                     ": expected shape to be [rows, groups], but got ",
                     c10::str(at::IntArrayRef(shape)));
-  const auto& rule = options.scale_rule();
-  TORCH_CHECK_VALUE(rule == "search" || rule == "max", kLearnedInt4,
-                    ": expected scale_rule to be one of search, max, but got ", text::quoted(rule));
+  text::check_choice(kLearnedInt4, "scale_rule", options.scale_rule(), {"search", "max"});
   check_scale(kLearnedInt4, "dtype", options.dtype());
   return LearnedFakeQuantizeOptions()
       .granularity("per_group")
@@ -69,14 +67,10 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
 void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
-  PackedInt4 given;
-  if (scale_rule_ == "search") {
-    std::tie(given.scale, given.group_factor, given.group_zero_point) =
-        search::search_int4_factors(weight, group_size(), options.symmetric());
-  } else {
-    std::tie(given.scale, given.group_factor, given.group_zero_point) =
-        choose_int4_qparams(weight, group_size(), options.symmetric());
-  }
+  const auto given =
+      PackedInt4::of(scale_rule_ == "search"
+                         ? search::search_int4_factors(weight, group_size(), options.symmetric())
+                         : choose_int4_qparams(weight, group_size(), options.symmetric()));
   set(given, is_new(given.scale, largest_step, only_unknown));
 }
 
@@ -119,10 +113,7 @@ torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
 
 PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
   const auto [steps, zeros] = parameters_of(dtype);
-  PackedInt4 result;
-  std::tie(result.scale, result.group_factor, result.group_zero_point) =
-      learned_int4_qparams(steps, row_scale(dtype), maybe(zeros));
-  return result;
+  return PackedInt4::of(learned_int4_qparams(steps, row_scale(dtype), maybe(zeros)));
 }
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {

@@ -2,6 +2,7 @@
 // The floating computations that layers for training and for inference share.
 #pragma once
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/nan_to_num.h>
@@ -36,6 +37,12 @@ inline at::Tensor float_linear(const at::Tensor& input, const at::Tensor& weight
 // +0.0, which keeps the sign of -0.0, and stays 0 if the formula overflows.
 inline at::Tensor straight_through(const at::Tensor& output, const at::Tensor& smooth) {
   return output - (smooth.detach() - smooth).nan_to_num(0.0).to(output.scalar_type());
+}
+
+// The same with the formula as a function, which is called if something is recorded for a gradient.
+template <typename Smooth>
+at::Tensor with_gradient(const at::Tensor& output, bool trains, const Smooth& smooth) {
+  return at::GradMode::is_enabled() && trains ? straight_through(output, smooth()) : output;
 }
 
 // "zeros", "reflect", "replicate" or "circular".

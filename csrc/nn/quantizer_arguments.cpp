@@ -10,12 +10,7 @@ namespace baraquant::nn {
 
 namespace {
 
-bool is_one_of(const std::string& value, std::initializer_list<const char*> choices) {
-  for (const char* choice : choices) {
-    if (value == choice) return true;
-  }
-  return false;
-}
+using text::check_choice;
 
 void check_unused(const char* name, bool is_given, const std::string& mode,
                   const std::string& value) {
@@ -23,25 +18,19 @@ void check_unused(const char* name, bool is_given, const std::string& mode,
                     ", but got ", value);
 }
 
-std::string value_of(const FakeQuantizeOptions::Scale& scale) {
-  if (const auto* number = std::get_if<double>(&scale)) return text::of(*number);
-  const auto* tensor = std::get_if<torch::Tensor>(&scale);
-  return tensor == nullptr ? "None" : c10::str(*tensor);
-}
-
-std::string value_of(const FakeQuantizeOptions::ZeroPoint& zero_point) {
-  if (const auto* number = std::get_if<int64_t>(&zero_point)) return std::to_string(*number);
-  const auto* tensor = std::get_if<torch::Tensor>(&zero_point);
-  return tensor == nullptr ? "None" : c10::str(*tensor);
+// A number, a tensor or nothing.
+template <typename Value>
+std::string value_of(const Value& value) {
+  if (const auto* tensor = std::get_if<torch::Tensor>(&value)) return c10::str(*tensor);
+  if (const auto* number = std::get_if<1>(&value)) return text::of(*number);
+  return "None";
 }
 
 }  // namespace
 
 void check_mode(const FakeQuantizeOptions& options) {
   const auto& mode = options.mode();
-  TORCH_CHECK_VALUE(is_one_of(mode, {"fixed", "dynamic", "observed"}),
-                    "FakeQuantize: expected mode to be one of fixed, dynamic, observed, but got ",
-                    text::quoted(mode));
+  check_choice("FakeQuantize", "mode", mode, {"fixed", "dynamic", "observed"});
   const bool has_scale = !std::holds_alternative<std::monostate>(options.scale());
   const bool has_zero_point = !std::holds_alternative<std::monostate>(options.zero_point());
   const auto averaging = options.averaging_constant();
@@ -67,16 +56,13 @@ void check_mode(const FakeQuantizeOptions& options) {
 
 void check_granularity(const std::string& granularity, std::optional<int64_t> axis,
                        std::optional<int64_t> group_size) {
-  TORCH_CHECK_VALUE(
-      is_one_of(granularity, {"per_tensor", "per_channel", "per_token", "per_group"}),
-      "FakeQuantize: expected granularity to be one of per_tensor, per_channel, per_token, "
-      "per_group, but got ",
-      text::quoted(granularity));
+  check_choice("FakeQuantize", "granularity", granularity,
+               {"per_tensor", "per_channel", "per_token", "per_group"});
+  const bool has_axis = granularity == "per_channel" || granularity == "per_group";
   TORCH_CHECK_VALUE(granularity != "per_channel" || axis.has_value(),
                     "FakeQuantize: expected an axis for per_channel, but got None");
-  TORCH_CHECK_VALUE(!is_one_of(granularity, {"per_tensor", "per_token"}) || !axis.has_value(),
-                    "FakeQuantize: expected no axis for ", granularity, ", but got ",
-                    text::of(axis));
+  TORCH_CHECK_VALUE(has_axis || !axis.has_value(), "FakeQuantize: expected no axis for ",
+                    granularity, ", but got ", text::of(axis));
   if (granularity == "per_group") {
     TORCH_CHECK_VALUE(group_size.has_value() && *group_size > 0,
                       "FakeQuantize: expected a group_size > 0 for per_group, but got ",
@@ -101,7 +87,7 @@ void check_range(const FakeQuantizeOptions& options) {
 void check_observed(const FakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
   const auto channels = options.channels();
-  TORCH_CHECK_VALUE(is_one_of(granularity, {"per_tensor", "per_channel"}),
+  TORCH_CHECK_VALUE(granularity == "per_tensor" || granularity == "per_channel",
                     "FakeQuantize: expected granularity to be per_tensor or per_channel for mode "
                     "'observed', but got ",
                     text::quoted(granularity));
@@ -119,20 +105,12 @@ void check_observed(const FakeQuantizeOptions& options) {
                     text::of(averaging.value_or(0.0)));
 }
 
-void check_scale_dtype(const char* owner, const std::string& scale_dtype) {
-  TORCH_CHECK_VALUE(is_one_of(scale_dtype, {"float32", "bfloat16", "float16"}), owner,
-                    ": expected scale_dtype to be one of float32, bfloat16, float16, but got ",
-                    text::quoted(scale_dtype));
-}
-
-void check_master(const char* owner, const std::optional<std::string>& master) {
-  TORCH_CHECK_VALUE(!master.has_value() || is_one_of(*master, {"bfloat16", "float16"}), owner,
-                    ": expected master to be one of bfloat16, float16, but got ",
-                    text::quoted(master.value_or("")));
-}
-
 void check_learned(const LearnedFakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
+  check_choice("LearnedFakeQuantize", "scale_dtype", options.scale_dtype(), text::scale_dtypes);
+  if (options.master()) {
+    check_choice("LearnedFakeQuantize", "master", *options.master(), text::masters);
+  }
   check_granularity(granularity, options.axis(), options.group_size());
   TORCH_CHECK_VALUE(granularity != "per_token",
                     "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "

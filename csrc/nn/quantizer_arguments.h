@@ -15,10 +15,6 @@ void check_granularity(const std::string& granularity, std::optional<int64_t> ax
 void check_range(const FakeQuantizeOptions& options);
 // Check the further requirements of the mode "observed".
 void check_observed(const FakeQuantizeOptions& options);
-// Check that scales can be rounded to a dtype of this name.
-void check_scale_dtype(const char* owner, const std::string& scale_dtype);
-// Check that parameters can be rounded to a dtype of this name; nothing is none.
-void check_master(const char* owner, const std::optional<std::string>& master);
 // Check the options of a learned quantizer.
 void check_learned(const LearnedFakeQuantizeOptions& options);
 // A given scale as a new tensor.

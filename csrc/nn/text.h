@@ -8,8 +8,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "frame/checks.h"
 
@@ -18,6 +20,8 @@ namespace baraquant::text {
 inline std::string quoted(const std::string& value) { return "'" + value + "'"; }
 
 inline const char* of(bool value) { return value ? "True" : "False"; }
+
+inline std::string of(int64_t value) { return std::to_string(value); }
 
 inline std::string of(std::optional<int64_t> value) {
   return value.has_value() ? std::to_string(*value) : "None";
@@ -41,6 +45,22 @@ inline std::string input(int64_t bits, const std::string& granularity, bool symm
                          const char* how) {
   return c10::str(", input=int", bits, " ", granularity, symmetric ? " symmetric " : " asymmetric ",
                   how);
+}
+
+// What scales and parameters can be rounded to.
+constexpr std::initializer_list<const char*> scale_dtypes = {"float32", "bfloat16", "float16"};
+constexpr std::initializer_list<const char*> masters = {"bfloat16", "float16"};
+
+// Check that an argument is one of some names.
+inline void check_choice(const char* owner, const char* name, std::string_view value,
+                         std::initializer_list<const char*> choices) {
+  std::string all;
+  for (const char* choice : choices) {
+    if (value == choice) return;
+    all += (all.empty() ? "" : ", ") + std::string(choice);
+  }
+  TORCH_CHECK_VALUE(false, owner, ": expected ", name, " to be one of ", all, ", but got ",
+                    quoted(std::string(value)));
 }
 
 inline std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }

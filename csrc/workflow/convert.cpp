@@ -112,7 +112,7 @@ std::string why_not(const torch::nn::Module& module) {
 Report convert_(torch::nn::Module& model) {
   Report report;
   const auto places = places_of(model);
-  report.total_parameters = total_parameters(model);
+  report.total_parameters = total_elements(model.parameters());
   report.bytes_before = total_bytes(model);
   TORCH_CHECK_VALUE(!is_prepared(model), convert_name,
                     ": expected a model that contains the layers to swap, but got a ",
@@ -121,7 +121,7 @@ Report convert_(torch::nn::Module& model) {
   std::vector<ToConvert> layers;
   std::vector<std::string> paths;  // of the layers
   Swaps olds;
-  std::set<const void*> counted;
+  std::vector<torch::Tensor> weights;
   bool is_converted_already = false;
   for (const auto& place : first_places(places)) {
     auto* prepared = dynamic_cast<nn::FakeQuantizedLayer*>(place.module);
@@ -134,10 +134,9 @@ Report convert_(torch::nn::Module& model) {
     paths.push_back(place.path);
     layers.emplace_back(prepared, unseen.contains(prepared));
     olds[prepared] = nullptr;
-    if (counted.insert(prepared->weight.unsafeGetTensorImpl()).second) {
-      report.quantized_parameters += prepared->weight.numel();
-    }
+    weights.push_back(prepared->weight);
   }
+  report.quantized_parameters = total_elements(weights);
   TORCH_CHECK_VALUE(!olds.empty() || !is_converted_already, convert_name,
                     ": expected a prepared model, but ", type_name(model), " is converted already");
   TORCH_CHECK_VALUE(!olds.empty(), convert_name,
@@ -150,11 +149,11 @@ Report convert_(torch::nn::Module& model) {
   check_owners(convert_name, places, olds);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto [prepared, is_unseen] = layers[i];
-    auto about = is_unseen ? "" : about_input(*prepared);
-    about += nn::skipped(prepared->input_fake_quant.get());
-    if (is_unseen) about += "; its input stays floating, as training never called it";
     const auto layer = converter.convert(*prepared, is_unseen);
-    report.changed.emplace_back(paths[i], type_name(*layer) + about_rotation(*layer) + about);
+    auto text = about(*layer, *prepared, is_unseen);
+    text += is_unseen ? "; its input stays floating, as training never called it"
+                      : nn::skipped(prepared->input_fake_quant.get());
+    report.changed.emplace_back(paths[i], text);
     swap(places, {{prepared, layer}});  // frees the prepared one
   }
   report.bytes_after = total_bytes(model);

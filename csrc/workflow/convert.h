@@ -18,6 +18,10 @@ using ToConvert = std::pair<nn::FakeQuantizedLayer*, bool>;
 
 class Converter {
  public:
+  // The weight, and how it is quantized: equal for layers that can share integers.
+  using Tie = std::pair<const void*, std::string>;
+  static Tie tie_of(nn::FakeQuantizedLayer& prepared);
+
   // All layers that will be converted. Linear layers of floating arithmetic pack integers of at most
   // four bits, unless another one of these layers shares them as int8.
   explicit Converter(const std::vector<ToConvert>& layers);
@@ -31,12 +35,9 @@ class Converter {
                                               bool floating_input = false);
 
  private:
-  // The weight, and how it is quantized: equal for layers that can share integers.
-  using Tie = std::pair<const void*, std::string>;
   // The tie, and the quantizer if it has a scale of its own.
   using Key = std::pair<Tie, const void*>;
 
-  static Tie tie_of(nn::FakeQuantizedLayer& prepared);
   const Integers& integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input);
 
   std::map<Key, Integers> known_;

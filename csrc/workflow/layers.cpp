@@ -39,14 +39,17 @@ std::string why_not_embedding(const torch::nn::Module& module) {
 }
 
 template <typename Float, typename Training>
-constexpr Kind kind(std::string (*why_not)(const torch::nn::Module&), bool keeps_input) {
-  return {is_exactly<Float>, prepare<Float, Training>, why_not, keeps_input};
+constexpr Kind kind(const char* name, std::string (*why_not)(const torch::nn::Module&),
+                    bool keeps_input) {
+  return {name, is_exactly<Float>, prepare<Float, Training>, why_not, keeps_input};
 }
 
 constexpr std::array kinds = {
-    kind<torch::nn::LinearImpl, nn::FakeQuantizedLinearImpl>(no_reason, /*keeps_input=*/false),
-    kind<torch::nn::Conv2dImpl, nn::FakeQuantizedConv2dImpl>(no_reason, /*keeps_input=*/true),
-    kind<torch::nn::EmbeddingImpl, nn::FakeQuantizedEmbeddingImpl>(why_not_embedding,
+    kind<torch::nn::LinearImpl, nn::FakeQuantizedLinearImpl>("Linear", no_reason,
+                                                             /*keeps_input=*/false),
+    kind<torch::nn::Conv2dImpl, nn::FakeQuantizedConv2dImpl>("Conv2d", no_reason,
+                                                             /*keeps_input=*/true),
+    kind<torch::nn::EmbeddingImpl, nn::FakeQuantizedEmbeddingImpl>("Embedding", why_not_embedding,
                                                                    /*keeps_input=*/true),
 };
 
@@ -179,14 +182,14 @@ std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
           .padding_idx(embedding.options.padding_idx()));
 }
 
-std::string about_input(const nn::FakeQuantizedLayer& prepared) {
+std::string about(const nn::QuantizedLayer& layer, const nn::FakeQuantizedLayer& prepared,
+                  bool floating_input) {
+  auto text = type_name(layer);
+  if (layer.rotate().has_value()) text += ", rotate=" + std::to_string(*layer.rotate());
   const bool is_conv = dynamic_cast<const nn::FakeQuantizedConv2dImpl*>(&prepared) != nullptr;
-  if (!is_conv || !prepared.config().conv_inputs().value_or(false)) return "";
-  return ", input=" + prepared.config().activation()->str();
-}
-
-std::string about_rotation(const nn::QuantizedLayer& layer) {
-  return layer.rotate().has_value() ? ", rotate=" + std::to_string(*layer.rotate()) : "";
+  const bool says_input = is_conv && prepared.config().conv_inputs().value_or(false);
+  if (!says_input || floating_input) return text;
+  return text + ", input=" + prepared.config().activation()->str();
 }
 
 bool is_prepared(const torch::nn::Module& module) {

@@ -16,6 +16,7 @@ namespace baraquant::workflow {
 
 // A kind of float layer.
 struct Kind {
+  const char* name;  // "Linear", "Conv2d" or "Embedding"
   // Whether a module is of the float class itself, not of a subclass with a forward of its own.
   bool (*matches)(const torch::nn::Module& module);
   // The layer for training, which shares the parameters.
@@ -42,11 +43,10 @@ struct Integers {
 std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
                                             const Integers& integers, bool floating_input);
 
-// What a report says of the input of a convolution that conv_inputs rounds; else empty.
-std::string about_input(const nn::FakeQuantizedLayer& prepared);
-
-// What a report says of the rotation of a converted layer; empty without one.
-std::string about_rotation(const nn::QuantizedLayer& layer);
+// What a report says of a converted layer: its class, its rotation, and unless `floating_input` the
+// input of a convolution that conv_inputs rounds.
+std::string about(const nn::QuantizedLayer& layer, const nn::FakeQuantizedLayer& prepared,
+                  bool floating_input = false);
 
 bool is_prepared(const torch::nn::Module& module);
 bool is_converted(const torch::nn::Module& module);

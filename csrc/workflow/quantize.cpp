@@ -70,21 +70,14 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
   }
 }
 
-// By the weight, and how it is quantized.
-using Fitted = std::map<std::pair<const void*, std::string>, std::shared_ptr<nn::Quantizer>>;
+using Fitted = std::map<Converter::Tie, std::shared_ptr<nn::Quantizer>>;
 
 // Search the scale of a weight of few bits; layers with one weight share it.
 void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
   const auto& weight = prepared.config().weight();
   if (weight.bits() >= 8 || weight.ternary() || config.scale_rule() != "search") return;
-  const auto rows = prepared.rows_of_weight();
-  const auto& quantizer = *prepared.weight_fake_quant;
-  if (prepared.config().rotate().has_value()) {  // a copy, whose memory another may get
-    prepared.set_weight_quantizer(fit(rows, quantizer));
-    return;
-  }
-  auto& known = fitted[{prepared.weight.unsafeGetTensorImpl(), prepared.config().weight_str()}];
-  if (known == nullptr) known = fit(rows, quantizer);
+  auto& known = fitted[Converter::tie_of(prepared)];
+  if (known == nullptr) known = fit(prepared.rows_of_weight(), *prepared.weight_fake_quant);
   prepared.set_weight_quantizer(known);
 }
 
@@ -120,8 +113,7 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
     auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
     if (linear != nullptr) linear->copy_rotated_weight();
     const auto layer = converter.convert(*one.prepared);
-    report.changed.emplace_back(one.path, type_name(*layer) + about_rotation(*layer) +
-                                              about_input(*one.prepared) + one.remark);
+    report.changed.emplace_back(one.path, about(*layer, *one.prepared) + one.remark);
     one.prepared.reset();
     swap(places, {{one.module, layer}});  // the float layer is freed before the next one is made
   }

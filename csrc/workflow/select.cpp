@@ -147,20 +147,19 @@ std::vector<Chosen> choose(torch::nn::Module& model, const std::vector<Place>& p
   TORCH_CHECK_VALUE(kind_of(model) == nullptr, choice.caller,
                     ": expected a model that contains the layers to swap, but got a ",
                     type_name(model), " itself; wrap it in nn.Sequential");
-  report.total_parameters = total_parameters(model);
+  report.total_parameters = total_elements(model.parameters());
   report.bytes_before = report.bytes_after = total_bytes(model);
   Chooser chooser{model, places, choice, filter, report, {}, {}, {}};
   for (const auto& place : first_places(places)) chooser.visit(place);
   chooser.leave_out_tied();
   Swaps swaps;
-  std::set<Key> counted;
+  std::vector<torch::Tensor> weights;
   for (const auto& one : chooser.chosen) {
     swaps[one.module] = one.prepared;
     report.changed.emplace_back(one.path, about(*one.prepared));
-    if (counted.insert(key_of(one.prepared->weight)).second) {
-      report.quantized_parameters += one.prepared->weight.numel();
-    }
+    weights.push_back(one.prepared->weight);
   }
+  report.quantized_parameters = total_elements(weights);
   check_owners(choice.caller, places, swaps);
   return std::move(chooser.chosen);
 }
@@ -205,28 +204,32 @@ std::string nothing_to(const char* verb, const torch::nn::Module& model,
                   verb, ", but ", kind, " has none", reasons(report));
 }
 
-int64_t total_bytes(const torch::nn::Module& model) {
-  int64_t total = 0;
+namespace {
+
+// The sum of a size of the tensors, each counted once.
+template <typename Size>
+int64_t total(const std::vector<torch::Tensor>& tensors, const Size& size) {
+  int64_t sum = 0;
   std::set<Key> counted;
-  const auto add = [&](const torch::Tensor& tensor) {
-    if (tensor.defined() && counted.insert(key_of(tensor)).second) {
-      total += static_cast<int64_t>(tensor.nbytes());
-    }
-  };
-  for (const auto& tensor : model.parameters()) add(tensor);
-  for (const auto& tensor : model.buffers()) add(tensor);
-  return total;
+  for (const auto& tensor : tensors) {
+    if (tensor.defined() && counted.insert(key_of(tensor)).second) sum += size(tensor);
+  }
+  return sum;
 }
 
-int64_t total_parameters(const torch::nn::Module& model) {
-  int64_t total = 0;
-  std::set<Key> counted;
-  for (const auto& tensor : model.parameters()) {
-    if (tensor.is_floating_point() && counted.insert(key_of(tensor)).second) {
-      total += tensor.numel();
-    }
-  }
-  return total;
+}  // namespace
+
+int64_t total_bytes(const torch::nn::Module& model) {
+  auto tensors = model.parameters();
+  const auto buffers = model.buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  return total(tensors, [](const auto& tensor) { return static_cast<int64_t>(tensor.nbytes()); });
+}
+
+int64_t total_elements(const std::vector<torch::Tensor>& tensors) {
+  return total(tensors, [](const auto& tensor) {
+    return tensor.is_floating_point() ? tensor.numel() : int64_t{0};
+  });
 }
 
 }  // namespace baraquant::workflow

@@ -46,7 +46,7 @@ std::string nothing_to(const char* verb, const torch::nn::Module& model,
 
 // The bytes of a model's parameters and buffers, each counted once.
 int64_t total_bytes(const torch::nn::Module& model);
-// The elements of its floating parameters, each counted once.
-int64_t total_parameters(const torch::nn::Module& model);
+// The elements of the floating ones among some tensors, each counted once.
+int64_t total_elements(const std::vector<torch::Tensor>& tensors);
 
 }  // namespace baraquant::workflow

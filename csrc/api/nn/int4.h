@@ -18,6 +18,12 @@ struct BARAQUANT_API PackedInt4 {
   torch::Tensor scale;             ///< `[rows]`
   torch::Tensor group_factor;      ///< f, uint8 `[rows, groups]`, 1 to 16
   torch::Tensor group_zero_point;  ///< z, uint8 `[rows, groups]`, 0 to 15
+
+  /// The scale, the factors and the zero points that an op has found; no packed numbers.
+  static PackedInt4 of(std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> found) {
+    auto [scale, factor, zero_point] = std::move(found);
+    return {{}, std::move(scale), std::move(factor), std::move(zero_point)};
+  }
 };
 
 /// What quantizers to four bits have in common: a scale for each row of a weight, and a factor and a
