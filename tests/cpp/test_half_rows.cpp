@@ -30,7 +30,7 @@ void check_widen(CpuIsa isa) {
   std::vector<T> all(1 << 16);
   for (uint32_t i = 0; i < all.size(); ++i) all[i].bits = static_cast<uint16_t>(i);
   std::vector<float> found(all.size());
-  widen(isa, all.data(), static_cast<int64_t>(all.size()), found.data());
+  convert_row(isa, all.data(), static_cast<int64_t>(all.size()), found.data());
   for (size_t i = 0; i < all.size(); ++i) {
     expect("widen", isa, found[i], to_compute<float>(all[i]));
   }
@@ -52,7 +52,7 @@ void check_narrow(CpuIsa isa) {
     numbers.push_back(bit_cast<float>(static_cast<uint32_t>(bits)));
   }
   std::vector<T> found(numbers.size());
-  narrow(isa, numbers.data(), static_cast<int64_t>(numbers.size()), found.data());
+  convert_row(isa, numbers.data(), static_cast<int64_t>(numbers.size()), found.data());
   for (size_t i = 0; i < numbers.size(); ++i) {
     expect("narrow", isa, found[i], from_compute<T>(numbers[i]));
   }
@@ -64,12 +64,12 @@ void check_lengths(CpuIsa isa) {
   for (int64_t count = 0; count <= 70; ++count) {
     std::vector<T> halves(static_cast<size_t>(count) + 1, from_compute<T>(1.5f));
     std::vector<float> floats(halves.size(), -3.0f);
-    widen(isa, halves.data(), count, floats.data());
+    convert_row(isa, halves.data(), count, floats.data());
     for (int64_t i = 0; i <= count; ++i) {
       expect("widen", isa, floats[static_cast<size_t>(i)], i < count ? 1.5f : -3.0f);
     }
     floats.assign(floats.size(), 0.25f);
-    narrow(isa, floats.data(), count, halves.data());
+    convert_row(isa, floats.data(), count, halves.data());
     for (int64_t i = 0; i <= count; ++i) {
       const T expected = from_compute<T>(i < count ? 0.25f : 1.5f);
       expect("narrow", isa, halves[static_cast<size_t>(i)], expected);
