@@ -6,8 +6,6 @@
 // input (an activation) would be kept alive, so one bit per element is kept instead. save_mask
 // overrides the rule. The gradient of a learned scale or zero point needs the input's values: then
 // the input is kept.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
@@ -19,11 +17,6 @@
 
 namespace baraquant::affine {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 bool is_learned(const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); }
 bool is_learned(const QuantArgs& q) { return is_learned(q.scale) || is_learned(q.zero_point); }
@@ -46,22 +39,28 @@ const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
   return tensor ? *tensor : none;
 }
 
+// Autograd sees the tensors that forward is given by themselves, not those of a QuantArgs, so forward
+// takes the scale and the zero point twice.
+
+// Keeps a call whose gradient depends on its input.
+void keep_call(AutogradContext* ctx, const at::Tensor& input, const QuantArgs& q,
+               at::ScalarType dtype, bool through_quantize) {
+  SavedNumbers::of(q, dtype, through_quantize).save(ctx);
+  save_tensors(ctx, SavedTensors{.input = input,
+                                 .scale = tensor_or_none(q.scale),
+                                 .zero_point = tensor_or_none(q.zero_point)});
+}
+
 // x -> q in a floating dtype (through_quantize), or x -> y.
 template <bool through_quantize>
-class Forward : public Function<Forward<through_quantize>> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct Forward : Function<Forward<through_quantize>> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input,
-                          const OptionalTensor& scale, const OptionalTensor& zero_point,
+                          const OptionalTensor& scale, const OptionalTensor& /*zero_point*/,
                           const QuantArgs& q, at::ScalarType dtype, bool with_mask,
                           const OptionalTensor& enabled) {
     at::AutoDispatchBelowADInplaceOrView guard;
     if (!with_mask) {
-      SavedNumbers::of(q, input.scalar_type(), through_quantize).save(ctx);
-      save_tensors(ctx, SavedTensors{.input = input,
-                                     .scale = tensor_or_none(scale),
-                                     .zero_point = tensor_or_none(zero_point)});
+      keep_call(ctx, input, q, input.scalar_type(), through_quantize);
       return through_quantize ? quantize(input, q, dtype, std::nullopt)
                               : fake_quantize(input, q, std::nullopt, std::nullopt);
     }
@@ -101,12 +100,9 @@ class Forward : public Function<Forward<through_quantize>> {
   }
 };
 
-class DequantizeFunction : public Function<DequantizeFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct DequantizeFunction : Function<DequantizeFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input,
-                          const OptionalTensor& scale, const OptionalTensor& zero_point,
+                          const OptionalTensor& scale, const OptionalTensor& /*zero_point*/,
                           const QuantArgs& q, at::ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
     SavedNumbers::of(q, input.scalar_type(), /*through_quantize=*/false).save(ctx);
@@ -124,18 +120,12 @@ class DequantizeFunction : public Function<DequantizeFunction> {
 };
 
 // (x, dy) -> dx. It is linear in dy: the gradient in dy is the same function at the same x.
-class InputGradientFunction : public Function<InputGradientFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct InputGradientFunction : Function<InputGradientFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input,
-                          const OptionalTensor& scale, const OptionalTensor& zero_point,
+                          const OptionalTensor& /*scale*/, const OptionalTensor& /*zero_point*/,
                           const QuantArgs& q, const at::Tensor& grad, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    SavedNumbers::of(q, grad.scalar_type(), through_quantize).save(ctx);
-    save_tensors(ctx, SavedTensors{.input = input,
-                                   .scale = tensor_or_none(scale),
-                                   .zero_point = tensor_or_none(zero_point)});
+    keep_call(ctx, input, q, grad.scalar_type(), through_quantize);
     return input_gradient(input, q, grad, through_quantize);
   }
 
@@ -149,10 +139,7 @@ class InputGradientFunction : public Function<InputGradientFunction> {
   }
 };
 
-class MaskedGradientFunction : public Function<MaskedGradientFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct MaskedGradientFunction : Function<MaskedGradientFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& grad, const OptionalTensor& scale,
                           const QuantArgs& q, const at::Tensor& mask, at::IntArrayRef order,
                           at::ScalarType dtype, bool through_quantize) {
@@ -172,20 +159,14 @@ class MaskedGradientFunction : public Function<MaskedGradientFunction> {
   }
 };
 
-class QparamsGradientFunction : public Function<QparamsGradientFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct QparamsGradientFunction : Function<QparamsGradientFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
-                               const OptionalTensor& scale, const OptionalTensor& zero_point,
-                               const QuantArgs& q, const at::Tensor& grad,
-                               bool zero_point_gradient) {
+                               const OptionalTensor& /*scale*/,
+                               const OptionalTensor& /*zero_point*/, const QuantArgs& q,
+                               const at::Tensor& grad, bool zero_point_gradient) {
     at::AutoDispatchBelowADInplaceOrView guard;
     ctx->set_materialize_grads(false);
-    SavedNumbers::of(q, grad.scalar_type(), /*through_quantize=*/false).save(ctx);
-    save_tensors(ctx, SavedTensors{.input = input,
-                                   .scale = tensor_or_none(scale),
-                                   .zero_point = tensor_or_none(zero_point)});
+    keep_call(ctx, input, q, grad.scalar_type(), /*through_quantize=*/false);
     auto [dx, dscale, dzero] = qparams_gradient(input, q, grad, zero_point_gradient);
     return {dx, dscale, dzero};
   }
@@ -264,20 +245,10 @@ TensorTriple qparams_gradient_autograd(const at::Tensor& input, const QuantArgs&
   return {outputs[0], outputs[1], outputs[2]};
 }
 
-class RoundMasterFunction : public Function<RoundMasterFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Variable forward(AutogradContext*, const at::Tensor& input, bool to_bfloat16) {
-    return round_master.below_autograd(input, to_bfloat16);
-  }
-  static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
-};
-
 at::Tensor round_master_autograd(const at::Tensor& input, bool to_bfloat16) {
   check_dispatchable("baraquant::_round_master", "input", input);
   if (!is_recorded(input)) return round_master.below_autograd(input, to_bfloat16);
-  return RoundMasterFunction::apply(input, to_bfloat16);
+  return StraightThrough<round_master>::apply(input, to_bfloat16);
 }
 
 // Forward calls the forms that return the mask, below autograd. Nobody else differentiates them.

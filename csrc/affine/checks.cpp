@@ -162,18 +162,12 @@ void check_gradient(const OpName& op, const at::Tensor& input, const QuantArgs& 
 void check_masked_gradient(const OpName& op, const at::Tensor& grad, const QuantArgs& q,
                            const at::Tensor& mask, at::ScalarType dtype, bool through_quantize) {
   check_floating(op, "grad", grad);
-  TORCH_CHECK_TYPE(is_supported_floating(dtype), op,
-                   ": expected dtype to be float32, float64, "
-                   "float16 or bfloat16, but got ",
-                   dtype_name(dtype));
+  check_output_dtype(op, dtype);
   if (!through_quantize) check_dtype(op, "grad", grad, dtype, "the input's dtype");
-  check_dtype(op, "mask", mask, at::kByte, "8 bits in a byte");
-  check_same_device(op, "mask", mask, grad);
-  TORCH_CHECK_VALUE(mask.dim() == 1 && same_size(mask.sym_size(0), (grad.sym_numel() + 7) / 8), op,
-                    ": expected mask to have shape [", (grad.sym_numel() + 7) / 8,
-                    "] (a bit for each element), but got ", mask.sym_sizes());
-  const at::ScalarType compute = compute_dtype(dtype);
-  if (through_quantize) check_qparams(op, grad, q, compute, false);
+  const c10::SymInt bytes = (grad.sym_numel() + 7) / 8;
+  const char* bits = "a bit for each element";
+  check_expected(op, {"mask", mask, at::kByte, "8 bits in a byte", bytes, bits}, grad);
+  if (through_quantize) check_qparams(op, grad, q, compute_dtype(dtype), false);
 }
 
 }  // namespace baraquant::affine

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <string>
-#include <tuple>
 
 #include "frame/named_op.h"
 #include "granularity/arguments.h"
@@ -28,9 +27,6 @@ struct QuantArgs {
            Scope::kSchema + ", int quant_min, int quant_max";
   }
 };
-
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 inline constexpr NamedOp<"baraquant::_quantize",
                          at::Tensor(const at::Tensor& input, const QuantArgs& q,

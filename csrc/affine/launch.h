@@ -8,6 +8,7 @@
 #include "elementwise/elementwise_ops.h"
 #include "elementwise/qparams.h"
 #include "frame/dtypes.h"
+#include "frame/pointers.h"
 
 namespace baraquant::affine {
 
@@ -27,34 +28,19 @@ struct Call {
 template <typename C>
 Qparams<C> qparams_of(const Call& call) {
   Qparams<C> q;
-  if (call.scale.defined()) q.scale = static_cast<const C*>(call.scale.const_data_ptr());
-  if (call.zero_point.defined()) {
-    const void* pointer = call.zero_point.const_data_ptr();
-    if (call.zero_point.is_floating_point()) {
-      q.learned_zero_point = static_cast<const C*>(pointer);
-    } else {
-      q.zero_point = static_cast<const int32_t*>(pointer);
-    }
+  q.scale = read<C>(call.scale);
+  if (call.zero_point.defined() && call.zero_point.is_floating_point()) {
+    q.learned_zero_point = read<C>(call.zero_point);
+  } else {
+    q.zero_point = read<int32_t>(call.zero_point);
   }
   q.scale_number = static_cast<C>(call.scale_number);
   q.zero_point_number = static_cast<C>(call.zero_point_number);
   q.range = {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)};
   q.map = call.map;
   q.own_range = call.own_range;
-  if (call.enabled.defined()) {
-    q.enabled = static_cast<const uint8_t*>(call.enabled.const_data_ptr());
-  }
+  q.enabled = read<uint8_t>(call.enabled);
   return q;
-}
-
-template <typename T>
-const T* input_pointer(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-
-template <typename T>
-T* output_pointer(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
 }
 
 template <typename Backend>
@@ -92,26 +78,12 @@ struct Launch {
 
   // first: dy in x's dtype or in the compute type; second: x; result: dx.
   static void input_gradient(const Call& call, bool through_quantize) {
-    with_floating_type(call.second.scalar_type(), [&]<typename T>(Type<T>) {
-      if (!through_quantize) return run<InputGradient<T, T, false>>(call);
-      if (call.first.scalar_type() == call.second.scalar_type()) {
-        return run<InputGradient<T, T, true>>(call);
-      }
-      using C = ComputeType<T>;
-      if constexpr (!std::is_same_v<T, C>) run<InputGradient<C, T, true>>(call);
-    });
+    gradient<InputGradient>(call, through_quantize);
   }
 
   // first: dy in dx's dtype or in the compute type; mask: read; result: dx.
   static void masked_gradient(const Call& call, bool through_quantize) {
-    with_floating_type(call.result.scalar_type(), [&]<typename T>(Type<T>) {
-      if (!through_quantize) return run<MaskedGradient<T, T, false>>(call);
-      if (call.first.scalar_type() == call.result.scalar_type()) {
-        return run<MaskedGradient<T, T, true>>(call);
-      }
-      using C = ComputeType<T>;
-      if constexpr (!std::is_same_v<T, C>) run<MaskedGradient<C, T, true>>(call);
-    });
+    gradient<MaskedGradient>(call, through_quantize);
   }
 
   // first: dy; second: x; result: dx.
@@ -119,10 +91,9 @@ struct Launch {
                                const at::Tensor& zero_point_gradient) {
     with_floating_type(call.second.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
-      const QparamsGradientParams<T> args{
-          input_pointer<T>(call.first), input_pointer<T>(call.second),
-          output_pointer<T>(call.result), output_pointer<C>(scale_gradient),
-          output_pointer<C>(zero_point_gradient)};
+      const QparamsGradientParams<T> args{read<T>(call.first), read<T>(call.second),
+                                          written<T>(call.result), written<C>(scale_gradient),
+                                          written<C>(zero_point_gradient)};
       Backend::template qparams_gradient<T>(args, qparams_of<C>(call));
     });
   }
@@ -132,6 +103,18 @@ struct Launch {
   static void quantize_to(const Call& call) {
     if (call.mask.defined()) return run<Quantize<T, Q, Mask::kWrite>>(call);
     run<Quantize<T, Q, Mask::kNone>>(call);
+  }
+
+  template <template <typename DY, typename T, bool through_quantize> typename Gradient>
+  static void gradient(const Call& call, bool through_quantize) {
+    with_floating_type(call.result.scalar_type(), [&]<typename T>(Type<T>) {
+      if (!through_quantize) return run<Gradient<T, T, false>>(call);
+      if (call.first.scalar_type() == call.result.scalar_type()) {
+        return run<Gradient<T, T, true>>(call);
+      }
+      using C = ComputeType<T>;
+      if constexpr (!std::is_same_v<T, C>) run<Gradient<C, T, true>>(call);
+    });
   }
 
   template <typename C, typename Y>
@@ -149,10 +132,10 @@ struct Launch {
   template <typename Op>
   static void run(const Call& call) {
     // NB: a mutable pointer even if the mask is only read; its bytes belong to the op alone.
-    uint8_t* mask = Op::kMask == Mask::kNone ? nullptr : output_pointer<uint8_t>(call.mask);
-    Backend::template transform<Op>(input_pointer<typename Op::First>(call.first),
-                                    input_pointer<typename Op::Second>(call.second),
-                                    output_pointer<typename Op::Result>(call.result), mask,
+    uint8_t* mask = Op::kMask == Mask::kNone ? nullptr : written<uint8_t>(call.mask);
+    Backend::template transform<Op>(read<typename Op::First>(call.first),
+                                    read<typename Op::Second>(call.second),
+                                    written<typename Op::Result>(call.result), mask,
                                     call.result.numel(), qparams_of<typename Op::C>(call));
   }
 };

@@ -12,8 +12,6 @@
 
 namespace baraquant::affine {
 
-using torch::autograd::AutogradContext;
-
 // What backward needs besides tensors. It is one list of integers in one entry of saved_data: each
 // entry takes time, which shows in a small call.
 struct SavedNumbers {

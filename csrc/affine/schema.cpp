@@ -16,85 +16,117 @@ namespace {
 
 const OptionalTensor kNone;
 
-void check_tensors(const OpName& op, const at::Tensor& scale, const OptionalTensor& zero_point) {
-  check_dispatchable(op, "scale", scale);
-  if (zero_point) check_dispatchable(op, "zero_point", *zero_point);
+// --- the public ops ------------------------------------------------------------------------------
+
+// What public ops take of a scale and a zero point: tensors of any granularity, or per tensor numbers
+// (both, or the zero point alone).
+struct Tensors {
+  const at::Tensor& scale;
+  const OptionalTensor& zero_point;
+  Scope scope;
+
+  static constexpr int kFields = 3;
+};
+
+template <typename Scale, typename ZeroPoint>
+struct WithNumbers {
+  Scale scale;
+  ZeroPoint zero_point;
+
+  static constexpr int kFields = 2;
+  static inline const Scope scope = {};
+};
+using ZeroPointNumber = WithNumbers<const at::Tensor&, int64_t>;
+using Numbers = WithNumbers<double, std::optional<int64_t>>;
+
+template <typename Qparams>
+struct Ranged {
+  Qparams qparams;
+  int64_t quant_min, quant_max;
+
+  static constexpr int kFields = 3;
+};
+
+OptionalTensor tensor_of(const at::Tensor& scale) { return scale; }
+OptionalTensor tensor_of(double) { return std::nullopt; }
+const OptionalTensor& zero_point_of(const Tensors& own) { return own.zero_point; }
+template <typename Qparams>
+const OptionalTensor& zero_point_of(const Qparams&) {
+  return kNone;
 }
 
-// --- the public ops of all granularities ---------------------------------------------------------
+// What a core op takes, from the arguments of a public op, whose tensors are checked.
+struct Given {
+  const OptionalTensor scale;
+  QuantArgs q;
 
-at::Tensor public_quantize(const at::Tensor& input, const at::Tensor& scale,
-                           const OptionalTensor& zero_point, const Scope& scope, int64_t quant_min,
-                           int64_t quant_max, at::ScalarType dtype, std::optional<bool> save_mask) {
-  const OpName op{"quantize", scope.granularity};
-  check_dispatchable(op, "input", input);
-  check_tensors(op, scale, zero_point);
-  return quantize(input,
-                  {.scale = scale,
-                   .zero_point = zero_point,
-                   .scope = scope,
-                   .quant_min = quant_min,
-                   .quant_max = quant_max},
-                  dtype, save_mask);
+  template <typename Qparams>
+  Given(const OpName& op, const at::Tensor& input, const Qparams& own)
+      : scale(tensor_of(own.scale)),
+        q{.scale = scale, .zero_point = zero_point_of(own), .scope = own.scope} {
+    check_dispatchable(op, "input", input);
+    if (q.scale) check_dispatchable(op, "scale", *q.scale);
+    if (q.zero_point) check_dispatchable(op, "zero_point", *q.zero_point);
+    if constexpr (std::is_same_v<Qparams, Numbers>) {
+      q.scale_number = own.scale;
+      q.zero_point_number = own.zero_point.value_or(0);
+    } else if constexpr (std::is_same_v<Qparams, ZeroPointNumber>) {
+      q.zero_point_number = own.zero_point;
+    }
+  }
+  template <typename Qparams>
+  Given(const OpName& op, const at::Tensor& input, const Ranged<Qparams>& own)
+      : Given(op, input, own.qparams) {
+    q.quant_min = own.quant_min;
+    q.quant_max = own.quant_max;
+    // A core op checks the zero point number of a scale number alone.
+    if constexpr (std::is_same_v<Qparams, ZeroPointNumber>) {
+      check_zero_point_number(op, q.zero_point_number, q.quant_min, q.quant_max);
+    }
+  }
+  Given(const Given&) = delete;  // q refers to the scale
+};
+
+template <typename Qparams>
+at::Tensor public_quantize(const at::Tensor& input, const Ranged<Qparams>& own,
+                           at::ScalarType dtype, std::optional<bool> save_mask) {
+  const Given given({"quantize", own.qparams.scope.granularity}, input, own);
+  return quantize(input, given.q, dtype, save_mask);
 }
 
-at::Tensor public_fake_quantize(const at::Tensor& input, const at::Tensor& scale,
-                                const OptionalTensor& zero_point, const Scope& scope,
-                                int64_t quant_min, int64_t quant_max,
+template <typename Qparams>
+at::Tensor public_fake_quantize(const at::Tensor& input, const Ranged<Qparams>& own,
                                 std::optional<bool> save_mask) {
-  const OpName op{"fake_quantize", scope.granularity};
-  check_dispatchable(op, "input", input);
-  check_tensors(op, scale, zero_point);
-  return fake_quantize(input,
-                       {.scale = scale,
-                        .zero_point = zero_point,
-                        .scope = scope,
-                        .quant_min = quant_min,
-                        .quant_max = quant_max},
-                       save_mask, /*enabled=*/kNone);
+  const Given given({"fake_quantize", own.qparams.scope.granularity}, input, own);
+  return fake_quantize(input, given.q, save_mask, /*enabled=*/kNone);
 }
 
-at::Tensor public_dequantize(const at::Tensor& input, const at::Tensor& scale,
-                             const OptionalTensor& zero_point, const Scope& scope,
+// A number has no dtype: the output is float32, or float64 for a float64 input.
+template <typename Qparams>
+at::Tensor public_dequantize(const at::Tensor& input, const Qparams& own,
                              std::optional<at::ScalarType> dtype) {
-  const OpName op{"dequantize", scope.granularity};
-  check_dispatchable(op, "input", input);
-  check_tensors(op, scale, zero_point);
-  return dequantize(input, {.scale = scale, .zero_point = zero_point, .scope = scope},
-                    dtype.value_or(scale.scalar_type()));
+  const Given given({"dequantize", own.scope.granularity}, input, own);
+  const at::ScalarType compute =
+      given.q.scale ? given.q.scale->scalar_type() : compute_dtype(input.scalar_type());
+  return dequantize(input, given.q, dtype.value_or(compute));
 }
 
 template <bool through_quantize>
-at::Tensor public_backward(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
-                           const OptionalTensor& zero_point, const Scope& scope, int64_t quant_min,
-                           int64_t quant_max) {
-  const OpName op{through_quantize ? "quantize" : "fake_quantize", scope.granularity, "_backward"};
+at::Tensor public_backward(const at::Tensor& grad, const at::Tensor& input,
+                           const Ranged<Tensors>& own) {
+  const OpName op{through_quantize ? "quantize" : "fake_quantize", own.qparams.scope.granularity,
+                  "_backward"};
   check_dispatchable(op, "grad", grad);
-  check_dispatchable(op, "input", input);
-  check_tensors(op, scale, zero_point);
-  return input_gradient(input,
-                        {.scale = scale,
-                         .zero_point = zero_point,
-                         .scope = scope,
-                         .quant_min = quant_min,
-                         .quant_max = quant_max},
-                        grad, through_quantize);
+  const Given given(op, input, own);
+  return input_gradient(input, given.q, grad, through_quantize);
 }
 
 TensorTriple public_backward_qparams(const at::Tensor& grad, const at::Tensor& input,
-                                     const at::Tensor& scale, const OptionalTensor& zero_point,
-                                     const Scope& scope, int64_t quant_min, int64_t quant_max) {
-  const OpName op{"fake_quantize", scope.granularity, "_backward_qparams"};
+                                     const Ranged<Tensors>& own) {
+  const OpName op{"fake_quantize", own.qparams.scope.granularity, "_backward_qparams"};
   check_dispatchable(op, "grad", grad);
-  check_dispatchable(op, "input", input);
-  check_tensors(op, scale, zero_point);
-  return qparams_gradient(input,
-                          {.scale = scale,
-                           .zero_point = zero_point,
-                           .scope = scope,
-                           .quant_min = quant_min,
-                           .quant_max = quant_max},
-                          grad, /*zero_point_gradient=*/true);
+  const Given given(op, input, own);
+  return qparams_gradient(input, given.q, grad, /*zero_point_gradient=*/true);
 }
 
 // dq = dy * s: dequantize with a zero point of 0.
@@ -103,99 +135,21 @@ at::Tensor public_dequantize_backward(const at::Tensor& grad, const at::Tensor& 
   const OpName op{"dequantize", scope.granularity, "_backward"};
   check_dispatchable(op, "grad", grad);
   check_floating(op, "grad", grad);
-  check_tensors(op, scale, kNone);
-  const OptionalTensor given_scale(scale);
-  const QuantArgs q{.scale = given_scale, .zero_point = kNone, .scope = scope};
+  const Given given(op, grad, Tensors{scale, kNone, scope});
   const at::ScalarType output = dtype.value_or(grad.scalar_type());
-  check_dequantize(op, grad, q, output, "grad");
+  check_dequantize(op, grad, given.q, output, "grad");
   TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(scale), op,
                               ": a gradient in scale is not implemented; detach it "
                               "(scale.detach())");
-  return dequantize(grad, q, output);
+  return dequantize(grad, given.q, output);
 }
 
-// --- per tensor, with numbers --------------------------------------------------------------------
-// The scale is a number and the zero point a number or None, or the scale is a tensor and the zero
-// point a number.
-
-template <typename Scale>
-constexpr bool is_number = std::is_same_v<Scale, double>;
-
-template <typename Scale, typename ZeroPoint>
-QuantArgs with_numbers(const OpName& op, const at::Tensor& input,
-                       const OptionalTensor& scale_tensor, Scale scale, ZeroPoint zero_point,
-                       int64_t quant_min, int64_t quant_max) {
-  check_dispatchable(op, "input", input);
-  QuantArgs q{
-      .scale = scale_tensor, .zero_point = kNone, .quant_min = quant_min, .quant_max = quant_max};
-  if constexpr (is_number<Scale>) {
-    q.scale_number = scale;
-    q.zero_point_number = zero_point.value_or(0);
-  } else {
-    check_dispatchable(op, "scale", scale);
-    q.zero_point_number = zero_point;
-  }
-  return q;
-}
-
-template <typename Scale>
-OptionalTensor tensor_of(Scale scale) {
-  if constexpr (is_number<Scale>) {
-    return std::nullopt;
-  } else {
-    return scale;
-  }
-}
-
-// A core op checks the zero point number of a scale number alone.
-template <typename Scale>
-void check_zero_point_of(const OpName& op, const QuantArgs& q) {
-  if constexpr (!is_number<Scale>) {
-    check_zero_point_number(op, q.zero_point_number, q.quant_min, q.quant_max);
-  }
-}
-
-template <typename Scale, typename ZeroPoint>
-at::Tensor quantize_numbers(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
-                            int64_t quant_min, int64_t quant_max, at::ScalarType dtype,
-                            std::optional<bool> save_mask) {
-  const OpName op{"quantize", Granularity::kPerTensor};
-  const OptionalTensor tensor = tensor_of<Scale>(scale);
-  const QuantArgs q =
-      with_numbers<Scale>(op, input, tensor, scale, zero_point, quant_min, quant_max);
-  check_zero_point_of<Scale>(op, q);
-  return quantize(input, q, dtype, save_mask);
-}
-
-template <typename Scale, typename ZeroPoint>
-at::Tensor fake_quantize_numbers(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
-                                 int64_t quant_min, int64_t quant_max,
-                                 std::optional<bool> save_mask) {
-  const OpName op{"fake_quantize", Granularity::kPerTensor};
-  const OptionalTensor tensor = tensor_of<Scale>(scale);
-  const QuantArgs q =
-      with_numbers<Scale>(op, input, tensor, scale, zero_point, quant_min, quant_max);
-  check_zero_point_of<Scale>(op, q);
-  return fake_quantize(input, q, save_mask, /*enabled=*/kNone);
-}
-
-template <typename Scale, typename ZeroPoint>
-at::Tensor dequantize_numbers(const at::Tensor& input, Scale scale, ZeroPoint zero_point,
-                              std::optional<at::ScalarType> dtype) {
-  const OpName op{"dequantize", Granularity::kPerTensor};
-  const OptionalTensor tensor = tensor_of<Scale>(scale);
-  const QuantArgs q = with_numbers<Scale>(op, input, tensor, scale, zero_point, -128, 127);
-  // A number has no dtype: the output is float32, or float64 for a float64 input.
-  const at::ScalarType compute = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return dequantize(input, q, dtype.value_or(tensor ? tensor->scalar_type() : compute));
-}
-
-template <typename Scale, typename ZeroPoint>
+template <typename Qparams>
 void implement_numbers(torch::Library& m, const std::string& overload) {
-  m.impl(("quantize_per_tensor." + overload).c_str(), &quantize_numbers<Scale, ZeroPoint>);
-  m.impl(("dequantize_per_tensor." + overload).c_str(), &dequantize_numbers<Scale, ZeroPoint>);
-  m.impl(("fake_quantize_per_tensor." + overload).c_str(),
-         &fake_quantize_numbers<Scale, ZeroPoint>);
+  const std::string name = "quantize_per_tensor." + overload;
+  m.impl(name.c_str(), kernel_of<&public_quantize<Qparams>>);
+  m.impl(("de" + name).c_str(), kernel_of<&public_dequantize<Qparams>>);
+  m.impl(("fake_" + name).c_str(), kernel_of<&public_fake_quantize<Qparams>>);
 }
 
 void define_numbers(torch::Library& m, const std::string& overload, const std::string& qparams) {
@@ -235,26 +189,19 @@ void define_core_ops(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  define_public_ops(m,
-                    "quantize_per_*(Tensor input, Tensor scale, Tensor? zero_point, ..., "
-                    "int quant_min=-128, int quant_max=127, *, ScalarType dtype=int8, "
-                    "bool? save_mask=None) -> Tensor");
-  define_public_ops(m,
-                    "dequantize_per_*(Tensor input, Tensor scale, Tensor? zero_point, ..., *, "
-                    "ScalarType? dtype=None) -> Tensor");
-  define_public_ops(m,
-                    "fake_quantize_per_*(Tensor input, Tensor scale, Tensor? zero_point, ..., "
-                    "int quant_min=-128, int quant_max=127, *, bool? save_mask=None) -> Tensor");
-  define_public_ops(m,
-                    "quantize_per_*_backward(Tensor grad, Tensor input, Tensor scale, "
-                    "Tensor? zero_point, ..., int quant_min=-128, int quant_max=127) -> Tensor");
-  define_public_ops(m,
-                    "fake_quantize_per_*_backward(Tensor grad, Tensor input, Tensor scale, "
-                    "Tensor? zero_point, ..., int quant_min=-128, int quant_max=127) -> Tensor");
-  define_public_ops(m,
-                    "fake_quantize_per_*_backward_qparams(Tensor grad, Tensor input, Tensor scale, "
-                    "Tensor? zero_point, ..., int quant_min=-128, int quant_max=127) -> "
-                    "(Tensor grad_input, Tensor grad_scale, Tensor grad_zero_point)");
+  const std::string qparams = ", Tensor scale, Tensor? zero_point, ...";
+  const std::string ranged = qparams + ", int quant_min=-128, int quant_max=127";
+  define_public_ops(m, "quantize_per_*(Tensor input" + ranged +
+                           ", *, ScalarType dtype=int8, bool? save_mask=None) -> Tensor");
+  define_public_ops(
+      m, "dequantize_per_*(Tensor input" + qparams + ", *, ScalarType? dtype=None) -> Tensor");
+  define_public_ops(
+      m, "fake_quantize_per_*(Tensor input" + ranged + ", *, bool? save_mask=None) -> Tensor");
+  const std::string gradient = ", Tensor input" + ranged + ") -> ";
+  define_public_ops(m, "quantize_per_*_backward(Tensor grad" + gradient + "Tensor");
+  define_public_ops(m, "fake_quantize_per_*_backward(Tensor grad" + gradient + "Tensor");
+  define_public_ops(m, "fake_quantize_per_*_backward_qparams(Tensor grad" + gradient +
+                           "(Tensor grad_input, Tensor grad_scale, Tensor grad_zero_point)");
   define_public_ops(m,
                     "dequantize_per_*_backward(Tensor grad, Tensor scale, ..., *, "
                     "ScalarType? dtype=None) -> Tensor");
@@ -266,15 +213,15 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
 }
 
 TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
-  implement_public_ops<&public_quantize>(m, "quantize_per_*");
-  implement_public_ops<&public_dequantize>(m, "dequantize_per_*");
-  implement_public_ops<&public_fake_quantize>(m, "fake_quantize_per_*");
+  implement_public_ops<&public_quantize<Tensors>>(m, "quantize_per_*");
+  implement_public_ops<&public_dequantize<Tensors>>(m, "dequantize_per_*");
+  implement_public_ops<&public_fake_quantize<Tensors>>(m, "fake_quantize_per_*");
   implement_public_ops<&public_backward<true>>(m, "quantize_per_*_backward");
   implement_public_ops<&public_backward<false>>(m, "fake_quantize_per_*_backward");
   implement_public_ops<&public_backward_qparams>(m, "fake_quantize_per_*_backward_qparams");
   implement_public_ops<&public_dequantize_backward>(m, "dequantize_per_*_backward");
-  implement_numbers<const at::Tensor&, int64_t>(m, "scale_tensor");
-  implement_numbers<double, std::optional<int64_t>>(m, "number");
+  implement_numbers<ZeroPointNumber>(m, "scale_tensor");
+  implement_numbers<Numbers>(m, "number");
 }
 
 }  // namespace baraquant::affine

@@ -182,11 +182,11 @@ template <typename T, typename W>
 class BlockNumbers {  // as float, in a buffer
  public:
   const W* read(CpuIsa isa, const T* from, int64_t count) {
-    widen(isa, from, count, numbers_);
+    convert_row(isa, from, count, numbers_);
     return numbers_;
   }
   W* place(T*) { return numbers_; }
-  void write(CpuIsa isa, int64_t count, T* to) const { narrow(isa, numbers_, count, to); }
+  void write(CpuIsa isa, int64_t count, T* to) const { convert_row(isa, numbers_, count, to); }
 
  private:
   alignas(64) W numbers_[kBlock];

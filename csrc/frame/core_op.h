@@ -117,8 +117,9 @@ struct Parameter<T> {
   }
 };
 
-template <ListedArguments T>
-struct Parameter<T> {
+// The same for a struct, whose fields are a Parameter each.
+template <template <typename> class Parameter, ListedArguments T>
+struct ListedParameter {
   using Struct = std::remove_cvref_t<T>;
 
   template <typename Tuple>
@@ -142,6 +143,9 @@ struct Parameter<T> {
         [](auto&&... field) { return Struct{std::forward<decltype(field)>(field)...}; }, all);
   }
 };
+
+template <ListedArguments T>
+struct Parameter<T> : ListedParameter<Parameter, T> {};
 
 // Calls an op through the dispatcher. Looking an op up takes a while: keep one in a static.
 template <typename Signature>

@@ -5,16 +5,23 @@
 //   quantize(input, ...)                      calls the op through the dispatcher
 //   quantize.below_autograd(input, ...)       the same below autograd
 //   quantize.below_autograd(keys, input, ...) the kernel of the next of these keys
+//   kernel_of<quantize.kBelowAutograd>        a kernel for autograd, which only does the second
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "frame/core_op.h"
 
 namespace baraquant {
+
+// What ops return.
+using TensorPair = std::tuple<at::Tensor, at::Tensor>;
+using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 template <size_t size>
 struct Text {
@@ -28,16 +35,19 @@ class NamedOp;
 template <Text name, typename R, typename... P>
 class NamedOp<name, R(P...)> {
  public:
+  static constexpr const char* kName = name.characters;
+
   R operator()(P... arguments) const { return op()(std::forward<P>(arguments)...); }
 
-  R below_autograd(P... arguments) const {
+  static R below_autograd(P... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return op()(std::forward<P>(arguments)...);
   }
-  R below_autograd(c10::DispatchKeySet keys, P... arguments) const {
+  static R below_autograd(c10::DispatchKeySet keys, P... arguments) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     return op().redispatch(keys & c10::after_autograd_keyset, std::forward<P>(arguments)...);
   }
+  static constexpr R (*kBelowAutograd)(P...) = &below_autograd;
 
  private:
   static const CoreOp<R(P...)>& op() {

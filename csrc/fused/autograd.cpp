@@ -4,7 +4,6 @@
 // Integers carry no gradient: the ops that quantize refuse tensors that require one, because a
 // gradient that goes missing on the way to a norm's weight would not be noticed.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/mean.h>
@@ -14,7 +13,6 @@
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "frame/checks.h"
@@ -27,19 +25,27 @@
 namespace baraquant::fused {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
+template <typename Args>
+bool records(const Args& args) {
+  bool any = is_recorded(args.input);
+  if constexpr (requires { args.residual; }) any = any || is_recorded(args.residual);
+  if constexpr (requires { args.up; }) any = any || is_recorded(args.up);
+  if constexpr (requires { args.norm; }) {
+    any = any || is_recorded(args.norm.weight) || is_recorded(args.norm.bias);
+  }
+  return any;
+}
 
-// `instead`: the float op whose result is to be fake-quantized.
-template <typename... Tensors>
-void refuse_gradient(const FusedName& op, const Tensors&... tensors) {
+// core: an op that quantizes.
+template <const auto& core, typename Args>
+auto quantize_autograd(const Args& args, const QuantizeArgs& q) {
+  const FusedName op = name_of(args, true);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !(is_recorded(tensors) || ...), op,
+      !records(args), op,
       ": integers carry no gradient, but an argument requires one. In training call ", op.verb,
       " and then dynamic_fake_quantize_per_token, which computes the same numbers and is "
       "differentiable; for inference call the op under torch.no_grad()");
+  return core.below_autograd(args, q);
 }
 
 at::Tensor in_compute_type(const at::Tensor& tensor) {
@@ -89,19 +95,16 @@ struct NormGradients {
 };
 
 // residual: may be absent. Returns the output and, with a residual, the sum.
-class NormFunction : public Function<NormFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct NormFunction : Function<NormFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
                                const OptionalTensor& residual, const OptionalTensor& weight,
-                               const OptionalTensor& bias, const NormArgs& args) {
+                               const OptionalTensor& bias, const Norm& args) {
     variable_list results;
     if (residual) {
-      auto [output, sum] = norm_residual.below_autograd(input, *residual, args);
+      auto [output, sum] = norm_residual.below_autograd({input, *residual, args});
       results = {output, sum};
     } else {
-      results = {norm.below_autograd(input, args)};
+      results = {norm.below_autograd({input, args})};
     }
     ctx->saved_data["eps"] = args.eps;
     ctx->saved_data["centered"] = args.centered;
@@ -119,37 +122,20 @@ class NormFunction : public Function<NormFunction> {
   }
 };
 
-bool records(const at::Tensor& input, const NormArgs& args) {
-  return is_recorded(input) || is_recorded(args.weight) || is_recorded(args.bias);
+at::Tensor norm_autograd(const NormArgs& args) {
+  const auto& [input, own] = args;
+  check_dispatchable(name_of(args, false), "input", input);
+  if (!records(args)) return norm.below_autograd(args);
+  return NormFunction::apply(input, std::nullopt, own.weight, own.bias, own)[0];
 }
 
-at::Tensor norm_autograd(const at::Tensor& input, const NormArgs& args) {
+TensorPair norm_residual_autograd(const ResidualNormArgs& args) {
+  const auto& [input, residual, own] = args;
   check_dispatchable(name_of(args, false), "input", input);
-  if (!records(input, args)) return norm.below_autograd(input, args);
-  return NormFunction::apply(input, std::nullopt, args.weight, args.bias, args)[0];
-}
-
-TensorPair norm_residual_autograd(const at::Tensor& input, const at::Tensor& residual,
-                                  const NormArgs& args) {
-  check_dispatchable(name_of(args, false), "input", input);
-  if (!records(input, args) && !is_recorded(residual)) {
-    return norm_residual.below_autograd(input, residual, args);
-  }
+  if (!records(args)) return norm_residual.below_autograd(args);
   const variable_list results =
-      NormFunction::apply(input, OptionalTensor(residual), args.weight, args.bias, args);
+      NormFunction::apply(input, OptionalTensor(residual), own.weight, own.bias, own);
   return {results[0], results[1]};
-}
-
-TensorTriple norm_quantize_autograd(const at::Tensor& input, const NormArgs& args,
-                                    const QuantizeArgs& q) {
-  refuse_gradient(name_of(args, true), input, args.weight, args.bias);
-  return norm_quantize.below_autograd(input, args, q);
-}
-
-TensorQuadruple norm_residual_quantize_autograd(const at::Tensor& input, const at::Tensor& residual,
-                                                const NormArgs& args, const QuantizeArgs& q) {
-  refuse_gradient(name_of(args, true), input, residual, args.weight, args.bias);
-  return norm_residual_quantize.below_autograd(input, residual, args, q);
 }
 
 // dy * silu'(x). PyTorch's own op for it has no gradient, so it serves first gradients only.
@@ -166,10 +152,7 @@ struct SavedActivation {
   auto fields() { return std::tie(input, up); }
 };
 
-class ActivationFunction : public Function<ActivationFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct ActivationFunction : Function<ActivationFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& up,
                           int64_t number) {
     ctx->saved_data["activation"] = number;
@@ -196,23 +179,14 @@ class ActivationFunction : public Function<ActivationFunction> {
 };
 
 at::Tensor activation_autograd(const ActivationArgs& args) {
-  const Activation kind = activation_of(args.activation);
-  const char* name = kind == Activation::kSiluMul ? "gate" : "input";
-  check_dispatchable(name_of(kind, false), name, args.input);
-  if (!is_recorded(args.input) && !is_recorded(args.up)) return activation.below_autograd(args);
+  const bool is_pair = activation_of(args.activation) == Activation::kSiluMul;
+  check_dispatchable(name_of(args, false), is_pair ? "gate" : "input", args.input);
+  if (!records(args)) return activation.below_autograd(args);
   return ActivationFunction::apply(args.input, args.up, args.activation);
 }
 
-TensorTriple activation_quantize_autograd(const ActivationArgs& args, const QuantizeArgs& q) {
-  refuse_gradient(name_of(activation_of(args.activation), true), args.input, args.up);
-  return activation_quantize.below_autograd(args, q);
-}
-
 // The rotation is its own transpose, and so its own gradient.
-class HadamardFunction : public Function<HadamardFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct HadamardFunction : Function<HadamardFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, int64_t block) {
     ctx->saved_data["block"] = block;
     return hadamard.below_autograd({input, block});
@@ -223,13 +197,8 @@ class HadamardFunction : public Function<HadamardFunction> {
 };
 
 at::Tensor hadamard_autograd(const HadamardArgs& args) {
-  if (!is_recorded(args.input)) return hadamard.below_autograd(args);
+  if (!records(args)) return hadamard.below_autograd(args);
   return HadamardFunction::apply(args.input, args.block);
-}
-
-TensorTriple hadamard_quantize_autograd(const HadamardArgs& args, const QuantizeArgs& q) {
-  refuse_gradient({"hadamard", true}, args.input);
-  return hadamard_quantize.below_autograd(args, q);
 }
 
 }  // namespace
@@ -237,12 +206,14 @@ TensorTriple hadamard_quantize_autograd(const HadamardArgs& args, const Quantize
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("_norm", kernel_of<&norm_autograd>);
   m.impl("_norm_residual", kernel_of<&norm_residual_autograd>);
-  m.impl("_norm_quantize", kernel_of<&norm_quantize_autograd>);
-  m.impl("_norm_residual_quantize", kernel_of<&norm_residual_quantize_autograd>);
+  m.impl("_norm_quantize", kernel_of<&quantize_autograd<norm_quantize, NormArgs>>);
+  m.impl("_norm_residual_quantize",
+         kernel_of<&quantize_autograd<norm_residual_quantize, ResidualNormArgs>>);
   m.impl("_activation", kernel_of<&activation_autograd>);
-  m.impl("_activation_quantize", kernel_of<&activation_quantize_autograd>);
+  m.impl("_activation_quantize",
+         kernel_of<&quantize_autograd<activation_quantize, ActivationArgs>>);
   m.impl("_hadamard", kernel_of<&hadamard_autograd>);
-  m.impl("_hadamard_quantize", kernel_of<&hadamard_quantize_autograd>);
+  m.impl("_hadamard_quantize", kernel_of<&quantize_autograd<hadamard_quantize, HadamardArgs>>);
 }
 
 }  // namespace baraquant::fused

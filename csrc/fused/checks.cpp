@@ -48,21 +48,30 @@ void check_quantize(const FusedName& op, const QuantizeArgs* q) {
   if (q == nullptr) return;
   TORCH_CHECK_TYPE(q->dtype == at::kChar || q->dtype == at::kByte, op,
                    ": expected dtype to be int8 or uint8, but got ", dtype_name(q->dtype));
-  range::check_chosen_range(op, q->quant_min, q->quant_max, q->dtype, q->symmetric);
+  range::check_chosen_range(op, q->scheme.quant_min, q->scheme.quant_max, q->dtype,
+                            q->scheme.symmetric);
+}
+
+void check_norm(const FusedName& op, const at::Tensor& input, const at::Tensor* residual,
+                const Norm& norm, const QuantizeArgs* q) {
+  check_input(op, "input", input);
+  if (residual != nullptr) check_like(op, "residual", *residual, "input", input);
+  check_vector(op, "weight", norm.weight, input);
+  TORCH_CHECK_VALUE(norm.centered || !norm.bias, op, ": expected no bias");
+  check_vector(op, "bias", norm.bias, input);
+  TORCH_CHECK_VALUE(std::isfinite(norm.eps) && norm.eps >= 0, op,
+                    ": expected eps to be a finite number of at least 0, but got ", norm.eps);
+  TORCH_CHECK_VALUE(
+      input.scalar_type() == at::kDouble || std::isfinite(static_cast<float>(norm.eps)), op,
+      ": expected eps to be finite in float32, in which ", dtype_name(input.scalar_type()),
+      " is computed, but got ", norm.eps);
+  check_quantize(op, q);
 }
 
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const FusedName& op) {
   return out << "baraquant::" << op.verb << (op.quantize ? "_quantize_per_token" : "");
-}
-
-FusedName name_of(const NormArgs& args, bool quantize) {
-  return {args.centered ? "layer_norm" : "rms_norm", quantize};
-}
-
-FusedName name_of(Activation activation, bool quantize) {
-  return {activation == Activation::kSiluMul ? "silu_mul" : "gelu", quantize};
 }
 
 Activation activation_of(int64_t number) {
@@ -79,28 +88,18 @@ Activation gelu_of(const FusedName& op, std::string_view approximate) {
   return Activation::kGeluTanh;
 }
 
-void check_norm(const at::Tensor& input, const at::Tensor* residual, const NormArgs& args,
-                const QuantizeArgs* q) {
-  const FusedName op = name_of(args, q != nullptr);
-  check_input(op, "input", input);
-  if (residual != nullptr) check_like(op, "residual", *residual, "input", input);
-  check_vector(op, "weight", args.weight, input);
-  TORCH_CHECK_VALUE(args.centered || !args.bias, op, ": expected no bias");
-  check_vector(op, "bias", args.bias, input);
-  TORCH_CHECK_VALUE(std::isfinite(args.eps) && args.eps >= 0, op,
-                    ": expected eps to be a finite number of at least 0, but got ", args.eps);
-  TORCH_CHECK_VALUE(
-      input.scalar_type() == at::kDouble || std::isfinite(static_cast<float>(args.eps)), op,
-      ": expected eps to be finite in float32, in which ", dtype_name(input.scalar_type()),
-      " is computed, but got ", args.eps);
-  check_quantize(op, q);
+void check(const NormArgs& args, const QuantizeArgs* q) {
+  check_norm(name_of(args, q != nullptr), args.input, nullptr, args.norm, q);
 }
 
-void check_activation(const ActivationArgs& args, const QuantizeArgs* q) {
+void check(const ResidualNormArgs& args, const QuantizeArgs* q) {
+  check_norm(name_of(args, q != nullptr), args.input, &args.residual, args.norm, q);
+}
+
+void check(const ActivationArgs& args, const QuantizeArgs* q) {
   const auto& [input, up, number] = args;
-  const Activation activation = activation_of(number);
-  const FusedName op = name_of(activation, q != nullptr);
-  const bool is_pair = activation == Activation::kSiluMul;
+  const FusedName op = name_of(args, q != nullptr);
+  const bool is_pair = number == static_cast<int64_t>(Activation::kSiluMul);
   const char* name = is_pair ? "gate" : "input";
   check_input(op, name, input);
   TORCH_CHECK_TYPE(input.scalar_type() != at::kDouble, op, ": expected ", name,
@@ -111,9 +110,9 @@ void check_activation(const ActivationArgs& args, const QuantizeArgs* q) {
   check_quantize(op, q);
 }
 
-void check_hadamard(const HadamardArgs& args, const QuantizeArgs* q) {
+void check(const HadamardArgs& args, const QuantizeArgs* q) {
   const auto& [input, block] = args;
-  const FusedName op{"hadamard", q != nullptr};
+  const FusedName op = name_of(args, q != nullptr);
   check_input(op, "input", input);
   const bool is_power = block >= 1 && (block & (block - 1)) == 0;
   TORCH_CHECK_VALUE(is_power && block <= kMaxBlock, op,

@@ -16,18 +16,28 @@ struct FusedName {
 };
 std::ostream& operator<<(std::ostream& out, const FusedName& op);
 
-FusedName name_of(const NormArgs& args, bool quantize);
 // Checks the number, which a caller of a core op may have made up.
 Activation activation_of(int64_t number);
-FusedName name_of(Activation activation, bool quantize);
+
+// Args: of a core op.
+template <typename Args>
+FusedName name_of(const Args& args, bool quantize) {
+  if constexpr (requires { args.norm; }) {
+    return {args.norm.centered ? "layer_norm" : "rms_norm", quantize};
+  } else if constexpr (requires { args.activation; }) {
+    return {activation_of(args.activation) == Activation::kSiluMul ? "silu_mul" : "gelu", quantize};
+  } else {
+    return {"hadamard", quantize};
+  }
+}
 
 // From the argument `approximate` of gelu.
 Activation gelu_of(const FusedName& op, std::string_view approximate);
 
 // q: null if the op does not quantize.
-void check_norm(const at::Tensor& input, const at::Tensor* residual, const NormArgs& args,
-                const QuantizeArgs* q);
-void check_activation(const ActivationArgs& args, const QuantizeArgs* q);
-void check_hadamard(const HadamardArgs& args, const QuantizeArgs* q);
+void check(const NormArgs& args, const QuantizeArgs* q);
+void check(const ResidualNormArgs& args, const QuantizeArgs* q);
+void check(const ActivationArgs& args, const QuantizeArgs* q);
+void check(const HadamardArgs& args, const QuantizeArgs* q);
 
 }  // namespace baraquant::fused

@@ -2,20 +2,14 @@
 // The core ops of the fused family. What each computes stands with its schema in schema.cpp.
 #pragma once
 
-#include <tuple>
-
 #include "frame/named_op.h"
 #include "fused/rows.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::fused {
 
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
-using TensorQuadruple = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
 // What the norms take besides their input. centered: layer_norm; else rms_norm, without a bias.
-struct NormArgs {
+struct Norm {
   const OptionalTensor& weight;
   const OptionalTensor& bias;
   double eps = 0;
@@ -23,6 +17,20 @@ struct NormArgs {
 
   static constexpr int kFields = 4;
   static constexpr const char* kSchema = "Tensor? weight, Tensor? bias, float eps, bool centered";
+};
+
+struct NormArgs {
+  const at::Tensor& input;
+  Norm norm;
+
+  static constexpr int kFields = 2;
+};
+
+struct ResidualNormArgs {
+  const at::Tensor &input, &residual;
+  Norm norm;
+
+  static constexpr int kFields = 3;
 };
 
 // activation: an Activation; `up` is given with kSiluMul alone.
@@ -45,28 +53,22 @@ struct HadamardArgs {
 
 // How the rows are quantized.
 struct QuantizeArgs {
-  bool symmetric = true;
-  int64_t quant_min = -128, quant_max = 127;
+  range::RowScheme scheme = {};
   at::ScalarType dtype = at::kChar;
 
-  static constexpr int kFields = 4;
+  static constexpr int kFields = 2;
   static constexpr const char* kSchema =
       "bool symmetric, int quant_min, int quant_max, ScalarType dtype";
 };
 
-inline constexpr NamedOp<"baraquant::_norm", at::Tensor(const at::Tensor& input, const NormArgs&)>
-    norm;
-inline constexpr NamedOp<"baraquant::_norm_residual",
-                         TensorPair(const at::Tensor& input, const at::Tensor& residual,
-                                    const NormArgs&)>
+inline constexpr NamedOp<"baraquant::_norm", at::Tensor(const NormArgs&)> norm;
+inline constexpr NamedOp<"baraquant::_norm_residual", TensorPair(const ResidualNormArgs&)>
     norm_residual;
 inline constexpr NamedOp<"baraquant::_norm_quantize",
-                         TensorTriple(const at::Tensor& input, const NormArgs&,
-                                      const QuantizeArgs&)>
+                         TensorTriple(const NormArgs&, const QuantizeArgs&)>
     norm_quantize;
 inline constexpr NamedOp<"baraquant::_norm_residual_quantize",
-                         TensorQuadruple(const at::Tensor& input, const at::Tensor& residual,
-                                         const NormArgs&, const QuantizeArgs&)>
+                         TensorQuadruple(const ResidualNormArgs&, const QuantizeArgs&)>
     norm_residual_quantize;
 inline constexpr NamedOp<"baraquant::_activation", at::Tensor(const ActivationArgs&)> activation;
 inline constexpr NamedOp<"baraquant::_activation_quantize",

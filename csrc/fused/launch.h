@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "frame/dtypes.h"
+#include "frame/pointers.h"
 #include "fused/rows.h"
 
 namespace baraquant::fused {
@@ -17,13 +18,12 @@ namespace baraquant::fused {
 struct Outputs {
   at::Tensor output = {};
   at::Tensor values = {}, scale = {}, zero_point = {};
-  range::Rule<double> rule = {};
+  range::RowScheme scheme = {};
 };
 
-// The rows of `input`, `residual`, `second` lie row_stride elements apart. Undefined tensors are
-// absent.
+// `input`, `residual` and `up` are [rows, length]; the elements of a row are neighbours. Undefined
+// tensors are absent.
 struct Call {
-  int64_t count = 0, length = 0;
   at::Tensor input;
   Outputs to;
 };
@@ -50,7 +50,7 @@ struct Launch {
     with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
       done = Backend::template norm<T>(
-          {rows_of<T>(call), source<T>(call.residual), pointer<T>(call.residual_out),
+          {rows_of<T>(call), source<T>(call.residual), written<T>(call.residual_out),
            vector<C>(call.weight), vector<C>(call.bias), static_cast<C>(call.eps), call.centered});
     });
     return done;
@@ -89,11 +89,6 @@ struct Launch {
   }
 
   template <typename T>
-  static T* pointer(const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-  }
-
-  template <typename T>
   static Source<T> source(const at::Tensor& tensor) {
     if (!tensor.defined()) return {};
     return {static_cast<const T*>(tensor.const_data_ptr()), tensor.stride(0)};
@@ -110,15 +105,14 @@ struct Launch {
     using C = ComputeType<T>;
     const Outputs& to = call.to;
     Rows<T> rows;
-    rows.count = call.count;
-    rows.length = call.length;
+    rows.count = call.input.size(0);
+    rows.length = call.input.size(1);
     rows.input = source<T>(call.input);
-    rows.output = pointer<T>(to.output);
-    rows.values = pointer<uint8_t>(to.values);
-    rows.scale = pointer<C>(to.scale);
-    rows.zero_point = pointer<int32_t>(to.zero_point);
-    rows.rule = range::Rule<C>(static_cast<int64_t>(to.rule.range.min),
-                               static_cast<int64_t>(to.rule.range.max), to.rule.symmetric);
+    rows.output = written<T>(to.output);
+    rows.values = written<uint8_t>(to.values);
+    rows.scale = written<C>(to.scale);
+    rows.zero_point = written<int32_t>(to.zero_point);
+    rows.rule = range::Rule<C>(to.scheme);
     return rows;
   }
 };

@@ -24,113 +24,82 @@ namespace {
 
 const OptionalTensor kNone;
 
-// The arguments of each norm besides its input, as the public ops take them.
+// The arguments of each norm, as the public ops take them.
 struct RmsArgs {
+  const at::Tensor& input;
   const OptionalTensor& weight;
   double eps;
 
-  static constexpr int kFields = 2;
-  NormArgs args() const { return {.weight = weight, .bias = kNone, .eps = eps, .centered = false}; }
+  static constexpr int kFields = 3;
+  Norm norm() const { return {.weight = weight, .bias = kNone, .eps = eps, .centered = false}; }
 };
 
 struct LayerArgs {
+  const at::Tensor& input;
   const OptionalTensor &weight, &bias;
   double eps;
 
-  static constexpr int kFields = 3;
-  NormArgs args() const { return {.weight = weight, .bias = bias, .eps = eps, .centered = true}; }
+  static constexpr int kFields = 4;
+  Norm norm() const { return {.weight = weight, .bias = bias, .eps = eps, .centered = true}; }
 };
 
-void check_tensors(const FusedName& op, const at::Tensor& input, const NormArgs& args,
-                   const at::Tensor* residual = nullptr) {
+void check_tensors(const FusedName& op, const at::Tensor& input, const Norm& norm) {
   check_dispatchable(op, "input", input);
-  if (args.weight) check_dispatchable(op, "weight", *args.weight);
-  if (args.bias) check_dispatchable(op, "bias", *args.bias);
-  if (residual != nullptr) check_dispatchable(op, "residual", *residual);
+  if (norm.weight) check_dispatchable(op, "weight", *norm.weight);
+  if (norm.bias) check_dispatchable(op, "bias", *norm.bias);
 }
 
-template <typename Own>
-at::Tensor public_norm(const at::Tensor& input, const Own& own) {
-  const NormArgs args = own.args();
-  check_tensors(name_of(args, false), input, args);
-  return norm(input, args);
+// Below, `core` is the core op, and q is absent or one QuantizeArgs.
+
+template <const auto& core, typename Own, typename... Q>
+auto public_norm(const Own& own, const Q&... q) {
+  const NormArgs args{own.input, own.norm()};
+  check_tensors(name_of(args, sizeof...(q) > 0), own.input, args.norm);
+  return core(args, q...);
 }
 
-template <typename Own>
-TensorPair public_norm_residual(const at::Tensor& input, const Own& own,
-                                const at::Tensor& residual) {
-  const NormArgs args = own.args();
-  check_tensors(name_of(args, false), input, args, &residual);
-  return norm_residual(input, residual, args);
+template <const auto& core, typename Own, typename... Q>
+auto public_norm_residual(const Own& own, const at::Tensor& residual, const Q&... q) {
+  const ResidualNormArgs args{own.input, residual, own.norm()};
+  const FusedName op = name_of(args, sizeof...(q) > 0);
+  check_tensors(op, own.input, args.norm);
+  check_dispatchable(op, "residual", residual);
+  return core(args, q...);
 }
 
-template <typename Own>
-TensorTriple public_norm_quantize(const at::Tensor& input, const Own& own, const QuantizeArgs& q) {
-  const NormArgs args = own.args();
-  check_tensors(name_of(args, true), input, args);
-  return norm_quantize(input, args, q);
+template <const auto& core, typename... Q>
+auto silu_mul(const at::Tensor& gate, const at::Tensor& up, const Q&... q) {
+  const FusedName op{"silu_mul", sizeof...(q) > 0};
+  check_dispatchable(op, "gate", gate);
+  check_dispatchable(op, "up", up);
+  return core(ActivationArgs{gate, up, static_cast<int64_t>(Activation::kSiluMul)}, q...);
 }
 
-template <typename Own>
-TensorQuadruple public_norm_residual_quantize(const at::Tensor& input, const Own& own,
-                                              const at::Tensor& residual, const QuantizeArgs& q) {
-  const NormArgs args = own.args();
-  check_tensors(name_of(args, true), input, args, &residual);
-  return norm_residual_quantize(input, residual, args, q);
+template <const auto& core, typename... Q>
+auto gelu(const at::Tensor& input, std::string_view approximate, const Q&... q) {
+  const FusedName op{"gelu", sizeof...(q) > 0};
+  check_dispatchable(op, "input", input);
+  return core(ActivationArgs{input, kNone, static_cast<int64_t>(gelu_of(op, approximate))}, q...);
+}
+
+template <const auto& core, typename... Q>
+auto public_hadamard(const HadamardArgs& args, const Q&... q) {
+  check_dispatchable(name_of(args, sizeof...(q) > 0), "input", args.input);
+  return core(args, q...);
 }
 
 template <typename Own>
 void implement_norm(torch::Library& m, const std::string& name) {
   const std::string quantize = name + "_quantize_per_token";
-  m.impl(name.c_str(), kernel_of<&public_norm<Own>>);
-  m.impl((name + ".residual").c_str(), kernel_of<&public_norm_residual<Own>>);
-  m.impl(quantize.c_str(), kernel_of<&public_norm_quantize<Own>>);
-  m.impl((quantize + ".residual").c_str(), kernel_of<&public_norm_residual_quantize<Own>>);
-}
-
-ActivationArgs silu_mul_args(const FusedName& op, const at::Tensor& gate,
-                             const OptionalTensor& up) {
-  check_dispatchable(op, "gate", gate);
-  check_dispatchable(op, "up", *up);
-  return {gate, up, static_cast<int64_t>(Activation::kSiluMul)};
-}
-
-at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
-  return activation(silu_mul_args({"silu_mul", false}, gate, up));
-}
-
-TensorTriple silu_mul_quantize(const at::Tensor& gate, const at::Tensor& up,
-                               const QuantizeArgs& q) {
-  return activation_quantize(silu_mul_args({"silu_mul", true}, gate, up), q);
-}
-
-ActivationArgs gelu_args(const FusedName& op, const at::Tensor& input,
-                         std::string_view approximate) {
-  check_dispatchable(op, "input", input);
-  return {input, kNone, static_cast<int64_t>(gelu_of(op, approximate))};
-}
-
-at::Tensor gelu(const at::Tensor& input, std::string_view approximate) {
-  return activation(gelu_args({"gelu", false}, input, approximate));
-}
-
-TensorTriple gelu_quantize(const at::Tensor& input, std::string_view approximate,
-                           const QuantizeArgs& q) {
-  return activation_quantize(gelu_args({"gelu", true}, input, approximate), q);
-}
-
-at::Tensor public_hadamard(const HadamardArgs& args) {
-  check_dispatchable("baraquant::hadamard", "input", args.input);
-  return hadamard(args);
-}
-
-TensorTriple public_hadamard_quantize(const HadamardArgs& args, const QuantizeArgs& q) {
-  check_dispatchable("baraquant::hadamard_quantize_per_token", "input", args.input);
-  return hadamard_quantize(args, q);
+  m.impl(name.c_str(), kernel_of<&public_norm<norm, Own>>);
+  m.impl((name + ".residual").c_str(), kernel_of<&public_norm_residual<norm_residual, Own>>);
+  m.impl(quantize.c_str(), kernel_of<&public_norm<norm_quantize, Own, QuantizeArgs>>);
+  m.impl((quantize + ".residual").c_str(),
+         kernel_of<&public_norm_residual<norm_residual_quantize, Own, QuantizeArgs>>);
 }
 
 void define_core_ops(torch::Library& m) {
-  const std::string norm = NormArgs::kSchema, activation = ActivationArgs::kSchema,
+  const std::string norm = Norm::kSchema, activation = ActivationArgs::kSchema,
                     hadamard = HadamardArgs::kSchema,
                     quantize = std::string(", ") + QuantizeArgs::kSchema;
   const std::string quantized = "Tensor output, Tensor scale, Tensor zero_point";
@@ -177,12 +146,13 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
 TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
   implement_norm<RmsArgs>(m, "rms_norm");
   implement_norm<LayerArgs>(m, "layer_norm");
-  m.impl("silu_mul", &silu_mul);
-  m.impl("silu_mul_quantize_per_token", kernel_of<&silu_mul_quantize>);
-  m.impl("gelu", &gelu);
-  m.impl("gelu_quantize_per_token", kernel_of<&gelu_quantize>);
-  m.impl("hadamard", kernel_of<&public_hadamard>);
-  m.impl("hadamard_quantize_per_token", kernel_of<&public_hadamard_quantize>);
+  m.impl("silu_mul", kernel_of<&silu_mul<activation>>);
+  m.impl("silu_mul_quantize_per_token", kernel_of<&silu_mul<activation_quantize, QuantizeArgs>>);
+  m.impl("gelu", kernel_of<&gelu<activation>>);
+  m.impl("gelu_quantize_per_token", kernel_of<&gelu<activation_quantize, QuantizeArgs>>);
+  m.impl("hadamard", kernel_of<&public_hadamard<hadamard>>);
+  m.impl("hadamard_quantize_per_token",
+         kernel_of<&public_hadamard<hadamard_quantize, QuantizeArgs>>);
 }
 
 }  // namespace baraquant::fused

@@ -5,8 +5,8 @@
 //   define_public_ops(m, "verb_per_*(Tensor input, ..., int quant_min=-128) -> Tensor")
 //   implement_public_ops<&function>(m, "verb_per_*")
 // `per_*` is the granularity's name, `, ...` stands for its own arguments; in the function's
-// signature that is `const Scope&`. An op of that kind is CompositeImplicitAutograd: it calls a
-// core op, for which CPU, CUDA, Meta and autograd are registered.
+// signature that is a Scope, or a struct with one. An op of that kind is CompositeImplicitAutograd:
+// it calls a core op, for which CPU, CUDA, Meta and autograd are registered.
 #pragma once
 
 #include <torch/library.h>
@@ -48,13 +48,17 @@ inline void define_public_ops(torch::Library& m, const std::string& pattern) {
   });
 }
 
-// The parameters of a public op: Scope is made of the granularity's own arguments.
+// The parameters of a public op: Scope, also as a field of a struct, is made of the granularity's own
+// arguments.
 template <typename Own>
 struct PublicOp {
   template <typename T>
-  struct Parameter : std::conditional_t<std::is_same_v<T, const Scope&>,
-                                        baraquant::Parameter<const Own&>, baraquant::Parameter<T>> {
-  };
+  struct Parameter : baraquant::Parameter<T> {};
+  template <typename T>
+    requires std::is_same_v<std::remove_cvref_t<T>, Scope>
+  struct Parameter<T> : baraquant::Parameter<Own> {};
+  template <ListedArguments T>
+  struct Parameter<T> : ListedParameter<Parameter, T> {};
 };
 
 template <auto function>

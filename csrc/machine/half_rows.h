@@ -20,7 +20,7 @@ namespace baraquant {
 constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 // These convert as many as fill vectors, and return how many.
-BARAQUANT_AVX2 inline int64_t widen_avx2(const Float16* from, int64_t count, float* to) {
+BARAQUANT_AVX2 inline int64_t fill_avx2(const Float16* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
@@ -28,7 +28,7 @@ BARAQUANT_AVX2 inline int64_t widen_avx2(const Float16* from, int64_t count, flo
   }
   return i;
 }
-BARAQUANT_AVX2 inline int64_t narrow_avx2(const float* from, int64_t count, Float16* to) {
+BARAQUANT_AVX2 inline int64_t fill_avx2(const float* from, int64_t count, Float16* to) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
     const __m128i x = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), kNearest);
@@ -36,7 +36,7 @@ BARAQUANT_AVX2 inline int64_t narrow_avx2(const float* from, int64_t count, Floa
   }
   return i;
 }
-BARAQUANT_AVX512 inline int64_t widen_avx512(const Float16* from, int64_t count, float* to) {
+BARAQUANT_AVX512 inline int64_t fill_avx512(const Float16* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) {
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
@@ -44,7 +44,7 @@ BARAQUANT_AVX512 inline int64_t widen_avx512(const Float16* from, int64_t count,
   }
   return i;
 }
-BARAQUANT_AVX512 inline int64_t narrow_avx512(const float* from, int64_t count, Float16* to) {
+BARAQUANT_AVX512 inline int64_t fill_avx512(const float* from, int64_t count, Float16* to) {
   int64_t i = 0;
   for (; i + 16 <= count; i += 16) {
     const __m256i x = _mm512_maskz_cvtps_ph(0xffff, _mm512_loadu_ps(from + i), kNearest);
@@ -54,7 +54,7 @@ BARAQUANT_AVX512 inline int64_t narrow_avx512(const float* from, int64_t count, 
 }
 #elif defined(__aarch64__)
 // As above, with what every ARM of 64 bits has.
-inline int64_t widen_neon(const Float16* from, int64_t count, float* to) {
+inline int64_t fill_neon(const Float16* from, int64_t count, float* to) {
   const int64_t whole = count / 8 * 8;
   for (int64_t i = 0; i < whole; i += 8) {
     const uint16x8_t bits = vld1q_u16(reinterpret_cast<const uint16_t*>(from + i));
@@ -64,7 +64,7 @@ inline int64_t widen_neon(const Float16* from, int64_t count, float* to) {
   }
   return whole;
 }
-inline int64_t narrow_neon(const float* from, int64_t count, Float16* to) {
+inline int64_t fill_neon(const float* from, int64_t count, Float16* to) {
   const int64_t whole = count / 8 * 8;
   for (int64_t i = 0; i < whole; i += 8) {
     const float16x4_t low = vcvt_f16_f32(vld1q_f32(from + i));
@@ -75,47 +75,29 @@ inline int64_t narrow_neon(const float* from, int64_t count, Float16* to) {
 }
 #endif
 
-inline void widen(CpuIsa isa, const Float16* from, int64_t count, float* to) {
+// Converts a row: to float, or from it.
+template <typename From, typename To>
+void convert_row(CpuIsa isa, const From* from, int64_t count, To* to) {
   int64_t done = 0;
 #if defined(__x86_64__)
   if (isa >= CpuIsa::kAvx512) {
-    done = widen_avx512(from, count, to);
+    done = fill_avx512(from, count, to);
   } else if (isa >= CpuIsa::kAvx2) {
-    done = widen_avx2(from, count, to);
+    done = fill_avx2(from, count, to);
   }
 #elif defined(__aarch64__)
-  done = widen_neon(from, count, to);
+  done = fill_neon(from, count, to);
 #endif
-  for (int64_t i = done; i < count; ++i) to[i] = to_compute<float>(from[i]);
+  for (int64_t i = done; i < count; ++i) to[i] = from_compute<To>(to_compute<float>(from[i]));
 }
 
-inline void narrow(CpuIsa isa, const float* from, int64_t count, Float16* to) {
-  int64_t done = 0;
-#if defined(__x86_64__)
-  if (isa >= CpuIsa::kAvx512) {
-    done = narrow_avx512(from, count, to);
-  } else if (isa >= CpuIsa::kAvx2) {
-    done = narrow_avx2(from, count, to);
-  }
-#elif defined(__aarch64__)
-  done = narrow_neon(from, count, to);
-#endif
-  for (int64_t i = done; i < count; ++i) to[i] = from_compute<Float16>(from[i]);
-}
-
-inline void widen(CpuIsa isa, const BFloat16* from, int64_t count, float* to) {
+template <typename From, typename To>
+  requires std::is_same_v<From, BFloat16> || std::is_same_v<To, BFloat16>
+void convert_row(CpuIsa isa, const From* from, int64_t count, To* to) {
   run_on_isa(isa, [&]() __attribute__((always_inline)) {
-    const BFloat16* __restrict const x = from;
-    float* __restrict const y = to;
-    for (int64_t i = 0; i < count; ++i) y[i] = to_compute<float>(x[i]);
-  });
-}
-
-inline void narrow(CpuIsa isa, const float* from, int64_t count, BFloat16* to) {
-  run_on_isa(isa, [&]() __attribute__((always_inline)) {
-    const float* __restrict const x = from;
-    BFloat16* __restrict const y = to;
-    for (int64_t i = 0; i < count; ++i) y[i] = from_compute<BFloat16>(x[i]);
+    const From* __restrict const x = from;
+    To* __restrict const y = to;
+    for (int64_t i = 0; i < count; ++i) y[i] = from_compute<To>(to_compute<float>(x[i]));
   });
 }
 

@@ -20,11 +20,9 @@ namespace {
 
 constexpr size_t kMaxArguments = 16;
 
-enum class Kind { kTensor, kInt, kFloat, kBool, kDtype, kString, kInts };
-
 struct Parameter {
   PyObject* name;  // interned
-  Kind kind;
+  c10::TypeKind kind;
   bool optional;
   std::optional<c10::IValue> default_value;
 };
@@ -45,28 +43,17 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
     parameter.optional = true;
     type = optional->getElementType();
   }
-  switch (type->kind()) {
+  parameter.kind = type->kind();
+  switch (parameter.kind) {
     case c10::TypeKind::TensorType:
-      parameter.kind = Kind::kTensor;
-      return true;
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
-      parameter.kind = Kind::kInt;
-      return true;
     case c10::TypeKind::FloatType:
-      parameter.kind = Kind::kFloat;
-      return true;
     case c10::TypeKind::BoolType:
-      parameter.kind = Kind::kBool;
-      return true;
     case c10::TypeKind::ScalarTypeType:
-      parameter.kind = Kind::kDtype;
-      return true;
     case c10::TypeKind::StringType:
-      parameter.kind = Kind::kString;
       return true;
     case c10::TypeKind::ListType:
-      parameter.kind = Kind::kInts;
       return type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::IntType;
     default:
       return false;
@@ -76,8 +63,8 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
 std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
   Overload overload{op, {}, 0};
   for (const c10::Argument& argument : op.schema().arguments()) {
-    Parameter parameter{PyUnicode_InternFromString(argument.name().c_str()), Kind::kInt, false,
-                        argument.default_value()};
+    Parameter parameter{
+        PyUnicode_InternFromString(argument.name().c_str()), {}, false, argument.default_value()};
     if (!read_type(argument.real_type(), parameter)) return std::nullopt;
     if (!argument.kwarg_only()) ++overload.positional;
     overload.parameters.push_back(std::move(parameter));
@@ -118,30 +105,31 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
     return parameter.optional;
   }
   switch (parameter.kind) {
-    case Kind::kTensor:
+    case c10::TypeKind::TensorType:
       if (!THPVariable_CheckExact(object)) return false;
       stack.emplace_back(THPVariable_Unpack(object));
       return true;
-    case Kind::kInt: {
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType: {
       if (!PyLong_CheckExact(object)) return false;
       int overflow = 0;
       const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
       stack.emplace_back(static_cast<int64_t>(value));
       return overflow == 0;
     }
-    case Kind::kFloat:
+    case c10::TypeKind::FloatType:
       if (!PyFloat_CheckExact(object)) return false;
       stack.emplace_back(PyFloat_AS_DOUBLE(object));
       return true;
-    case Kind::kBool:
+    case c10::TypeKind::BoolType:
       if (!PyBool_Check(object)) return false;
       stack.emplace_back(object == Py_True);
       return true;
-    case Kind::kDtype:
+    case c10::TypeKind::ScalarTypeType:
       if (!THPDtype_Check(object)) return false;
       stack.emplace_back(static_cast<int64_t>(reinterpret_cast<THPDtype*>(object)->scalar_type));
       return true;
-    case Kind::kString: {
+    case c10::TypeKind::StringType: {
       if (!PyUnicode_CheckExact(object)) return false;
       Py_ssize_t size = 0;
       const char* text = PyUnicode_AsUTF8AndSize(object, &size);
@@ -149,10 +137,9 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
       stack.emplace_back(std::string(text, static_cast<size_t>(size)));
       return true;
     }
-    case Kind::kInts:
+    default:  // read_type takes lists besides
       return push_ints(stack, object);
   }
-  return false;
 }
 
 // Returns the position of a keyword among the parameters, or their number if there is none.

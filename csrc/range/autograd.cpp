@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The range family under autograd. The range of the data, and a scale that is chosen from it, are
 // constants to autograd: only dynamic_fake_quantize has a gradient, straight through.
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
@@ -15,28 +13,9 @@
 namespace baraquant::range {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
-
-// A symmetric scale clips nothing: the gradient is the incoming one, and nothing is kept for it.
-class SymmetricFunction : public Function<SymmetricFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Variable forward(AutogradContext*, const at::Tensor& input, const RangeArgs& args) {
-    return dynamic_fake_quantize.below_autograd(input, args);
-  }
-  static variable_list backward(AutogradContext*, variable_list grads) { return {grads[0], {}}; }
-};
-
 // Rounding the zero point can move one end of the range out by a step. One bit for each element
 // says whether it lay inside.
-class AsymmetricFunction : public Function<AsymmetricFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct AsymmetricFunction : Function<AsymmetricFunction> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const RangeArgs& args) {
     at::AutoDispatchBelowADInplaceOrView guard;
     std::vector<int64_t> order;
@@ -64,7 +43,8 @@ class AsymmetricFunction : public Function<AsymmetricFunction> {
 
 at::Tensor dynamic_fake_quantize_autograd(const at::Tensor& input, const RangeArgs& args) {
   if (!is_recorded(input)) return dynamic_fake_quantize.below_autograd(input, args);
-  return args.symmetric ? SymmetricFunction::apply(input, args)
+  // A symmetric scale clips nothing: the gradient is the incoming one.
+  return args.symmetric ? StraightThrough<dynamic_fake_quantize>::apply(input, args)
                         : AsymmetricFunction::apply(input, args);
 }
 
@@ -75,15 +55,6 @@ TensorPair dynamic_fake_quantize_with_mask_autograd(const at::Tensor& input,
                               ": the form that returns the mask is not differentiable; call the op "
                               "itself");
   return dynamic_fake_quantize_with_mask.below_autograd(input, args);
-}
-
-TensorPair choose_qparams_autograd(const at::Tensor& input, const RangeArgs& args) {
-  return choose_qparams.below_autograd(input, args);
-}
-
-TensorTriple dynamic_quantize_autograd(const at::Tensor& input, const RangeArgs& args,
-                                       at::ScalarType dtype) {
-  return dynamic_quantize.below_autograd(input, args, dtype);
 }
 
 // Autograd compares versions, and so notices that a tensor it saved was written since.
@@ -117,8 +88,8 @@ void register_inplace(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("_choose_qparams", kernel_of<&choose_qparams_autograd>);
-  m.impl("_dynamic_quantize", kernel_of<&dynamic_quantize_autograd>);
+  m.impl("_choose_qparams", kernel_of<choose_qparams.kBelowAutograd>);
+  m.impl("_dynamic_quantize", kernel_of<dynamic_quantize.kBelowAutograd>);
   m.impl("_dynamic_fake_quantize", kernel_of<&dynamic_fake_quantize_autograd>);
   m.impl("_dynamic_fake_quantize_with_mask", kernel_of<&dynamic_fake_quantize_with_mask_autograd>);
   register_inplace(m);

@@ -3,15 +3,12 @@
 #pragma once
 
 #include <string>
-#include <tuple>
 
 #include "frame/named_op.h"
 #include "granularity/arguments.h"
+#include "range/math.h"
 
 namespace baraquant::range {
-
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
-using TensorTriple = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 // What an op that chooses scales takes besides its input.
 struct RangeArgs {
@@ -20,6 +17,7 @@ struct RangeArgs {
   bool symmetric = true;
 
   static constexpr int kFields = 4;
+  RowScheme scheme() const { return {symmetric, quant_min, quant_max}; }
   static std::string schema() {
     return std::string(Scope::kSchema) + ", int quant_min, int quant_max, bool symmetric";
   }
@@ -46,6 +44,7 @@ struct ObserveQparamsArgs {
   const OptionalTensor& skipped_batches;
 
   static constexpr int kFields = 12;
+  RowScheme scheme() const { return {symmetric, quant_min, quant_max}; }
   ObserveArgs range() const {
     return {input, min_val, max_val, axis, averaging_constant, skipped_batches};
   }

@@ -22,25 +22,15 @@ namespace {
 class Choice {
  public:
   Choice(const at::Tensor& x, const RangeArgs& args) {
-    const std::vector<c10::SymInt> sizes = scale_sizes(x.sym_sizes().vec(), args.scope);
-    const auto options = x.options().dtype(compute_dtype(x.scalar_type()));
-    const Rule<double> rule(args.quant_min, args.quant_max, args.symmetric);
-    if (x.is_meta() || x.sym_numel() != 0) {
-      scale = at::empty_symint(sizes, options);
-      zero_point = at::empty_symint(sizes, options.dtype(at::kInt));
-    } else {
-      scale = filled(sizes, 1, options);
-      zero_point = filled(sizes, rule.zero_point_of_zeros(), options.dtype(at::kInt));
-    }
+    std::tie(scale, zero_point) =
+        empty_qparams(x, scale_sizes(x.sym_sizes().vec(), args.scope), args.scheme());
     if (!has_work(x)) return;
     order_.emplace(x, args.scope);
     call.input = x;
     call.scale = order_->buffer_for(scale);
     call.zero_point = order_->buffer_for(zero_point);
     call.map = scale_map_of(x, args.scope);
-    call.quant_min = args.quant_min;
-    call.quant_max = args.quant_max;
-    call.symmetric = args.symmetric;
+    call.scheme = args.scheme();
   }
   void restore() const {
     order_->restore(call.scale, scale);
@@ -62,8 +52,8 @@ affine::Call affine_call(const RangeCall& call, const at::Tensor& result, const 
   next.mask = mask;
   next.scale = call.scale;
   next.zero_point = call.zero_point;
-  next.quant_min = call.quant_min;
-  next.quant_max = call.quant_max;
+  next.quant_min = call.scheme.quant_min;
+  next.quant_max = call.scheme.quant_max;
   next.own_range = true;
   next.map = call.map;
   return next;
@@ -151,9 +141,7 @@ void observe_qparams_device(const ObserveQparamsArgs& args) {
   call.enabled = args.observer_enabled;
   call.range.scale = args.scale;
   call.range.zero_point = args.zero_point;
-  call.range.quant_min = args.quant_min;
-  call.range.quant_max = args.quant_max;
-  call.range.symmetric = args.symmetric;
+  call.range.scheme = args.scheme();
   kernels(x).observe(call);
 }
 
@@ -172,13 +160,22 @@ RangeCall call_of_rows(const at::Tensor& rows, const RowScheme& scheme, const Ro
   call.scale = to.scale;
   call.zero_point = to.zero_point;
   call.map = make_per_group_map(rows.size(0), rows.size(1), 1, rows.size(1));
-  call.quant_min = scheme.quant_min;
-  call.quant_max = scheme.quant_max;
-  call.symmetric = scheme.symmetric;
+  call.scheme = scheme;
   return call;
 }
 
 }  // namespace
+
+std::pair<at::Tensor, at::Tensor> empty_qparams(const at::Tensor& x, c10::SymIntArrayRef sizes,
+                                                const RowScheme& scheme) {
+  const auto options = x.options().dtype(compute_dtype(x.scalar_type()));
+  const auto integers = options.dtype(at::kInt);
+  if (x.is_meta() || x.sym_numel() != 0) {
+    return {at::empty_symint(sizes, options), at::empty_symint(sizes, integers)};
+  }
+  return {filled(sizes, 1, options),
+          filled(sizes, Rule<double>(scheme).zero_point_of_zeros(), integers)};
+}
 
 void quantize_rows_into(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to) {
   run_quantize(call_of_rows(rows, scheme, to), to.values, {});
@@ -190,15 +187,12 @@ QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, boo
   QuantizedRows q;
   q.values = with_huge_pages(at::empty({count, length}, options.dtype(at::kChar)));
   if (with_mask) q.mask = empty_mask(rows);
-  if (!has_work(rows)) {
-    const Rule<double> rule(scheme.quant_min, scheme.quant_max, scheme.symmetric);
-    q.scale = filled({count}, 1, options);
-    if (scheme.symmetric) return q;
-    q.zero_point = filled({count}, rule.zero_point_of_zeros(), options.dtype(at::kInt));
-    return q;
+  if (scheme.symmetric) {
+    q.scale = has_work(rows) ? at::empty({count}, options) : filled({count}, 1, options);
+  } else {
+    std::tie(q.scale, q.zero_point) = empty_qparams(rows, {count}, scheme);
   }
-  q.scale = at::empty({count}, options);
-  if (!scheme.symmetric) q.zero_point = at::empty({count}, options.dtype(at::kInt));
+  if (!has_work(rows)) return q;
   const RangeCall call = call_of_rows(rows, scheme, {q.values, q.scale, q.zero_point});
   run_quantize(call, q.values, q.mask);
   return q;

@@ -7,6 +7,7 @@
 
 #include "elementwise/elementwise_ops.h"
 #include "frame/dtypes.h"
+#include "frame/pointers.h"
 #include "granularity/segments.h"
 #include "range/math.h"
 
@@ -17,8 +18,7 @@ namespace baraquant::range {
 struct RangeCall {
   at::Tensor input, scale, zero_point;
   ScaleMap map;
-  int64_t quant_min = -128, quant_max = 127;
-  bool symmetric = true;
+  RowScheme scheme;
 };
 
 // All tensors are contiguous and on the input's device. If `enabled` (one byte) is undefined or not
@@ -61,55 +61,49 @@ struct Launch {
   }
 
   static bool quantize(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
-    using affine::Mask;
-    bool done = false;
-    with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
-      done = mask.defined()
-                 ? one_pass<affine::Quantize<T, uint8_t, Mask::kWrite>>(call, result, mask)
-                 : one_pass<affine::Quantize<T, uint8_t, Mask::kNone>>(call, result, mask);
-    });
-    return done;
+    return one_pass_of<QuantizeToBytes>(call, result, mask);
   }
 
   static bool fake_quantize(const RangeCall& call, const at::Tensor& result,
                             const at::Tensor& mask) {
-    bool done = false;
-    with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
-      done = mask.defined()
-                 ? one_pass<affine::FakeQuantize<T, affine::Mask::kWrite>>(call, result, mask)
-                 : one_pass<affine::FakeQuantize<T, affine::Mask::kNone>>(call, result, mask);
-    });
-    return done;
+    return one_pass_of<affine::FakeQuantize>(call, result, mask);
   }
 
   static void observe(const ObserveCall& call) {
     with_floating_type(call.range.input.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
-      const auto* enabled = call.enabled.defined()
-                                ? static_cast<const uint8_t*>(call.enabled.const_data_ptr())
-                                : nullptr;
-      Backend::template observe<T>(
-          {args_of<T>(call.range), pointer<C>(call.min), pointer<C>(call.max), enabled,
-           static_cast<C>(call.averaging_constant), pointer<int64_t>(call.skipped_batches)});
+      Backend::template observe<T>({args_of<T>(call.range), written<C>(call.min),
+                                    written<C>(call.max), read<uint8_t>(call.enabled),
+                                    static_cast<C>(call.averaging_constant),
+                                    written<int64_t>(call.skipped_batches)});
     });
   }
 
  private:
   template <typename T>
-  static T* pointer(const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-  }
-
-  template <typename T>
   static ChooseParams<T> args_of(const RangeCall& call) {
     using C = ComputeType<T>;
-    return {static_cast<const T*>(call.input.const_data_ptr()),
+    return {read<T>(call.input),
             call.input.numel(),
             call.map,
             make_segments(call.map),
-            Rule<C>(call.quant_min, call.quant_max, call.symmetric),
-            pointer<C>(call.scale),
-            pointer<int32_t>(call.zero_point)};
+            Rule<C>(call.scheme),
+            written<C>(call.scale),
+            written<int32_t>(call.zero_point)};
+  }
+
+  template <typename T, affine::Mask mask>
+  using QuantizeToBytes = affine::Quantize<T, uint8_t, mask>;
+
+  template <template <typename T, affine::Mask mask> typename Op>
+  static bool one_pass_of(const RangeCall& call, const at::Tensor& result, const at::Tensor& mask) {
+    using affine::Mask;
+    bool done = false;
+    with_floating_type(call.input.scalar_type(), [&]<typename T>(Type<T>) {
+      done = mask.defined() ? one_pass<Op<T, Mask::kWrite>>(call, result, mask)
+                            : one_pass<Op<T, Mask::kNone>>(call, result, mask);
+    });
+    return done;
   }
 
   template <typename Op>
@@ -118,8 +112,8 @@ struct Launch {
     // Each byte of a mask must belong to one segment.
     if (!are_rows(args.segments)) return false;
     if (Op::kMask != affine::Mask::kNone && !start_at_multiples(args.segments, 8)) return false;
-    return Backend::template one_pass<Op>(args, pointer<typename Op::Result>(result),
-                                          pointer<uint8_t>(mask));
+    return Backend::template one_pass<Op>(args, written<typename Op::Result>(result),
+                                          written<uint8_t>(mask));
   }
 };
 

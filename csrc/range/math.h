@@ -74,6 +74,14 @@ struct MinMax {
   }
 };
 
+// The integers that a scale is chosen for, and whether 0 lies in their middle.
+struct RowScheme {
+  bool symmetric = true;
+  int64_t quant_min = -128, quant_max = 127;
+
+  static constexpr int kFields = 3;
+};
+
 // How a scale is chosen: the same for every segment of a call.
 template <typename C>
 struct Rule {
@@ -83,6 +91,8 @@ struct Rule {
   C steps = 127;     // symmetric: quant_max - zero_point; else half of quant_max - quant_min
 
   Rule() = default;
+  explicit Rule(const RowScheme& scheme)
+      : Rule(scheme.quant_min, scheme.quant_max, scheme.symmetric) {}
   Rule(int64_t quant_min, int64_t quant_max, bool is_symmetric)
       : symmetric(is_symmetric),
         range{static_cast<C>(quant_min), static_cast<C>(quant_max)},

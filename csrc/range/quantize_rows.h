@@ -6,13 +6,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace baraquant::range {
+#include <utility>
 
-// For quantize_rows 0 is the middle of the range if symmetric (check_row_scheme).
-struct RowScheme {
-  bool symmetric = true;
-  int64_t quant_min = -128, quant_max = 127;
-};
+#include "range/math.h"
+
+namespace baraquant::range {
 
 struct QuantizedRows {
   at::Tensor values;      // int8 [rows, length]
@@ -21,7 +19,8 @@ struct QuantizedRows {
   at::Tensor mask;        // bit i: element i lay in the range before it was clamped
 };
 
-// rows: [rows, length], contiguous, floating, on the CPU or a GPU.
+// rows: [rows, length], contiguous, floating, on the CPU or a GPU. If the scheme is symmetric, 0 is
+// the middle of its range (check_row_scheme).
 QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, bool with_mask);
 
 // The same into given tensors, and for any range: values int8 or uint8 [rows, length], scale and
@@ -30,5 +29,10 @@ struct RowTargets {
   at::Tensor values, scale, zero_point;
 };
 void quantize_rows_into(const at::Tensor& rows, const RowScheme& scheme, const RowTargets& to);
+
+// Memory of these sizes for the scales and the zero points that are chosen for x. Without elements x
+// has those of zeros.
+std::pair<at::Tensor, at::Tensor> empty_qparams(const at::Tensor& x, c10::SymIntArrayRef sizes,
+                                                const RowScheme& scheme);
 
 }  // namespace baraquant::range

@@ -14,27 +14,20 @@
 namespace baraquant::range {
 namespace {
 
-RangeArgs range_args(const Scope& scope, int64_t quant_min, int64_t quant_max, bool symmetric) {
-  return {.scope = scope, .quant_min = quant_min, .quant_max = quant_max, .symmetric = symmetric};
+TensorPair public_choose_qparams(const at::Tensor& input, const RangeArgs& args) {
+  check_dispatchable(OpName{"choose_qparams", args.scope.granularity}, "input", input);
+  return choose_qparams(input, args);
 }
 
-TensorPair public_choose_qparams(const at::Tensor& input, const Scope& scope, int64_t quant_min,
-                                 int64_t quant_max, bool symmetric) {
-  check_dispatchable(OpName{"choose_qparams", scope.granularity}, "input", input);
-  return choose_qparams(input, range_args(scope, quant_min, quant_max, symmetric));
-}
-
-TensorTriple public_dynamic_range_quantize(const at::Tensor& input, const Scope& scope,
-                                           int64_t quant_min, int64_t quant_max, bool symmetric,
+TensorTriple public_dynamic_range_quantize(const at::Tensor& input, const RangeArgs& args,
                                            at::ScalarType dtype) {
-  check_dispatchable(OpName{"dynamic_range_quantize", scope.granularity}, "input", input);
-  return dynamic_quantize(input, range_args(scope, quant_min, quant_max, symmetric), dtype);
+  check_dispatchable(OpName{"dynamic_range_quantize", args.scope.granularity}, "input", input);
+  return dynamic_quantize(input, args, dtype);
 }
 
-at::Tensor public_dynamic_fake_quantize(const at::Tensor& input, const Scope& scope,
-                                        int64_t quant_min, int64_t quant_max, bool symmetric) {
-  check_dispatchable(OpName{"dynamic_fake_quantize", scope.granularity}, "input", input);
-  return dynamic_fake_quantize(input, range_args(scope, quant_min, quant_max, symmetric));
+at::Tensor public_dynamic_fake_quantize(const at::Tensor& input, const RangeArgs& args) {
+  check_dispatchable(OpName{"dynamic_fake_quantize", args.scope.granularity}, "input", input);
+  return dynamic_fake_quantize(input, args);
 }
 
 // Neither the running range nor the scale that is chosen from it is differentiable.
@@ -111,17 +104,13 @@ void define_core_ops(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
-  define_public_ops(m,
-                    "choose_qparams_per_*(Tensor input, ..., int quant_min=-128, "
-                    "int quant_max=127, *, bool symmetric=True) -> "
-                    "(Tensor scale, Tensor zero_point)");
-  define_public_ops(m,
-                    "dynamic_range_quantize_per_*(Tensor input, ..., int quant_min=-128, "
-                    "int quant_max=127, *, bool symmetric=True, ScalarType dtype=int8) -> "
-                    "(Tensor output, Tensor scale, Tensor zero_point)");
-  define_public_ops(m,
-                    "dynamic_fake_quantize_per_*(Tensor input, ..., int quant_min=-128, "
-                    "int quant_max=127, *, bool symmetric=True) -> Tensor");
+  const std::string ranged =
+      "(Tensor input, ..., int quant_min=-128, int quant_max=127, *, bool symmetric=True";
+  define_public_ops(m, "choose_qparams_per_*" + ranged + ") -> (Tensor scale, Tensor zero_point)");
+  define_public_ops(m, "dynamic_range_quantize_per_*" + ranged +
+                           ", ScalarType dtype=int8) -> "
+                           "(Tensor output, Tensor scale, Tensor zero_point)");
+  define_public_ops(m, "dynamic_fake_quantize_per_*" + ranged + ") -> Tensor");
   define(m,
          "observe_min_max_(Tensor input, Tensor(a!) min_val, Tensor(b!) max_val, int? axis=None, "
          "float? averaging_constant=None, *, Tensor(c!)? skipped_batches=None) -> ()");

@@ -9,14 +9,10 @@
 namespace baraquant::scaled {
 namespace {
 
-TensorPair quantize_per_token_autograd(const ScaledArgs& args) {
-  check_all_dispatchable("baraquant::scaled_quantize_per_token", args);
-  return scaled_quantize_per_token.below_autograd(args);
-}
-
-TensorPair quantize_transposed_autograd(const ScaledArgs& args) {
-  check_all_dispatchable("baraquant::scaled_quantize_transposed", args);
-  return scaled_quantize_transposed.below_autograd(args);
+template <const auto& op>
+TensorPair quantize_autograd(const ScaledArgs& args) {
+  check_all_dispatchable(op.kName, args);
+  return op.below_autograd(args);
 }
 
 at::Tensor transpose_int8_autograd(const at::Tensor& input) {
@@ -32,8 +28,8 @@ at::Tensor draw_random_autograd(const at::Tensor& like, int64_t count) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
-  m.impl("scaled_quantize_per_token", kernel_of<&quantize_per_token_autograd>);
-  m.impl("scaled_quantize_transposed", kernel_of<&quantize_transposed_autograd>);
+  m.impl("scaled_quantize_per_token", kernel_of<&quantize_autograd<scaled_quantize_per_token>>);
+  m.impl("scaled_quantize_transposed", kernel_of<&quantize_autograd<scaled_quantize_transposed>>);
   m.impl("transpose_int8", kernel_of<&transpose_int8_autograd>);
   m.impl("draw_random", kernel_of<&draw_random_autograd>);
 }

@@ -10,16 +10,15 @@ namespace {
 
 void check_factor(const char* op, const ScaledArgs& args, bool per_row) {
   const at::Tensor &input = args.input, &factor = args.factor;
-  check_dispatchable(op, "factor", factor);
-  check_dtype(op, "factor", factor, compute_dtype(input.scalar_type()),
-              "the compute type of the input");
-  check_same_device(op, "factor", factor, input);
+  const at::ScalarType compute = compute_dtype(input.scalar_type());
+  const char* why = "the compute type of the input";
   if (!per_row) {
     const c10::SymInt columns = input.sym_size(-1);
-    TORCH_CHECK_VALUE(has_sizes(factor, {columns}), op, ": expected factor to have shape [",
-                      columns, "] (input.size(-1)), but got ", factor.sym_sizes());
-    return;
+    return check_expected(op, {"factor", factor, compute, why, columns, "input.size(-1)"}, input);
   }
+  check_dispatchable(op, "factor", factor);
+  check_dtype(op, "factor", factor, compute, why);
+  check_same_device(op, "factor", factor, input);
   std::vector<c10::SymInt> rows = input.sym_sizes().vec();
   rows.back() = 1;
   if (factor.dim() == input.dim() - 1) rows.pop_back();
@@ -30,13 +29,9 @@ void check_factor(const char* op, const ScaledArgs& args, bool per_row) {
 
 void check_random(const char* op, const ScaledArgs& args) {
   if (!args.random) return;
-  const at::Tensor& random = *args.random;
-  check_dispatchable(op, "random", random);
-  check_dtype(op, "random", random, at::kLong, "as draw_random returns it");
-  check_same_device(op, "random", random, args.input);
-  TORCH_CHECK_VALUE(has_sizes(random, {2}), op,
-                    ": expected random to have shape [2] (as draw_random returns it), but got ",
-                    random.sym_sizes());
+  const c10::SymInt two = 2;
+  const char* why = "as draw_random returns it";
+  check_expected(op, {"random", *args.random, at::kLong, why, two, why}, args.input);
 }
 
 }  // namespace

@@ -2,14 +2,10 @@
 // The ops of the scaled family. What each computes stands with its schema in schema.cpp.
 #pragma once
 
-#include <tuple>
-
 #include "frame/named_op.h"
 #include "granularity/arguments.h"
 
 namespace baraquant::scaled {
-
-using TensorPair = std::tuple<at::Tensor, at::Tensor>;
 
 // What the two quantizing ops take.
 struct ScaledArgs {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the storage type T and calls Backend::rows<T>,
-// Backend::maxima<T>, Backend::columns<T> or Backend::given<T>. The CPU and CUDA share it.
+// Backend::maxima<T>, Backend::columns<T> or Backend::given<T>. The CPU and CUDA share it,
+// and the names of the kernels in plans; the tiles there are those of CUDA.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "frame/dtypes.h"
+#include "frame/pointers.h"
 #include "scaled/operands.h"
 
 namespace baraquant::scaled {
@@ -57,6 +59,7 @@ struct Launch {
   static void rows(const RowsCall& call) {
     with_floating_type(call.input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
+      if (Backend::template only_planned_as<C>("scaled_quantize_rows", "row")) return;
       Backend::template rows<T>({matrix<T>(call.input), read<C>(call.factor),
                                  read<C>(call.row_factor), random(call.random),
                                  written<int8_t>(call.values), written<C>(call.scale),
@@ -67,12 +70,15 @@ struct Launch {
   // Only the sums of a RowsCall.
   static void sums(const Part& input, const at::Tensor& sums) {
     with_floating_type(input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
-      Backend::template sums<T>(matrix<T>(input), written<ComputeType<T>>(sums));
+      using C = ComputeType<T>;
+      if (Backend::template only_planned_as<C>("column_sums", "columns")) return;
+      Backend::template sums<T>(matrix<T>(input), written<C>(sums));
     });
   }
 
   // result [columns] is the sum of the pieces [pieces, columns]; both have one compute type.
   static void total(const at::Tensor& pieces, const at::Tensor& result) {
+    if (Backend::template only_planned_as<double>("column_total", "columns")) return;
     const auto add = [&]<typename C>(Type<C>) {
       Backend::template total<C>(read<C>(pieces), pieces.size(0), pieces.size(1),
                                  written<C>(result));
@@ -84,6 +90,7 @@ struct Launch {
   static void maxima(const ColumnsCall& call) {
     with_floating_type(call.input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
+      if (Backend::template only_planned_as<C>("scaled_maxima", "columns")) return;
       Backend::template maxima<T>(matrix<T>(call.input), read<C>(call.factor),
                                   written<C>(call.maxima));
     });
@@ -92,6 +99,7 @@ struct Launch {
   static void columns(const ColumnsCall& call) {
     with_floating_type(call.input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
+      if (Backend::template only_planned_as<C>("scaled_quantize_columns", "128x64")) return;
       Backend::template columns<T>({matrix<T>(call.input), read<C>(call.factor),
                                     read<int32_t>(call.zero_point), random(call.random),
                                     read<C>(call.maxima), written<int8_t>(call.values),
@@ -102,6 +110,7 @@ struct Launch {
   static void given(const GivenCall& call) {
     with_floating_type(call.input.matrix.scalar_type(), [&]<typename T>(Type<T>) {
       using C = ComputeType<T>;
+      if (Backend::template only_planned_as<C>("quantize_given_transposed", "128x64")) return;
       Backend::template given<T>({matrix<T>(call.input),
                                   read<C>(call.scale),
                                   {static_cast<C>(call.quant_min), static_cast<C>(call.quant_max)},
@@ -110,14 +119,6 @@ struct Launch {
   }
 
  private:
-  template <typename T>
-  static const T* read(const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-  }
-  template <typename T>
-  static T* written(const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
-  }
   template <typename T>
   static Matrix<T> matrix(const Part& part) {
     return {read<T>(part.matrix), part.rows, part.columns, part.stride, part.first};

@@ -20,14 +20,6 @@ constexpr int64_t kUnit = 16384;  // the fewest elements for a task of a thread
 constexpr int64_t kBlock = 1024;  // elements that are scaled together
 constexpr int64_t kTile = 64;     // rows and columns of a tile; a multiple of kOctet
 
-bool only_planned_as(const char* name, const char* compute) {
-  return only_planned([&] {
-    KernelPlan plan = cpu_plan<float>(name, "1");
-    plan.compute_dtype = compute;
-    return plan;
-  });
-}
-
 // The factors or scales of neighbours: one for each, or one for all.
 template <typename C>
 struct Each {
@@ -118,10 +110,14 @@ BARAQUANT_HD void quantize_row(const RowsParams<T>& args, int64_t m) {
 }
 
 struct Cpu {
+  template <typename C>
+  static bool only_planned_as(const char* name, const char* /*tile*/ = "") {
+    return only_planned([&] { return cpu_plan<C>(name, "1"); });
+  }
+
   template <typename T>
   static void rows(const RowsParams<T>& args) {
     using C = ComputeType<T>;
-    if (only_planned_as("scaled_quantize_rows", compute_name<C>())) return;
     const Matrix<T>& x = args.input;
     std::mutex mutex;
     at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t from, int64_t to) {
@@ -141,7 +137,6 @@ struct Cpu {
   template <typename T>
   static void sums(const Matrix<T>& x, ComputeType<T>* sums) {
     using C = ComputeType<T>;
-    if (only_planned_as("column_sums", compute_name<C>())) return;
     const int64_t pieces = count_pieces(x.rows);
     at::parallel_for(0, pieces, grain(kPieceRows * x.columns), [&](int64_t from, int64_t to) {
       run_on_isa(cpu_isa(), [&]() __attribute__((always_inline)) {
@@ -159,7 +154,6 @@ struct Cpu {
 
   template <typename C>
   static void total(const C* pieces, int64_t count, int64_t columns, C* result) {
-    if (only_planned_as("column_total", compute_name<double>())) return;
     at::parallel_for(0, columns, grain(count), [&](int64_t from, int64_t to) {
       for (int64_t n = from; n < to; ++n) {
         double lanes[kSumLanes] = {};
@@ -174,7 +168,6 @@ struct Cpu {
   template <typename T>
   static void maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
     using C = ComputeType<T>;
-    if (only_planned_as("scaled_maxima", compute_name<C>())) return;
     std::mutex mutex;
     at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t from, int64_t to) {
       std::vector<Key<C>> keys(static_cast<size_t>(x.columns), 0);
@@ -189,7 +182,6 @@ struct Cpu {
 
   template <typename T>
   static void columns(const ColumnsParams<T>& args) {
-    if (only_planned_as("scaled_quantize_columns", compute_name<ComputeType<T>>())) return;
     const Matrix<T>& x = args.input;
     for_each_strip(x.rows, x.columns,
                    [&](int64_t n, int64_t width) { quantize_strip(args, n, width); });
@@ -198,7 +190,6 @@ struct Cpu {
   template <typename T>
   static void given(const GivenParams<T>& args) {
     using C = ComputeType<T>;
-    if (only_planned_as("quantize_given_transposed", compute_name<C>())) return;
     const Matrix<T>& x = args.input;
     for_each_strip(x.rows, x.columns, [&](int64_t n, int64_t width) {
       int8_t tile[kTile][kTile];
@@ -219,7 +210,7 @@ struct Cpu {
   }
 
   static void transpose(const at::Tensor& values, const at::Tensor& result) {
-    if (only_planned_as("transpose_int8", "int32")) return;
+    if (only_planned_as<int32_t>("transpose_int8")) return;
     const int64_t rows = values.size(0), columns = values.size(1);
     const auto* from = static_cast<const int8_t*>(values.const_data_ptr());
     auto* to = static_cast<int8_t*>(result.mutable_data_ptr());
@@ -238,7 +229,7 @@ struct Cpu {
   // The CPU's generator has no offset: each draw takes a new seed, and the calls that share a state
   // count from 0.
   static void draw(const at::Tensor& state, int64_t) {
-    if (only_planned_as("draw_random", "int32")) return;
+    if (only_planned_as<int32_t>("draw_random")) return;
     const at::Generator& generator = at::detail::getDefaultCPUGenerator();
     auto* own = at::check_generator<at::CPUGeneratorImpl>(generator);
     auto* numbers = static_cast<int64_t*>(state.mutable_data_ptr());

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "frame/cuda_plan.cuh"
 #include "machine/pack.cuh"
 #include "scaled/cuda/kernels.h"
 #include "scaled/cuda/tile.cuh"
@@ -75,98 +74,22 @@ __global__ void draw_kernel(const at::PhiloxCudaState drawn, int64_t* state) {
   state[1] = static_cast<int64_t>(offset / 4);  // four words of 32 bits are one call of Philox
 }
 
-Place current_place() {
-  Place place{0, c10::cuda::getCurrentCUDAStream()};
-  cudaDeviceGetAttribute(&place.multiprocessors, cudaDevAttrMultiProcessorCount,
-                         c10::cuda::current_device());
-  return place;
+const at::Tensor& result_of(const Part&, const at::Tensor& sums) { return sums; }
+const at::Tensor& result_of(const at::Tensor&, const at::Tensor& result) { return result; }
+template <typename Call>
+const at::Tensor& result_of(const Call& call) {
+  return call.values;
 }
 
-template <typename C>
-bool only_planned_as(const char* name, const char* tile) {
-  return only_planned([&] { return cuda_plan<C>(name, tile); });
-}
-
-bool only_planned_integers(const char* name, const char* tile) {
-  return only_planned([&] {
-    KernelPlan plan = cuda_plan<float>(name, tile);
-    plan.compute_dtype = "int32";
-    return plan;
-  });
-}
-
-struct Cuda {
-  template <typename T>
-  static void rows(const RowsParams<T>& args) {
-    if (only_planned_as<ComputeType<T>>("scaled_quantize_rows", "row")) return;
-    rows_cuda<T>(args, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  template <typename T>
-  static void sums(const Matrix<T>& x, ComputeType<T>* sums) {
-    if (only_planned_as<ComputeType<T>>("column_sums", "columns")) return;
-    sums_cuda<T>(x, sums, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  template <typename C>
-  static void total(const C* pieces, int64_t count, int64_t columns, C* result) {
-    if (only_planned_as<double>("column_total", "columns")) return;
-    total_cuda<C>(pieces, count, columns, result, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  template <typename T>
-  static void maxima(const Matrix<T>& x, const ComputeType<T>* factor, ComputeType<T>* maxima) {
-    if (only_planned_as<ComputeType<T>>("scaled_maxima", "columns")) return;
-    maxima_cuda<T>(x, factor, maxima, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  template <typename T>
-  static void columns(const ColumnsParams<T>& args) {
-    if (only_planned_as<ComputeType<T>>("scaled_quantize_columns", "128x64")) return;
-    columns_cuda<T>(args, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  template <typename T>
-  static void given(const GivenParams<T>& args) {
-    if (only_planned_as<ComputeType<T>>("quantize_given_transposed", "128x64")) return;
-    given_cuda<T>(args, current_place());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-};
-
-void launch_rows_of(const RowsCall& call) {
-  const c10::cuda::CUDAGuard guard(call.values.device());
-  Launch<Cuda>::rows(call);
-}
-
-void launch_sums_of(const Part& input, const at::Tensor& sums) {
-  const c10::cuda::CUDAGuard guard(sums.device());
-  Launch<Cuda>::sums(input, sums);
-}
-
-void launch_total_of(const at::Tensor& pieces, const at::Tensor& result) {
-  const c10::cuda::CUDAGuard guard(result.device());
-  Launch<Cuda>::total(pieces, result);
-}
-
-void launch_maxima_of(const ColumnsCall& call) {
-  const c10::cuda::CUDAGuard guard(call.values.device());
-  Launch<Cuda>::maxima(call);
-}
-
-void launch_columns_of(const ColumnsCall& call) {
-  const c10::cuda::CUDAGuard guard(call.values.device());
-  Launch<Cuda>::columns(call);
-}
-
-void launch_given_of(const GivenCall& call) {
-  const c10::cuda::CUDAGuard guard(call.values.device());
-  Launch<Cuda>::given(call);
+template <auto launch, typename... Args>
+void on_device(const Args&... args) {
+  const c10::cuda::CUDAGuard guard(result_of(args...).device());
+  launch(args...);
 }
 
 void transpose(const at::Tensor& values, const at::Tensor& result) {
   const c10::cuda::CUDAGuard guard(values.device());
-  if (only_planned_integers("transpose_int8", "128x128")) return;
+  if (Cuda::only_planned_as<int32_t>("transpose_int8", "128x128")) return;
   const auto* from = static_cast<const int8_t*>(values.const_data_ptr());
   auto* to = static_cast<int8_t*>(result.mutable_data_ptr());
   const int64_t rows = values.size(0), columns = values.size(1);
@@ -182,7 +105,7 @@ void transpose(const at::Tensor& values, const at::Tensor& result) {
 
 void draw(const at::Tensor& state, int64_t count) {
   const c10::cuda::CUDAGuard guard(state.device());
-  if (only_planned_integers("draw_random", "1")) return;
+  if (Cuda::only_planned_as<int32_t>("draw_random", "1")) return;
   const at::Generator& generator =
       at::cuda::detail::getDefaultCUDAGenerator(c10::cuda::current_device());
   auto* own = at::check_generator<at::CUDAGeneratorImpl>(generator);
@@ -199,9 +122,15 @@ void draw(const at::Tensor& state, int64_t count) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{
-      &launch_rows_of,    &launch_sums_of,  &launch_total_of, &launch_maxima_of,
-      &launch_columns_of, &launch_given_of, &transpose,       &draw};
+  using L = Launch<Cuda>;
+  static const Kernels kernels{&on_device<&L::rows, RowsCall>,
+                               &on_device<&L::sums, Part, at::Tensor>,
+                               &on_device<&L::total, at::Tensor, at::Tensor>,
+                               &on_device<&L::maxima, ColumnsCall>,
+                               &on_device<&L::columns, ColumnsCall>,
+                               &on_device<&L::given, GivenCall>,
+                               &transpose,
+                               &draw};
   return kernels;
 }
 

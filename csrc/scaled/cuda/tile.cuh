@@ -14,7 +14,7 @@ constexpr int kTileRows = 128;
 constexpr int kRowsOfLane = 4;
 
 // Neither phase meets a bank twice: a column's words are followed by one that is not used, and 32
-// columns by four, for the lanes of columns.cuh are 8 columns apart.
+// columns by four, for the lanes of columns.cu are 8 columns apart.
 template <int columns>
 class ByteTile {
   static constexpr int kWords = kTileRows / 4;
