@@ -192,3 +192,52 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ImportError, match=r"huggingface_hub is not installed; .*baraquant\[hf\]"):
         write(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+PACKED = {"scale_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [baraquant.W8A8(), baraquant.W4A16(32, **PACKED), baraquant.W8A16(**PACKED)],
+    ids=["W8A8", "W4A16", "W8A16"],
+)
+def test_sglang_takes(config: Any, tmp_path: Path) -> None:
+    assert export.to_compressed_tensors(
+        quantized(config, torch.bfloat16), tmp_path / "served", serve="sglang"
+    ).is_dir()
+
+
+SGLANG: dict[str, tuple[Any, str]] = {
+    "static": (baraquant.W8A8Static(), "static_inputs: q_proj: SGLang ignores the static scale"),
+    "static with zero point": (baraquant.W8A8Static(symmetric=False), "static_inputs: q_proj"),
+    "zero point": (baraquant.W8A8(symmetric=False), "input_zero_points: q_proj: SGLang rounds"),
+    "groups of integers": (baraquant.W4A8(32, group_factors=False), "sglang_kernels: q_proj"),
+    "packed zero points": (baraquant.W4A16(32, symmetric=False, **PACKED),
+        "sglang_kernels: q_proj: SGLang has no kernel"),
+    "five bits": (baraquant.QuantConfig(baraquant.TensorConfig(5), **PACKED),
+        "sglang_kernels: q_proj"),
+    "rounded scales": (baraquant.W4A16(32), "rounded_scales: q_proj"),
+    "formats": ({"o_proj": baraquant.W4A16(32, **PACKED), nn.Linear: baraquant.W8A8(),
+        nn.Embedding: None}, "one_format: expected layers of one format"),
+    "fused schemes": ({"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A8()},
+        "fused_schemes: SGLang computes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SGLANG))
+def test_what_sglang_computes_otherwise(name: str, tmp_path: Path) -> None:
+    config, message = SGLANG[name]
+    model = quantized(config, torch.bfloat16)
+    with pytest.raises(ValueError, match=message) as raised:
+        export.to_compressed_tensors(model, tmp_path / "served", serve="sglang")
+    assert not list(tmp_path.iterdir())
+    rule = str(raised.value).split(": ")[1]
+    others = {"static_inputs", "input_zero_points", "sglang_kernels"} - {rule}
+    export.to_compressed_tensors(model, tmp_path / "x", serve="sglang", allow=[rule, *others])
+
+
+def test_sglang_takes_sixteen_bits(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sixteen_bits: q_proj: SGLang computes"):
+        model = quantized()
+        export.to_compressed_tensors(model, tmp_path / "served", serve="sglang")

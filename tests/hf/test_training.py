@@ -13,10 +13,9 @@ from torch import nn
 import baraquant
 from tests.hf.models import TOKENS, load, logits, saved, transformers
 from tests.support.optional_packages import package
-from tests.support.pytorch_products import products_of_pytorch
 
 pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
+from baraquant.transformers import BaraquantConfig
 
 ROWS = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
 SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
@@ -29,27 +28,6 @@ def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
     )  # fmt: skip
     transformers.Trainer(model=model, args=arguments, train_dataset=ROWS).train()
     return model.eval()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_trainer_to_folder(checkpointing: bool, tmp_path: Path) -> None:
-    package("accelerate")
-    package("compressed_tensors")
-    model = load("llama", saved(tmp_path / "float", "llama"))
-    before = logits(model)
-    baraquant.qat.prepare_(model, SCHEME)
-    trained(model, tmp_path / "runs", gradient_checkpointing=checkpointing)
-    wanted = logits(model)
-    assert (wanted - before).abs().max() > 0.1  # it has learned something
-    baraquant.qat.convert_(model)
-    assert torch.equal(logits(model), wanted)
-    baraquant.export.to_compressed_tensors(model, tmp_path / "served", serve=None)
-    with products_of_pytorch():
-        assert torch.equal(logits(load("llama", tmp_path / "served")), logits(model))
-    with use_for_compressed_tensors():
-        read = load("llama", tmp_path / "served")
-    assert torch.equal(logits(read), wanted)
 
 
 @pytest.mark.exhaustive

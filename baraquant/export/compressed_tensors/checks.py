@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a server needs of a folder beyond the format. Each rule has a name, by which it is allowed.
 
-Each rule is a function of the quantized layers, their schemes and the model that yields the errors
-it finds: the paths of layers, and what to do.
+Each rule is called with the quantized layers, their schemes and the model, and yields the errors
+that it finds: the paths of layers, and what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,27 @@ class Exported:
 
 
 Rule = Callable[[Exported], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class OfLayers:
+    """A rule that asks each layer alone.
+
+    Attributes:
+        fails: Whether the rule does not hold for a layer.
+        reason: What is said then, with places for the layer's scheme and dtype.
+    """
+
+    fails: Callable[[IntegerLayer, Scheme], bool]
+    reason: str
+
+    def __call__(self, exported: Exported) -> Iterator[str]:
+        """Yield the errors."""
+        for path, layer in exported.layers.items():
+            scheme = exported.schemes[path]
+            if self.fails(layer, scheme):
+                name = str(layer.dtype).removeprefix("torch.")
+                yield f"{path}: {self.reason.format(scheme=scheme, dtype=name)}"
 
 
 def check_server(exported: Exported, serve: str | None, allow: Iterable[str], caller: str) -> None:
@@ -124,23 +146,6 @@ def _sglang_kernels(exported: Exported) -> Iterator[str]:
             )
 
 
-def _static_inputs(exported: Exported) -> Iterator[str]:
-    """A static input scale, which SGLang loads and does not use."""
-    for path, scheme in exported.schemes.items():
-        if scheme.input is not None and not scheme.input.dynamic:
-            yield (
-                f"{path}: SGLang ignores the static scale of its input and computes one for each "
-                "token; use W8A8() with dynamic scales"
-            )
-
-
-def _input_zero_points(exported: Exported) -> Iterator[str]:
-    """Inputs with zero points, which SGLang rounds without them."""
-    for path, scheme in exported.schemes.items():
-        if scheme.input is not None and not scheme.input.symmetric:
-            yield f"{path}: SGLang rounds its input without a zero point; use symmetric=True"
-
-
 def _one_format(exported: Exported) -> Iterator[str]:
     """One storage for all layers: SGLang reads the format of the whole configuration alone."""
     formats = sorted({scheme.format for scheme in exported.schemes.values()})
@@ -149,17 +154,6 @@ def _one_format(exported: Exported) -> Iterator[str]:
             f"expected layers of one format, but got {' and '.join(formats)}: SGLang reads one for "
             "all; use one scheme, and None for the other layers"
         )
-
-
-def _sixteen_bits(exported: Exported) -> Iterator[str]:
-    """A model of 16 bits: SGLang takes this format in bfloat16 and float16 alone."""
-    for path, layer in exported.layers.items():
-        if layer.dtype not in (torch.bfloat16, torch.float16):
-            yield (
-                f"{path}: SGLang computes layers of this format in bfloat16 or float16, and "
-                f"converts a model of {str(layer.dtype).removeprefix('torch.')}; convert the float "
-                "model first (model.to(torch.bfloat16))"
-            )
 
 
 def _fused_schemes(exported: Exported) -> Iterator[str]:
@@ -223,83 +217,60 @@ def _shapes(exported: Exported) -> Iterator[str]:
             )
 
 
-def _widths(exported: Exported) -> Iterator[str]:
-    """A width of packed weights that vLLM's common kernels take."""
-    for path, scheme in exported.schemes.items():
-        common = scheme.weight.bits == 4 or (scheme.weight.bits == 8 and scheme.weight.symmetric)
-        if scheme.format == PACKED and not common:
-            yield (
-                f"{path}: vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not "
-                f"{scheme}; a server with other kernels may take it"
-            )
+def _is_uncommon(_: IntegerLayer, scheme: Scheme) -> bool:
+    weight = scheme.weight
+    common = weight.bits == 4 or (weight.bits == 8 and weight.symmetric)
+    return scheme.format == PACKED and not common
 
 
-def _half_models(exported: Exported) -> Iterator[str]:
-    """A model of 16 bits around packed weights: vLLM converts float32 ones."""
-    for path, layer in exported.layers.items():
-        if exported.schemes[path].format == PACKED and layer.dtype == torch.float32:
-            yield (
-                f"{path}: vLLM computes packed weights in bfloat16 or float16, and converts a "
-                "float32 model and its scales; convert the float model first "
-                "(model.to(torch.bfloat16)), and quantize it with scale_dtype='bfloat16'"
-            )
-
-
-def _packed_zero_points(exported: Exported) -> Iterator[str]:
-    """Packed weights without zero points, which transformers fails to load."""
-    for path, scheme in exported.schemes.items():
-        if scheme.format == PACKED and not scheme.weight.symmetric:
-            yield (
-                f"{path}: transformers cannot load packed weights with zero points (its shapes do "
-                "not fit those of the format); use symmetric=True, serve it with vLLM, or load it "
-                "with baraquant.export.from_compressed_tensors"
-            )
-
-
-def _rounded_scales(exported: Exported) -> Iterator[str]:
-    """Scales that the server's dtype holds: it converts the scales of packed weights."""
-    for path, name in _inexact(exported, packed=True):
-        yield (
-            f"{path}: the server rounds its scales to {name}, and so computes with other "
-            f"weights; quantize with scale_dtype={name!r} in the configuration"
-        )
-
-
-def _integer_scales(exported: Exported) -> Iterator[str]:
-    """The same for layers that multiply integers, whose scales only transformers converts."""
-    for path, name in _inexact(exported, packed=False):
-        yield (
-            f"{path}: transformers rounds its scales to {name} unless the folder is loaded "
-            f"with CompressedTensorsConfig(dequantize=True); quantize with scale_dtype={name!r}"
-        )
-
-
-def _inexact(exported: Exported, packed: bool) -> Iterator[tuple[str, str]]:
-    """Yield the layers whose scales their dtype does not hold, with the name of the dtype."""
-    for path, layer in exported.layers.items():
-        is_packed = exported.schemes[path].format == PACKED
-        if is_packed == packed and not is_exact(layer.scale, layer.dtype):
-            yield path, str(layer.dtype).removeprefix("torch.")
+def _is_inexact(layer: IntegerLayer, scheme: Scheme, packed: bool) -> bool:
+    """Whether the dtype of a layer, packed or not, does not hold its scales."""
+    return (scheme.format == PACKED) == packed and not is_exact(layer.scale, layer.dtype)
 
 
 # Which servers a rule is for, and the rule.
 RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "kernels": (("vllm",), _kernels),
     "sglang_kernels": (("sglang",), _sglang_kernels),
-    "static_inputs": (("sglang",), _static_inputs),
-    "input_zero_points": (("sglang",), _input_zero_points),
+    # SGLang loads a static scale and does not use it.
+    "static_inputs": (("sglang",), OfLayers(
+        lambda _, scheme: scheme.input is not None and not scheme.input.dynamic,
+        "SGLang ignores the static scale of its input and computes one for each token; use W8A8() "
+        "with dynamic scales")),
+    "input_zero_points": (("sglang",), OfLayers(
+        lambda _, scheme: scheme.input is not None and not scheme.input.symmetric,
+        "SGLang rounds its input without a zero point; use symmetric=True")),
     "one_format": (("sglang",), _one_format),
-    "sixteen_bits": (("sglang",), _sixteen_bits),
+    # SGLang takes this format in bfloat16 and float16 alone.
+    "sixteen_bits": (("sglang",), OfLayers(
+        lambda layer, _: layer.dtype not in (torch.bfloat16, torch.float16),
+        "SGLang computes layers of this format in bfloat16 or float16, and converts a model of "
+        "{dtype}; convert the float model first (model.to(torch.bfloat16))")),
     "fused_schemes": (("vllm", "sglang"), _fused_schemes),
     "fused_input_scale": (("vllm",), _fused_input_scale),
     "static_zero_point": (("vllm",), _static_zero_point),
     "shapes": (("vllm", "sglang"), _shapes),
-    "widths": (("vllm",), _widths),
-    "half_models": (("vllm",), _half_models),
-    "packed_zero_points": (("transformers",), _packed_zero_points),
-    "rounded_scales": (SERVERS, _rounded_scales),
-    "integer_scales": (("transformers",), _integer_scales),
-}
+    "widths": (("vllm",), OfLayers(_is_uncommon,
+        "vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not {scheme}; a server "
+        "with other kernels may take it")),
+    "half_models": (("vllm",), OfLayers(
+        lambda layer, scheme: scheme.format == PACKED and layer.dtype == torch.float32,
+        "vLLM computes packed weights in bfloat16 or float16, and converts a float32 model and its "
+        "scales; convert the float model first (model.to(torch.bfloat16)), and quantize it with "
+        "scale_dtype='bfloat16'")),
+    "packed_zero_points": (("transformers",), OfLayers(
+        lambda _, scheme: scheme.format == PACKED and not scheme.weight.symmetric,
+        "transformers cannot load packed weights with zero points (its shapes do not fit those of "
+        "the format); use symmetric=True, serve it with vLLM, or load it with "
+        "baraquant.export.from_compressed_tensors")),
+    "rounded_scales": (SERVERS, OfLayers(partial(_is_inexact, packed=True),
+        "the server rounds its scales to {dtype}, and so computes with other weights; quantize "
+        "with scale_dtype='{dtype}' in the configuration")),
+    # Those of layers that multiply integers, which only transformers converts.
+    "integer_scales": (("transformers",), OfLayers(partial(_is_inexact, packed=False),
+        "transformers rounds its scales to {dtype} unless the folder is loaded with "
+        "CompressedTensorsConfig(dequantize=True); quantize with scale_dtype='{dtype}'")),
+}  # fmt: skip
 
 
 def is_exact(scale: Tensor, dtype: torch.dtype) -> bool:

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""save_pretrained, and use_for_compressed_tensors: folders of several writers and readers.
+
+What stays floating, or is not written, is said.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import baraquant
+from baraquant.nn import (
+    HoldsIntegers,
+    QuantizedLinear,
+    StaticQuantizedLinear,
+    WeightOnlyInt4Linear,
+    WeightOnlyLinear,
+)
+from tests.hf.models import MODELS, TOKENS, build, load, logits, read_by_us, saved, transformers
+from tests.support.compressed_folders import KINDS, tensors, write_by_package
+from tests.support.optional_packages import package
+from tests.support.pytorch_products import products_of_pytorch
+from tests.support.tiny_transformers import build as tiny
+
+pytest.importorskip("transformers")
+from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
+from baraquant.transformers._versions import IS_5
+
+WEIGHTS: dict[str, Any] = {
+    "W8A16": baraquant.W8A16(),
+    "W4A16": baraquant.W4A16(32),
+    "W4A16 per channel": baraquant.W4A16(None),
+    "dictionary": {"*layer*.0.*": baraquant.W8A16(), nn.Linear: baraquant.W4A16(32)},
+    "embeddings": {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()},
+}
+INTEGERS: dict[str, Any] = {
+    "W8A8": baraquant.W8A8(),
+    "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
+    "W4A8": baraquant.W4A8(None),
+}
+CASES = [(name, torch.float32) for name in MODELS]
+CASES += [("qwen2", torch.bfloat16), ("tied_llama", torch.float16)]
+# transformers cannot load what it writes itself: packed zero points get another shape.
+OURS_ALONE: dict[str, Any] = {"W4A16 asymmetric": baraquant.W4A16(32, symmetric=False)}
+
+
+def quantized(name: str, folder: Path, scheme: Any, dtype: torch.dtype = torch.float32) -> Any:
+    config = BaraquantConfig(scheme)
+    return load(name, saved(folder, name, dtype), dtype=dtype, quantization_config=config)
+
+
+def test_file_is_compressed_tensors(tmp_path: Path) -> None:
+    model = quantized("llama", tmp_path / "float", baraquant.W8A8())
+    model.save_pretrained(tmp_path / "served")
+    config = json.loads((tmp_path / "served" / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "compressed-tensors"
+    assert config["format"] == "int-quantized"
+    assert config["ignore"] == ["model.embed_tokens", "lm_head"]
+    read = read_by_us("llama", tmp_path / "served")
+    assert torch.equal(logits(read), logits(model))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", [*WEIGHTS, *INTEGERS])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_reads_the_same_weights(name: str, scheme: str, tmp_path: Path) -> None:
+    """The numbers are the same too, but where inputs are rounded: there by another rule."""
+    package("compressed_tensors")
+    model = quantized(name, tmp_path / "float", {**WEIGHTS, **INTEGERS}[scheme])
+    model.save_pretrained(tmp_path / "served")
+    read = load(name, tmp_path / "served")
+    with products_of_pytorch():
+        outputs, wanted = logits(read), logits(model)
+    if scheme in WEIGHTS:
+        assert torch.equal(outputs, wanted)
+    assert (outputs - wanted).norm() < 0.1 * wanted.norm()
+    for path in model.hf_quantizer.report.changed:
+        assert torch.equal(read.get_submodule(path).weight, model.get_submodule(path).weight), path
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize("scheme", [*WEIGHTS, *INTEGERS, *OURS_ALONE])
+def test_our_reader_gives_the_same_bits(
+    name: str, scheme: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    chosen = {**WEIGHTS, **INTEGERS, **OURS_ALONE}[scheme]
+    model = quantized(name, tmp_path / "float", chosen, dtype)
+    model.save_pretrained(tmp_path / "served", max_shard_size="60KB")
+    read = read_by_us(name, tmp_path / "served", dtype=dtype)
+    assert torch.equal(logits(read), logits(model))
+    read.save_pretrained(tmp_path / "again")
+    again = read_by_us(name, tmp_path / "again", dtype=dtype)
+    assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.exhaustive
+def test_models_quantized_by_hand_are_still_refused(tmp_path: Path) -> None:
+    model = load("llama", saved(tmp_path / "float", "llama"))
+    baraquant.quantize_(model, baraquant.W8A8())
+    with pytest.raises(RuntimeError, match="to_compressed_tensors"):
+        model.save_pretrained(tmp_path / "served")
+
+
+def saved_with(name: str, folder: Path) -> Path:
+    """A folder with a tensor more."""
+    add = tensors(lambda state: state.update({name: torch.ones(3)}))
+    add(saved(folder, "llama"))
+    return folder
+
+
+@pytest.mark.parametrize("part", ["mtp.fc", "model.layers.2.norm"])
+def test_tensors_that_the_class_does_not_know(part: str, tmp_path: Path) -> None:
+    source = saved_with(f"{part}.weight", tmp_path / "float")
+    for other in ("consolidated", "adapter_model"):  # other weights than the model's
+        save_file({"other.weight": torch.ones(3)}, source / f"{other}.safetensors")
+    model = transformers.LlamaForCausalLM.from_pretrained(source)
+    baraquant.quantize_(model, {torch.nn.Linear: baraquant.W8A8()}, progress=False)
+    name = part.removesuffix(".fc").removesuffix(".norm")
+    with pytest.warns(UserWarning, match=f"are not written: {name};"):
+        folder = baraquant.export.to_compressed_tensors(model, tmp_path / "it", serve=None)
+    assert f"`{name}`" in (folder / "README.md").read_text()
+
+
+def test_loaded_and_saved_again(tmp_path: Path) -> None:
+    """The report of ``from_pretrained`` names them, and ``save_pretrained`` warns."""
+    source = saved_with("mtp.fc.weight", tmp_path / "float")
+    config = BaraquantConfig(baraquant.W8A16())
+    model = transformers.LlamaForCausalLM.from_pretrained(source, quantization_config=config)
+    assert "LlamaForCausalLM has no place" in model.hf_quantizer.report.left_out["mtp"]
+    assert "mtp" in str(model.hf_quantizer.report)
+    with pytest.warns(UserWarning, match="save_pretrained: .*are not written: mtp;"):
+        model.save_pretrained(tmp_path / "it")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
+def test_one_scheme_says_the_share_of_floating_experts(name: str, tmp_path: Path) -> None:
+    if transformers.__version__ < "5":
+        pytest.skip("experts are linear layers before transformers 5")
+    model = tiny.build(name)
+    model.save_pretrained(tmp_path)
+    config = BaraquantConfig(baraquant.W8A16())
+    with pytest.warns(UserWarning, match=r"experts .* floating: \d+ % of the parameters"):
+        type(model).from_pretrained(tmp_path, quantization_config=config)
+
+
+def written(name: str, folder: Path, kind: str, dtype: torch.dtype) -> nn.Module:
+    """A folder that the package wrote; returns its model with the dequantized weights."""
+    model = build(name, dtype)
+    package_model = write_by_package(model, folder, kind, ["Linear"], ["lm_head"])
+    given = json.loads((folder / "config.json").read_text())
+    model.config.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | given
+    (folder / "config.json").write_text(json.dumps(config))
+    return package_model
+
+
+def kind_of(kind: str) -> type[nn.Module]:
+    if "static" in kind:
+        return StaticQuantizedLinear
+    if kind.startswith("int8 token"):
+        return QuantizedLinear
+    return WeightOnlyLinear if kind.startswith("int8") else WeightOnlyInt4Linear
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_kinds_of_the_package(name: str, kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    package("compressed_tensors")
+    theirs = written(name, tmp_path / "x", kind, dtype)
+    model = read_by_us(name, tmp_path / "x", dtype=dtype)
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, HoldsIntegers)}
+    assert len(layers) == 14
+    assert {type(layer) for layer in layers.values()} == {kind_of(kind)}
+    for path, layer in layers.items():
+        assert torch.equal(layer.weight, theirs.get_submodule(path).weight), path
+    assert logits(model).dtype == dtype
+
+
+def test_the_switch_and_the_way_back(tmp_path: Path) -> None:
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as QUANTIZERS
+
+    theirs = QUANTIZERS["compressed-tensors"]
+    with use_for_compressed_tensors():
+        ours = QUANTIZERS["compressed-tensors"]
+        assert ours is not theirs
+        with use_for_compressed_tensors(False):
+            assert QUANTIZERS["compressed-tensors"] is theirs
+        assert QUANTIZERS["compressed-tensors"] is ours
+    assert QUANTIZERS["compressed-tensors"] is theirs
+    use_for_compressed_tensors()
+    use_for_compressed_tensors()
+    use_for_compressed_tensors(False)
+    assert QUANTIZERS["compressed-tensors"] is theirs
+
+
+@pytest.mark.exhaustive
+def test_dequantize_goes_to_transformers(tmp_path: Path) -> None:
+    package("compressed_tensors")
+    theirs = written("llama", tmp_path / "x", "int4 group", torch.float32)
+    name = {"dequantize": True} if IS_5 else {"run_compressed": False}
+    options = transformers.CompressedTensorsConfig(**name)
+    model = read_by_us("llama", tmp_path / "x", quantization_config=options)
+    projection = model.model.layers[0].mlp.up_proj
+    assert type(projection) is nn.Linear
+    assert torch.equal(projection.weight, theirs.model.layers[0].mlp.up_proj.weight)
+
+
+@pytest.mark.exhaustive
+def test_base_model_of_a_folder_with_a_head(tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    model = load("llama", saved(tmp_path / "float", "llama"))
+    baraquant.quantize_(model, {"*": baraquant.W8A8()})
+    baraquant.export.to_compressed_tensors(model, folder, serve=None, float_embeddings=True)
+    with use_for_compressed_tensors():
+        base = transformers.AutoModel.from_pretrained(folder)
+    assert torch.equal(base(TOKENS).last_hidden_state, model.model(TOKENS).last_hidden_state)
+    assert type(base.layers[0].mlp.up_proj) is QuantizedLinear
+
+
+@pytest.mark.exhaustive
+def test_static_model_from_calibration(tmp_path: Path) -> None:
+    model = load("llama", saved(tmp_path / "float", "llama"))
+    for symmetric in (True, False):
+        copy = load("llama", tmp_path / "float")
+        scheme = {"lm_head": None, nn.Linear: baraquant.W8A8Static(symmetric=symmetric)}
+        baraquant.quantize_(copy, scheme, calibration=lambda m: m(TOKENS), progress=False)
+        folder = tmp_path / str(symmetric)
+        baraquant.export.to_compressed_tensors(copy, folder, serve=None)
+        read = read_by_us("llama", folder)
+        assert torch.equal(logits(read), logits(copy))
+        assert not torch.equal(logits(read), logits(model))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["tied_llama", "opt", "bert"])
+def test_embeddings_of_integers(name: str, tmp_path: Path) -> None:
+    """Only this reader loads them; equal ends share their integers again."""
+    model = load(name, saved(tmp_path / "float", name))
+    baraquant.quantize_(model, {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()})
+    baraquant.export.to_compressed_tensors(model, tmp_path / "x", serve=None)
+    read: Any = read_by_us(name, tmp_path / "x")
+    assert torch.equal(logits(read), logits(model))
+    assert read.get_input_embeddings().qweight is read.get_output_embeddings().qweight
+    assert "weight_packed" in str(load_file(tmp_path / "x" / "model.safetensors").keys())
