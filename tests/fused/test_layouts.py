@@ -9,9 +9,7 @@ import torch
 import baraquant
 from baraquant import ops
 from tests.support import cases
-from tests.support.bits import assert_same_bits
-from tests.support.calls.affine import outputs
-from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS, FusedCall
+from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS
 from tests.support.family_cases.fused import ACTIVATION_DTYPES
 from tests.support.family_cases.layouts import AnyLayout
 
@@ -21,17 +19,6 @@ CALLS = (*FLOAT_CALLS, *QUANTIZE_CALLS)
 class TestAnyLayout(AnyLayout):
     CALLS, SHAPE = CALLS, (4, 6, 5, 8)
     test_gradients_of_another_layout = None  # sums: test_gradients.py
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_rows_do_not_depend_on_their_neighbours(call: FusedCall, device: str) -> None:
-    """Nor on how many they are."""
-    tensors = tuple(t.detach() for t in call.tensors((41, 32), device=device))
-    whole = outputs(call(*tensors))
-    for i in (0, 17, 40):
-        single = outputs(call(*(t[i] if t.dim() == 2 else t for t in tensors)))
-        for actual, expected in zip(single, whole, strict=True):
-            assert_same_bits(actual, expected[i])
 
 
 @pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)

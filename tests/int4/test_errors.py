@@ -7,17 +7,13 @@ import re
 
 import pytest
 
-from tests.support.bad_arguments.int4 import OPS, PAIRS, Op
+from tests.support.bad_arguments.int4 import OPS, PAIRS
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
 from tests.support.family_cases.wrong_calls import RandomCalls, WrongDtypes
 
 
 class TestWrongCalls(WrongDtypes, RandomCalls):
     OPS, PAIRS = OPS, PAIRS
-
-    def test_at_least_twelve_bad_cases(self, op: Op) -> None:
-        if op.name != "pack_int4":  # of one tensor
-            super().test_at_least_twelve_bad_cases(op)
 
 
 @pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.differentiable], ids=str)

@@ -14,11 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant
 from baraquant import ops, reference
-from baraquant.nn import FakeQuantizedLinear
 from tests.support import cases
-from tests.support.family_cases.int8_mm import clipped, integers
+from tests.support.family_cases.int8_mm import integers
 from tests.support.saved_tensors import saved_tensors
 from tests.support.served_products import K, N, Served, by_kind, example
 
@@ -42,50 +40,6 @@ def test_the_rule_bit_for_bit(kind: str, dtype: torch.dtype, device: str) -> Non
         assert torch.equal(dx, same), f"the reference, {lead}"
         ratio = served.inside(x).float().mean().item() if x.numel() else 0.5
         assert ratio == 1 if kind == "symmetric" and x.numel() else 0 < ratio < 1
-
-
-# --- the trained layer ---------------------------------------------------------------------------
-
-
-def trained_layers(
-    symmetric: bool, static: bool, dtype: torch.dtype, device: str
-) -> FakeQuantizedLinear:
-    torch.manual_seed(0)
-    config = baraquant.W8A8Static(symmetric=symmetric) if static else baraquant.W8A8(symmetric)
-    layer = FakeQuantizedLinear(K, N, config=config, device=device, dtype=dtype)
-    layer(clipped().to(device, dtype) / 3)  # the static range: an input of thrice that is clipped
-    return layer.eval()
-
-
-def serve(layer: FakeQuantizedLinear, x: Tensor) -> Tensor:
-    """The layer's product in the ops for a served one."""
-    weight, weight_scale, _ = layer.quantized_weight()
-    bias = layer.bias.detach()
-    if layer.input_fake_quant.is_dynamic:
-        symmetric = layer.symmetric
-        return ops.quantized_linear(x, weight, weight_scale, bias, symmetric=symmetric)
-    scale, zero_point = layer.input_fake_quant.calculate_qparams()
-    point = None if layer.symmetric else zero_point
-    return ops.static_quantized_linear(x, weight, weight_scale, scale, bias, act_zero_point=point)
-
-
-@by_dtype
-@pytest.mark.parametrize("static", (False, True), ids=("dynamic", "static"))
-@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-def test_like_the_prepared_layer(
-    symmetric: bool, static: bool, dtype: torch.dtype, device: str
-) -> None:
-    layer = trained_layers(symmetric, static, dtype, device)
-    for lead in ((6,), (2, 3), ()):
-        x = clipped().to(device, dtype)
-        x = (x[0] if lead == () else x.reshape(*lead, K)).requires_grad_()
-        dy = torch.randn((*lead, N), generator=cases.generator(1)).to(device, dtype)
-        prepared, served = layer(x), serve(layer, x)
-        assert torch.equal(prepared, served)
-        expected, actual = (torch.autograd.grad(y, x, dy)[0] for y in (prepared, served))
-        assert torch.equal(actual, expected), f"{lead}"
-        assert static or not symmetric or (actual != 0).all()
-        assert not static or (actual == 0).any()
 
 
 # --- the mask ------------------------------------------------------------------------------------

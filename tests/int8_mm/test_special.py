@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +11,6 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check, check_case
-from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -95,32 +91,6 @@ def test_special_biases(dtype: torch.dtype, device: str) -> None:
             assert_same_bits(row, torch.where(special == 0, torch.zeros_like(special), special))
 
 
-@by_dtype
-def test_zeros_have_the_formulas_sign(dtype: torch.dtype, device: str) -> None:
-    """-0 where one scale is negative and there is no bias, or a bias of -0."""
-    compute = cases.compute_dtype(dtype)
-    a = torch.tensor([[0, 0], [1, 1]], dtype=torch.int8)
-    w = torch.tensor([[5, 5], [1, -1]], dtype=torch.int8)
-    for signs in itertools.product((1.0, -1.0), repeat=2):
-        scales = {"input_scale": torch.tensor(signs[0], dtype=compute)}
-        scales["weight_scale"] = torch.full((2,), signs[1], dtype=compute)
-        for bias in (None, -0.0, 0.0):
-            arguments = {"input": a, "weight": w, "dtype": dtype} | scales
-            if bias is not None:
-                arguments["bias"] = torch.full((2,), bias, dtype=dtype)
-            y = check("int8_linear", arguments, device)
-            added = -0.0 if bias is None else bias
-            negative = signs[0] * signs[1] < 0 and math.copysign(1, added) < 0
-            zeros = torch.tensor([[True, True], [False, True]], device=device)
-            assert (y[zeros] == 0).all()
-            assert (torch.signbit(y[zeros]) == negative).all()
-    case = Case((), 3, 0, dtype=dtype)
-    for sign in (1.0, -1.0):
-        arguments = case.arguments()
-        arguments["weight_scale"] = torch.full((3,), sign, dtype=compute)
-        check("int8_linear", arguments, device)
-
-
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
 def test_overflow_and_subnormal_results(dtype: torch.dtype, device: str) -> None:
     """The one rounding to the output: infinite beyond the largest, gradual towards zero."""
@@ -141,25 +111,6 @@ def test_overflow_and_subnormal_results(dtype: torch.dtype, device: str) -> None
     for tie in ties:  # between two numbers of float16 or bfloat16, and at the very ends
         got = check("int8_linear", one | {"input_scale": torch.tensor(tie)}, device)
         assert_same_bits(got.cpu().view(()), torch.tensor(tie).to(dtype))
-
-
-@by_dtype
-@by_mode
-@pytest.mark.parametrize("k", (3, 16, 57, 260, 4099))
-def test_special_inputs(k: int, symmetric: bool, dtype: torch.dtype, device: str) -> None:
-    """Poisoned rows, zeros, subnormals, ties, the largest numbers: each row as if it were alone."""
-    x = int8_cases.special_inputs(dtype, k)
-    case = Case((), 35, k, dtype=dtype, bias="output")
-    arguments = {name: case.arguments()[name] for name in ("weight", "weight_scale", "bias")}
-    arguments |= {"input": x, "symmetric": symmetric}
-    y = check("quantized_linear", arguments, device).cpu()
-    assert y[:4].isnan().all() and y[4:6].isfinite().all()
-    assert torch.equal(y[4], y[5])
-    weight = torch.randn(35, k, generator=cases.generator(2), dtype=torch.float64).to(dtype)
-    weight[:14] = x
-    arguments = {"input": x, "weight": weight, "bias": case.arguments()["bias"]}
-    y = check("qat_linear", arguments | {"symmetric": symmetric}, device)
-    assert y[:, :4].isnan().all() and y[4:, 4:6].isfinite().all()
 
 
 @by_dtype

@@ -15,8 +15,6 @@ from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, expected_step, flag
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.cases import PER_TENSOR, per_channel
-from tests.support.family_cases.range import characterful
 from tests.support.oracle.affine import Affine
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
@@ -68,20 +66,6 @@ def test_state_within_larger_tensors(axis: int | None, device: str) -> None:
         assert_same_bits(buffers.point, point)
     for whole in wide:
         assert whole[0] == 7 and (whole[1 + count :] == 7).all()
-
-
-@pytest.mark.parametrize("axis", (None, 0, 1))
-def test_many_sizes(axis: int | None, device: str) -> None:
-    """Channels and lengths around the widths of vectors and blocks."""
-    sizes = ((1, 1), (1, 4097), (3, 1025), (2, 70_001), (17, 33), (300, 9), (4097, 3), (70_001, 1))
-    for index, shape in enumerate(sizes):
-        for dtype in (cases.FLOAT_DTYPES[index % 4], cases.FLOAT_DTYPES[(index + 3) % 4]):
-            buffers = Buffers(axis, dtype, device, None if axis is None else shape[axis])
-            for seed in range(2):
-                granularity = PER_TENSOR if axis is None else per_channel(axis)
-                x = characterful(shape, dtype, granularity, seed=seed + index)
-                buffers.observe(x.to(device), (None, 0.1)[index % 2])
-                buffers.assert_range(f"{shape} {dtype}")
 
 
 @by_module

@@ -10,7 +10,7 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.family_cases.int8_mm import integers
 from tests.support.oracle import weight_only as oracle
-from tests.weight_only.test_values import OWN_ROWS, by_dtype, linear, numbers, params_shape
+from tests.weight_only.test_values import OWN_ROWS, by_dtype, linear, numbers
 
 
 @by_dtype
@@ -71,22 +71,3 @@ def test_twenty_runs(dtype: torch.dtype, device: str) -> None:
         first = linear(x, w, s, b, group_size=32)
         for _ in range(20):
             assert_same_bits(linear(x, w, s, b, group_size=32), first)
-
-
-@pytest.mark.parametrize("dtype", tuple(OWN_ROWS), ids=cases.name_of)
-def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
-    """Of few rows on the CPU: alone, among others, and at another place among them."""
-    limit = OWN_ROWS[dtype]
-    for n, k in ((1, 5), (37, 131), (70, 1030)):
-        w = integers((n, k), torch.int8, "random", 1)
-        x, b = numbers((limit, k), dtype, 2), numbers((n,), dtype, 3)
-        for group_size in (None, 32, 50):
-            params = params_shape((n, k), group_size)
-            s = cases.scales(params, torch.float32, 4)
-            z = cases.zero_points(params, (-128, 127), 5)
-            given = {"weight_zero_point": z, "group_size": group_size}
-            alone = torch.cat([linear(x[i : i + 1], w, s, b, **given) for i in range(limit)])
-            for rows in range(2, limit + 1):
-                start = limit - rows
-                y = linear(x[start:], w, s, b, **given)
-                assert_same_bits(y, alone[start:], f"{rows} rows")

@@ -73,8 +73,6 @@ def bad_tensors() -> Iterator[Bad]:
         yield Bad(name, "()", change, ValueError, "1 dimension, but got 0")
     not_integers = (*cases.FLOAT_DTYPES, torch.int16, torch.int32, torch.bool, torch.qint8)
     yield from wrong.wrong_outputs(not_integers, "int8 or .*uint8")
-    yield from wrong.wrong_layouts((*ROWS, *VECTORS), csr=ROWS)
-    yield from wrong.wrong_devices(("up", "residual", *VECTORS))
     shapes = ((), (1,), (7,), (9,), (8, 1), (1, 8), (0,), SHAPE)
     yield from wrong.wrong_shapes(VECTORS, shapes, r"expected.* \[8\]")
     shapes = ((), (8,), (6, 8), (1, 6, 8), (4, 6, 1), (4, 6, 7), (4, 48), (0, 6, 8))

@@ -87,11 +87,6 @@ def bad_cases() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["integers"], other, "int8")
     yield from wrong.wrong_dtypes(["weight_sum"], (torch.int64, torch.uint8), "int32")
     yield from wrong.wrong_outputs([torch.int8])
-    tensors = (*floating, *of_bytes, "integers", "weight_sum", "act_scale")
-    yield from wrong.wrong_layouts(tensors)
-    yield from wrong.wrong_devices(["packed"], of(*LINEARS))
-    others = set(tensors) - {"packed", "input", "integers", "weight"}
-    yield from wrong.wrong_devices(sorted(others), of(QUANTIZE, EXPAND, *LINEARS))
     yield from wrong.wrong_strides("packed", r"call \.contiguous\(\)", of(*LINEARS))
     shapes: wrong.Shapes = ((), (N,), (1, N, K), (N, K, 1))
     words = r"2 dimensions \[N, K\]"

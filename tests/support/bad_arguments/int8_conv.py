@@ -94,11 +94,4 @@ def bad_numbers() -> Iterator[Bad]:
         yield bad("groups", value, rf"to divide weight.size\(0\) \(4\), but got {value}")
 
 
-PAIRS = wrong.pairs(
-    OPS,
-    [
-        *(*bad_dtypes(), *bad_shapes(), *bad_numbers()),
-        *wrong.wrong_layouts(("input", "weight", *VECTORS, *ONES)),
-        *wrong.wrong_devices(("weight", *VECTORS, *ONES)),
-    ],
-)
+PAIRS = wrong.pairs(OPS, [*bad_dtypes(), *bad_shapes(), *bad_numbers()])

@@ -79,8 +79,6 @@ def bad_tensors() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes([COUNTER], other, "int64")
     not_integers = (*cases.FLOAT_DTYPES, torch.float8_e5m2, *NEVER[:3], torch.int32, torch.qint8)
     yield from wrong.wrong_outputs(not_integers, "int8 or .*uint8")
-    yield from wrong.wrong_layouts(("input", *WRITTEN, *FLAGS, COUNTER), csr=["input"])
-    yield from wrong.wrong_devices((*WRITTEN, *FLAGS, COUNTER))
     shapes: dict[str, wrong.Shapes] = {
         "per_tensor": ((2,), (1, 1), (0,)),
         "per_channel": ((5,), (7,), (6, 1), (), (8,), (1,), (1, 6), (4, 6, 8)),

@@ -54,8 +54,6 @@ def bad_cases() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["factor"], other, "float32.*compute type")
     other = (torch.int32, torch.uint8, torch.float32, torch.bool)
     yield from wrong.wrong_dtypes(["random"], other, "int64")
-    yield from wrong.wrong_layouts(("input", "factor", "random", "like"), csr=("input", "like"))
-    yield from wrong.wrong_devices(("factor", "random"))
     words = "at least 1 dimension, but got 0"
     yield Bad("input", "()", wrong.of_shape("input", ()), ValueError, words, quantizes)
     shapes = ((), (3,), (2, 2, 2), (1, 2, 3, 4))

@@ -60,11 +60,6 @@ class Call(OpCall):
     input_alone = False
     exact_gradients = True
 
-    def __str__(self) -> str:
-        flags = [f for f in ("number", "learned") if getattr(self, f)]
-        flags += [cases.name_of(self.dtype)] if self.dtype else []
-        return "-".join([self.verb, str(self.granularity), *flags])
-
     @property
     def facets(self) -> set[tuple[str, Any]]:
         """What the short run takes at least once; the public ops of one verb are one core op."""

@@ -43,11 +43,6 @@ class FusedCall(OpCall):
     input_alone = False
     exact_gradients = False  # those of weights are sums
 
-    def __str__(self) -> str:
-        names = ("residual", "affine", "approximate", "symmetric")
-        flags = [name for name in names if getattr(self, name)]
-        return "-".join([self.verb, *flags])
-
     @property
     def facets(self) -> set[tuple[str, Any]]:
         names = ("verb", "residual", "affine", "approximate", "symmetric")

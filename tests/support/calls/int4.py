@@ -39,9 +39,6 @@ class Int4Call(OpCall):
     verb: str
     full: bool = False
 
-    def __str__(self) -> str:
-        return self.verb + ("-full" if self.full else "")
-
     @property
     def differentiable(self) -> bool:
         return self.verb in LINEARS[1:]

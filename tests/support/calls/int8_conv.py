@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support import cases
 from tests.support.calls.call import OpCall
 from tests.support.family_cases.int8_conv import Case
 
@@ -31,10 +30,6 @@ class ConvCall(OpCall):
     input: torch.dtype = torch.int8
 
     verb = "int8_conv"
-
-    def __str__(self) -> str:
-        kinds = "-full" * self.full + "-depthwise" * self.depthwise
-        return f"{self.verb}-{cases.name_of(self.input)}{kinds}"
 
     def case(self, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
         """A convolution over one to three dimensions of space, whose sizes come from the shape."""

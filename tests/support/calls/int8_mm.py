@@ -47,13 +47,6 @@ class Int8Call(OpCall):
     input_alone = True
     exact_gradients = False
 
-    def __str__(self) -> str:
-        names = ("bias", "shift", "sums", "number", "smooth", "given")
-        flags = [name for name in names if getattr(self, name)]
-        ranges = (self.range, self.weight_range)
-        flags += [f"{ends[0]}_to_{ends[1]}" for ends in ranges if ends is not None]
-        return "-".join([self.verb, cases.name_of(self.input), cases.name_of(self.dtype), *flags])
-
     @property
     def facets(self) -> set[tuple[str, Any]]:
         names = ("verb", "input", "bias", "shift", "sums", "number", "given", "range")

@@ -31,11 +31,6 @@ class RangeCall(OpCall):
     input_alone = False
     exact_gradients = True
 
-    def __str__(self) -> str:
-        flags = [] if self.symmetric else ["asymmetric"]
-        flags += [cases.name_of(self.dtype)] if self.dtype else []
-        return "-".join([self.verb, str(self.granularity), *flags])
-
     @property
     def facets(self) -> set[tuple[str, Any]]:
         names = ("verb", "granularity", "symmetric", "dtype")
@@ -104,7 +99,7 @@ OTHER_CALLS = (
 
 
 @dataclass(frozen=True)
-class ObserveCall:
+class ObserveCall(OpCall):
     """An op that changes a running range, and how it is switched.
 
     Attributes:
@@ -121,14 +116,6 @@ class ObserveCall:
     observe: bool = True
     quantize: bool = True
     exact_gradients = True
-
-    def __str__(self) -> str:
-        flags = [f"axis_{self.axis}"] if self.axis is not None else []
-        flags += ["average"] if self.average else []
-        flags += [] if self.symmetric else ["asymmetric"]
-        flags += [] if self.observe else ["observer_off"]
-        flags += [] if self.quantize else ["quantizer_off"]
-        return "-".join([self.name, *flags])
 
     @property
     def facets(self) -> set[tuple[str, Any]]:

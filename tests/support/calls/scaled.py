@@ -26,9 +26,6 @@ class ScaledCall(OpCall):
     verb: str
     random: bool = False
 
-    def __str__(self) -> str:
-        return self.verb + ("-random" if self.random else "")
-
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> tuple[Tensor, ...]:

@@ -35,10 +35,6 @@ class WeightOnlyCall(OpCall):
     verb = "weight_only_linear"
     differentiable = True
 
-    def __str__(self) -> str:
-        kinds = "-grouped" * self.grouped + "-full" * self.full + "-packed" * self.packed
-        return self.verb + kinds
-
     def tensors(
         self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> tuple[Tensor, ...]:

@@ -234,35 +234,6 @@ def of_input(ranges: dict[str, int]) -> dict[str, int]:
     return {name: ranges[name] for name in INPUT_RANGE}
 
 
-# --- special values ------------------------------------------------------------------------------
-
-
-def special_inputs(dtype: torch.dtype, k: int) -> Tensor:
-    """Rows for `quantized_linear`, each of a character: poisoned, zeros, subnormals, ties, ends."""
-    info = torch.finfo(dtype)
-    rows = torch.randn(14, k, generator=cases.generator(k), dtype=torch.float64).to(dtype)
-    subnormal = info.smallest_normal * info.eps
-    rows[0, k // 2] = math.nan
-    rows[1, 0] = math.inf
-    rows[2, -1] = -math.inf
-    rows[3, 0], rows[3, -1] = math.inf, math.nan
-    rows[4] = 0
-    rows[5] = -0.0
-    rows[6] = subnormal * torch.arange(k).remainder(5).to(dtype)
-    steps = torch.randint(-254, 255, (k,), generator=cases.generator(1)) / 2
-    rows[7] = steps.to(dtype)  # ties of the scale 1
-    rows[7, 0] = 127
-    rows[8] = info.max
-    rows[9] = -info.max
-    rows[9, : k // 2] = info.max
-    rows[10] = rows[10].abs()
-    rows[11] = -rows[11].abs()
-    rows[12] = info.smallest_normal
-    rows[13] = 0
-    rows[13, k // 3] = info.max / 3
-    return rows
-
-
 def clipped(tokens: int = 6, depth: int = 32) -> Tensor:
     """Tokens of which an asymmetric scale clips the largest elements.
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What every family refuses alike: other objects, tensors of other kinds, numbers for dtypes."""
+"""What every family refuses alike: other objects, tensors of other kinds, numbers for dtypes.
+
+A wrong call has an exception's type and words, on Meta the same.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +16,6 @@ from torch import Tensor
 
 from tests.support.bad_arguments.affine import not_plain
 from tests.support.cases import function_of
-from tests.support.checks.bad_calls import BadCalls
 from tests.support.processes import run_program
 
 # The ops that a test takes, by the name of its argument.
@@ -39,6 +41,10 @@ def names_of_type(op: Any, kind: str) -> set[str]:
     return {a.name for a in found if str(a.real_type).startswith(kind)}
 
 
+def names_of_tensors(arguments: dict[str, Any]) -> list[str]:
+    return [name for name, value in arguments.items() if isinstance(value, Tensor)]
+
+
 def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     """The message of a TypeError; of an argument of another type it may be PyTorch's own."""
     with pytest.raises((TypeError, RuntimeError)) as raised:
@@ -48,12 +54,71 @@ def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return message
 
 
-class WrongCalls(BadCalls):
-    """The tests of a family's wrong calls; each has a subclass that names its ops."""
+class BadCalls:
+    """The tests of wrong calls; each has a subclass that names its ops."""
+
+    OPS: ClassVar[Sequence[Any]]
+    PAIRS: ClassVar[Sequence[tuple[Any, Any]]]  # an op, and a wrong call of it
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         for name in set(WANTED) & set(metafunc.fixturenames):
             metafunc.parametrize(name, [op for op in self.OPS if WANTED[name](op)], ids=str)
+
+    def check_result(self, op: Any, result: Any, device: str) -> None:
+        """Whether a right call returns what it should."""
+
+    def wrong_calls(self, op: Any) -> list[Any]:
+        """The wrong calls of an op."""
+        return [bad for other, bad in self.PAIRS if other == op and bad.applies(op)]
+
+    def test_right_arguments_are_taken(self, op: Any, any_device: str) -> None:
+        """So that each wrong call below is wrong in one way only."""
+        self.check_result(op, op(op.arguments(any_device)), any_device)
+
+    def test_type_and_words(self, op: Any, any_device: str) -> None:
+        """Of each: the exception's type; op, argument, expectation and what came."""
+        failures = []
+        for bad in self.wrong_calls(op):
+            try:
+                message, pattern = bad.call(op, any_device)
+            except BaseException as error:  # pytest.raises fails with an exception that is none
+                failures.append(f"{bad}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            if not re.match(pattern, message, re.DOTALL):
+                failures.append(f"{bad}: {message!r} does not match {pattern!r}")
+        assert not failures, "\n".join(failures)
+
+    def test_meta_says_the_same(self, op: Any) -> None:
+        for bad in self.wrong_calls(op):
+            assert bad.call(op, "cpu") == bad.call(op, "meta"), str(bad)
+
+    def test_tensors_that_are_not_plain(self, op: Any, any_device: str) -> None:
+        """The message names the public op and the argument, through torch.ops and baraquant.ops."""
+        right = op.arguments(any_device)
+        for name in names_of_tensors(right):
+            for kind, make in not_plain(right[name]).items():
+                if (kind, op.name) == ("jagged", "rms_norm"):
+                    continue  # which PyTorch takes for its own op of that name, and refuses
+                for call in (op, lambda a: function_of(op.name)(**a)):
+                    message = refusal(call, right | {name: make()})
+                    assert re.match(rf"baraquant::{op.name}: expected {name} to ", message), message
+                    assert WORDS.get(kind, "") in message.lower() and "::_" not in message, message
+
+    def test_tensors_on_different_devices(self, op: Any, any_device: str) -> None:
+        """Whichever of them lies elsewhere is named."""
+        right, other = op.arguments(any_device), "meta" if any_device == "cpu" else "cpu"
+        names = names_of_tensors(right)
+        for name in names if len(names) > 1 else ():
+            with pytest.raises(ValueError) as raised:
+                op(right | {name: torch.ones_like(right[name], device=other)})
+            assert type(raised.value) is ValueError  # no subclass: a plain builtin exception
+            words = rf"(?=.*\b{name}\b)expected \w+ to be on .* got (cpu|meta)"
+            message = str(raised.value)
+            assert re.match(rf"baraquant::{op.name}(\.number)?: {words}", message), message
+
+
+class WrongCalls(BadCalls):
+    """With other objects in place of each argument."""
 
     def test_none_and_other_objects(self, op: Any) -> None:
         """What PyTorch's schema refuses, and None, for which it passes an undefined tensor."""
@@ -64,18 +129,6 @@ class WrongCalls(BadCalls):
             objects += [] if name in words else ["three"]  # a wrong word is among the bad cases
             for wrong in objects:
                 refusal(op, op.arguments("cpu") | {name: wrong})
-
-    def test_tensors_that_are_not_plain(self, op: Any) -> None:
-        """The message names the public op and the argument, through torch.ops and baraquant.ops."""
-        right = op.arguments("cpu")
-        for name in [n for n, value in right.items() if isinstance(value, Tensor)]:
-            for kind, make in not_plain(right[name]).items():
-                if (kind, op.name) == ("jagged", "rms_norm"):
-                    continue  # which PyTorch takes for its own op of that name, and refuses
-                for call in (op, lambda a: function_of(op.name)(**a)):
-                    message = refusal(call, right | {name: make()})
-                    assert re.match(rf"baraquant::{op.name}: expected {name} to ", message), message
-                    assert WORDS.get(kind, "") in message.lower() and "::_" not in message, message
 
 
 class RandomCalls:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bad_arguments.affine import Bad, got, sparse_coo, sparse_csr, to_dtype
+from tests.support.bad_arguments.affine import Bad, got, to_dtype
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import FLOAT_DTYPES, name_of
-from tests.support.checks.bad_calls import BadCallsAndOtherKinds
+from tests.support.family_cases.wrong_calls import BadCalls
 
 NAME = "round_to_power_of_two_scale"
 rounded = ops.round_to_power_of_two_scale
@@ -49,15 +49,13 @@ def wrong_calls() -> Iterator[Bad]:
     others = (torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2)
     for dtype in (*integers, *others):
         yield Bad("scale", name_of(dtype), to_dtype("scale", dtype), TypeError, got(dtype))
-    yield Bad("scale", "sparse_coo", sparse_coo("scale"), TypeError, "got .*[Ss]parse")
-    yield Bad("scale", "sparse_csr", sparse_csr("scale"), TypeError, "got .*[Ss]parse")
 
 
 OPS = [Op(dtype) for dtype in FLOAT_DTYPES]
 PAIRS = [(op, bad) for op in OPS for bad in wrong_calls()]
 
 
-class TestBadCalls(BadCallsAndOtherKinds):
+class TestBadCalls(BadCalls):
     OPS, PAIRS = OPS, PAIRS
 
 
