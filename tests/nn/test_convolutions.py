@@ -28,9 +28,6 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 TRANSPOSED = [kind for kind in KINDS if "Transpose" in kind]
 by_kind = pytest.mark.parametrize("kind", KINDS)
-by_dtype = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
-)
 
 
 def weight(granularity: str, **options: Any) -> TensorConfig:
@@ -115,28 +112,6 @@ def test_scales_are_those_of_output_channels_and_their_inputs(kind: str, config:
         assert torch.equal(got, rounded.to(torch.int8))
 
 
-@by_kind
-@by_config
-@by_dtype
-def test_evaluated_and_converted_have_the_same_bits(
-    kind: str, config: str, dtype: torch.dtype
-) -> None:
-    module, x = prepared(kind, config, dtype), example(kind, dtype)
-    module(x)
-    module.eval()
-    layer, x = converted(module), example(kind, dtype, 2)
-    got, wanted = layer(x), module(x)
-    assert got.dtype == dtype and torch.equal(got, wanted)
-    close = floating(kind, dtype)(x)
-    bits = CONFIGS[config].weight.bits
-    assert not torch.equal(got, close)
-    assert (got - close).norm() < (0.03 if bits == 8 else 0.4) * close.norm()
-    assert torch.equal(layer.dequantized_weight(), module.weight + 0)
-    assert torch.equal(layer.weight + 0, module.weight + 0)
-    assert layer.weight.shape == module.weight.shape == module.float_weight().shape
-    assert layer.weight.stride() == layer.dequantized_weight().stride()
-
-
 @pytest.mark.parametrize("kind", ["Conv1d", "Conv2d"])
 @pytest.mark.parametrize("config", ["channel", "tensor", "group"])
 def test_on_every_device(kind: str, config: str, device: str) -> None:
@@ -145,20 +120,6 @@ def test_on_every_device(kind: str, config: str, device: str) -> None:
     assert module.float_weight().grad.any()
     evaluated = module.eval()(x)
     assert torch.equal(converted(module)(x), evaluated)
-
-
-@by_kind
-@by_config
-def test_switched_off_it_is_pytorchs_layer(kind: str, config: str) -> None:
-    module, twin = prepared(kind, config).apply(bnn.disable_fake_quant), floating(kind)
-    x = example(kind).requires_grad_()
-    y = example(kind).requires_grad_()
-    got, wanted = module(x), twin(y)
-    assert torch.equal(got, wanted)
-    got.square().sum().backward()
-    wanted.square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
-    torch.testing.assert_close(module.weight.grad, twin.weight.grad)
 
 
 @by_kind
@@ -214,34 +175,6 @@ def test_one_sample_without_a_batch(kind: str) -> None:
     module.input_fake_quant.initialize(x)
     for layer in (module, converted(module)):
         torch.testing.assert_close(layer(x[0]), layer(x)[0])
-
-
-@by_kind
-@pytest.mark.parametrize("config", ["channel_static", "group"])
-def test_scripted_and_exported(kind: str, config: str) -> None:
-    module, x = prepared(kind, config), example(kind)
-    module(x)
-    module.eval()
-    for layer in (module, converted(module)):
-        wanted = layer(x)
-        assert torch.equal(torch.jit.script(layer)(x), wanted)
-        with torch.no_grad():
-            exported = torch.export.export(layer, (x,)).module()
-            assert torch.equal(exported(x), wanted)
-        compiled = torch.compile(layer, backend="eager", fullgraph=True)
-        assert torch.equal(compiled(x), wanted)
-
-
-def test_weights_in_another_memory_format() -> None:
-    for kind in ("Conv2d", "ConvTranspose2d"):
-        twin = floating(kind)
-        other = floating(kind).to(memory_format=torch.channels_last)
-        for config in ("channel", "group", "group_static"):
-            make = getattr(bnn, f"FakeQuantized{kind}").from_float
-            got, wanted = make(other, CONFIGS[config]), make(twin, CONFIGS[config])
-            for a, b in zip(got.quantized_weight(), wanted.quantized_weight(), strict=True):
-                assert torch.equal(a, b) and a.is_contiguous()
-            assert torch.equal(got.fake_quantized_weight(), wanted.fake_quantized_weight())
 
 
 @pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 import baraquant
 from baraquant import QuantConfig, TensorConfig, ops
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
-from baraquant.qat import convert_, prepare_
+from baraquant.qat import convert_
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 
@@ -21,7 +21,6 @@ WIDTHS = tuple(itertools.product((2, 3, 4, 8), (2, 4, 8)))  # of the weight and 
 by_width = pytest.mark.parametrize(("weight", "input"), WIDTHS, ids=lambda bits: f"{bits}")
 by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-jit = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 
 
 def config_of(weight: int, input: int, symmetric: bool = True) -> QuantConfig:
@@ -47,14 +46,6 @@ def example(dtype: torch.dtype = torch.float32, device: str = "cpu", rows: int =
 
 def ends(bits: int) -> tuple[int, int]:
     return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-
-
-def float_output(layer: FakeQuantizedLinear, x: Tensor) -> Tensor:
-    """What the gradients are those of."""
-    weight, input = layer.config.weight.bits, layer.config.activation.bits
-    rounded = ops.dynamic_fake_quantize_per_token(x, *ends(input), symmetric=layer.symmetric)
-    of_weight = ops.dynamic_fake_quantize_per_channel(layer.weight, 0, *ends(weight))
-    return linear(rounded, of_weight, layer.bias)
 
 
 @by_width
@@ -86,36 +77,6 @@ def test_training_is_evaluation_is_deployment(
         assert_same_bits(y.detach(), expected)
 
 
-@by_width
-@by_mode
-@pytest.mark.parametrize("training", (True, False), ids=("training", "evaluation"))
-def test_gradients(weight: int, input: int, symmetric: bool, training: bool, device: str) -> None:
-    """Straight through the roundings, in evaluation too."""
-    layer = layer_of(weight, input, symmetric, torch.float64, device).train(training)
-    x = example(torch.float64, device).requires_grad_()
-    wanted = (x, *layer.parameters())
-    y, smooth = layer(x), float_output(layer, x)
-    dy = torch.randn(y.shape, generator=cases.generator(1)).to(y)
-    torch.testing.assert_close(y, smooth)
-    actual, expected = (torch.autograd.grad(out, wanted, dy) for out in (y, smooth))
-    for got, right in zip(actual, expected, strict=True):
-        torch.testing.assert_close(got, right)
-        assert got.any()
-
-
-def test_one_op_computes_it(device: str) -> None:
-    """With the kernels that eight bits take."""
-    layer, x = layer_of(4, 8, False, device=device), example(device=device)
-    of_op = ops.qat_linear(x, layer.weight)
-    assert type(layer(x).grad_fn).__name__ == type(of_op.grad_fn).__name__
-    arguments = (x, layer.weight, layer.bias)
-    ranges = {"weight_quant_min": -8, "weight_quant_max": 7, "quant_min": -2, "quant_max": 1}
-    plan = baraquant.plan(ops.qat_linear, *arguments, **ranges)
-    assert plan == baraquant.plan(ops.qat_linear, *arguments) and len(plan) == 3
-    ok, kind, reason = baraquant.can_implement(ops.qat_linear, *arguments, weight_quant_min=-9)
-    assert (ok, kind) == (False, "ValueError") and "weight_quant_max to have 0" in reason
-
-
 def test_switches_act_in_training(device: str) -> None:
     """Off, a quantizer lets values through; evaluation is deployment whatever they say."""
     layer, x = layer_of(4, 4, device=device), example(device=device)
@@ -141,18 +102,3 @@ def test_autocast_leaves_evaluation_alone(
         assert evaluated.requires_grad == grad
         convert_(model)
         assert_same_bits(evaluated.detach(), model(x))
-
-
-def test_evaluation_with_gradients_keeps_the_bits_of_what_overflows(device: str) -> None:
-    """Where the training's formula is infinite or NaN, the integers are not; -0.0 stays."""
-    model = nn.Sequential(nn.Linear(16, 4))
-    prepare_(model, baraquant.W8A8Static())
-    x = example()[..., :16].contiguous()
-    model(x)
-    model.to(device).eval()
-    x[0, 0, 0], x[0, 1, 1] = float("nan"), float("inf")
-    with_gradients = model(x.to(device))
-    assert with_gradients.requires_grad
-    convert_(model)
-    assert_same_bits(with_gradients.detach(), model(x.to(device)))
-    assert with_gradients.isfinite().all()

@@ -167,47 +167,6 @@ def test_positive_by_construction(kind: str, value: float) -> None:
     assert module.scale.grad.isfinite().all()
 
 
-def test_learns_the_best_step() -> None:
-    """Of four-bit values far from the first guess: the error falls to that of a search."""
-    x = torch.randn(4096, generator=cases.generator(3))
-    module = build("per_tensor")
-    module.initialize(10 * x)
-
-    def error(scale: Tensor) -> float:
-        return (ops.fake_quantize_per_tensor(x, scale, None, -8, 7) - x).square().mean().item()
-
-    start = error(module.calculate_qparams()[0])
-    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
-    decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.985)
-    for _ in range(300):
-        optimizer.zero_grad()
-        (module(x) - x).square().mean().backward()
-        optimizer.step()
-        decay.step()
-    best = min(error(torch.tensor([step / 200])) for step in range(10, 200))
-    assert error(module.calculate_qparams()[0]) < 1.02 * best < 0.2 * start
-
-
-@by_kind
-@by_symmetry
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-def test_integers_are_what_is_rounded(kind: str, symmetric: bool, dtype: torch.dtype) -> None:
-    module, x = build(kind, symmetric), example(dtype=dtype)
-    module = module.double() if dtype == torch.float64 else module
-    y = module(x)
-    integers, scale, zero_point = module.quantize(x)
-    assert integers.dtype == torch.int8 and zero_point.dtype == torch.int32
-    assert y.dtype == dtype and integers.min() >= -8 and integers.max() <= 7
-    if kind == "per_tensor":
-        back = ops.dequantize_per_tensor(integers, scale, zero_point, dtype=dtype)
-    elif kind == "per_group":
-        back = ops.dequantize_per_group(integers, scale, zero_point, 4, -1, dtype=dtype)
-    else:
-        axis = KINDS[kind]["axis"]
-        back = ops.dequantize_per_channel(integers, scale, zero_point, axis, dtype=dtype)
-    assert torch.equal(y, back) and torch.equal(module.round(x), y)
-
-
 @by_kind
 @by_symmetry
 def test_a_loaded_state_counts_as_initialized(kind: str, symmetric: bool) -> None:

@@ -118,19 +118,3 @@ def test_a_conversion_to_a_format(config: str, tmp_path: Path) -> None:
     model.to(memory_format=torch.contiguous_format)
     assert not model[0].channels_last
     check(outputs(model, "image"), plain)
-
-
-@pytest.mark.parametrize("config", ("weight only", "static"))
-@pytest.mark.parametrize("form", ("script", "trace", "export"))
-def test_forms(config: str, form: str) -> None:
-    model = prepare_model("image", config, True)
-    convert_(model)
-    for x in inputs("image")[:2]:
-        with torch.no_grad():
-            wanted = model(x)
-            if form == "export":
-                module = torch.export.export(model, (x,)).module()
-            else:
-                module = torch.jit.script(model) if form == "script" else torch.jit.trace(model, x)
-            got = module(x)
-        assert torch.equal(got, wanted) and got.stride() == wanted.stride()

@@ -184,28 +184,6 @@ def test_gradients_are_those_of_the_composed_operations(scheme: str, layout: str
         torch.testing.assert_close(own, dw, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("backward", ["int8_input", "int8"])
-def test_a_backward_of_integers(backward: str) -> None:
-    """The gradients of qat_linear, the input's turned back by the same matrix."""
-    layer = prepared(baraquant.W8A8(backward=backward, rotate=16))
-    x = inputs().requires_grad_()
-    y = layer(x)
-    dy = torch.randn_like(y)
-    y.backward(dy)
-    rows = ops.hadamard(inputs(), 16).requires_grad_()
-    weight = layer._parameters["weight"].detach().clone().requires_grad_()
-    same = ops.qat_linear(rows, weight, layer.bias.detach(), backward=backward)
-    same.backward(dy)
-    assert torch.equal(same, y)
-    assert torch.equal(x.grad, ops.hadamard(rows.grad, 16))
-    assert torch.equal(layer._parameters["weight"].grad, weight.grad)
-    exact = prepared(baraquant.W8A8(rotate=16))
-    given = inputs().requires_grad_()
-    exact(given).backward(dy)
-    assert 0 < (x.grad - given.grad).norm() < 0.03 * given.grad.norm()
-
-
 def test_reading_the_weight() -> None:
     """It is the float layer's, in training and after it; a write is an error, never lost."""
     wanted = floating().weight.detach().clone()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from baraquant import W8A16, QuantConfig, TensorConfig, ops
-from baraquant.nn import FakeQuantize, LearnedFakeQuantize
+from baraquant.nn import FakeQuantize
 from baraquant.nn.shared.range import rounded_scale
 from baraquant.qat import prepare_
 from tests.nn.test_quantizer_modules import KINDS, input_of
@@ -82,47 +82,6 @@ def test_a_dynamic_scale(
 
 
 @by_dtype
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("channels", [None, 3])
-@pytest.mark.exhaustive
-def test_an_observed_scale(dtype: str, symmetric: bool, channels: int | None) -> None:
-    how: dict[str, Any] = {"mode": "observed", "symmetric": symmetric}
-    if channels is not None:
-        how |= {"granularity": "per_channel", "axis": 0, "channels": channels}
-    module, plain = FakeQuantize(**how, scale_dtype=dtype), FakeQuantize(**how)
-    for step in range(3):
-        x = values(3, 8) * (step + 1)
-        got = module(x)
-        plain(x)
-        assert torch.equal(module.min_val, plain.min_val)
-        assert torch.equal(module.scale, rounded(plain.scale, dtype))
-        assert not torch.equal(module.scale, plain.scale)
-        assert torch.equal(got, module.round(x))
-        assert all(
-            torch.equal(one, two)
-            for one, two in zip(
-                module.calculate_qparams(), (module.scale, module.zero_point), strict=True
-            )
-        )
-    scale = module.scale.clone()
-    assert torch.equal(module(torch.full((3, 8), float("nan"))).isnan(), torch.ones(3, 8) > 0)
-    assert torch.equal(module.scale, scale) and module.skipped_batches == 1
-    module.disable_observer()
-    module(x * 9)
-    assert torch.equal(module.scale, scale)
-    module.disable_fake_quant()
-    assert torch.equal(module(x), x)
-    module.enable_observer()
-    module.enable_fake_quant()
-    # A second forward pass before the first one's backward pass.
-    leaf = values(3, 8).requires_grad_()
-    (module(leaf).sum() + module(leaf * 2).sum()).backward()
-    assert leaf.grad is not None and bool((leaf.grad == 3).all())
-    frozen = module.eval().freeze()
-    assert torch.equal(frozen.scale, module.scale) and torch.equal(frozen(x), module.round(x))
-
-
-@by_dtype
 def test_a_given_scale_and_a_state(dtype: str) -> None:
     scale = torch.tensor([0.1, 0.3])
     module = FakeQuantize(scale, None, "per_channel", axis=0, scale_dtype=dtype)
@@ -134,34 +93,6 @@ def test_a_given_scale_and_a_state(dtype: str) -> None:
         module.load_state_dict(other.state_dict(), assign=assign)
         assert torch.equal(module.scale, rounded(other.scale, dtype))
         assert torch.equal(other.scale, scale + 0.05), "the state itself is as it was"
-
-
-@by_dtype
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.exhaustive
-def test_a_learned_step_is_rounded_straight_through(dtype: str, symmetric: bool) -> None:
-    how: dict[str, Any] = {"quant_min": -8, "quant_max": 7, "symmetric": symmetric}
-    shape = {"granularity": "per_channel", "axis": 0, "shape": (3,)}
-    module, twin = LearnedFakeQuantize(**how, **shape, scale_dtype=dtype), LearnedFakeQuantize(
-        **how, **shape
-    )  # fmt: skip
-    x = values(3, 8)
-    module(x)
-    with torch.no_grad():
-        module.scale.mul_(1.01)
-    twin.load_state_dict(module.state_dict())
-    with torch.no_grad():
-        twin.scale.copy_(rounded(module.scale, dtype))
-    assert not torch.equal(twin.scale, module.scale)
-    results = []
-    for one in (module, twin):
-        leaf = x.clone().requires_grad_()
-        output = one(leaf)
-        output.square().sum().backward()
-        results.append([output.detach(), leaf.grad, *(p.grad for p in one.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(module.quantize(x), twin.quantize(x), strict=True))
-    assert torch.equal(module.calculate_qparams()[0], twin.scale)
 
 
 @by_dtype
