@@ -37,6 +37,11 @@ def to_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
+def in_front(results: Any) -> tuple[Any, Any]:
+    """Return the results of all samples as a rule does: with their batch dimensions, all 0."""
+    return results, (0,) * len(results) if isinstance(results, tuple) else 0
+
+
 def sample_shape(tensor: Tensor, dim: int | None) -> torch.Size:
     """Return the shape of one sample."""
     return tensor.shape if dim is None else tensor.movedim(dim, 0).shape[1:]

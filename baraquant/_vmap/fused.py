@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import InDims, sample_shape, to_front
+from .batch import InDims, in_front, sample_shape, to_front
 
 
 def _check(name: str, tensor: Tensor, dim: int | None) -> None:
@@ -21,14 +21,13 @@ def _check(name: str, tensor: Tensor, dim: int | None) -> None:
         )
 
 
-def _one_by_one(
-    op: Callable[..., Any], size: int, in_dims: InDims, args: tuple[Any, ...]
-) -> tuple[Tensor, ...]:
+def _one_by_one(op: Callable[..., Any], size: int, in_dims: InDims, args: tuple[Any, ...]) -> Any:
     results = []
     for i in range(size):
         own = (a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True))
-        result = op(*own)
-        results.append(result if isinstance(result, tuple) else (result,))
+        results.append(op(*own))
+    if isinstance(results[0], Tensor):
+        return torch.stack(results)
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
 
 
@@ -39,14 +38,12 @@ def _rule(name: str, rows: int, vectors: int = 0) -> Callable[..., Any]:
         op = getattr(torch.ops.baraquant, name)
         _check("input", args[0], in_dims[0])
         if any(d is not None for d in in_dims[rows : rows + vectors]):
-            results = _one_by_one(op, info.batch_size, in_dims, args)
-            return (results, (0,) * len(results)) if len(results) > 1 else (results[0], 0)
+            return in_front(_one_by_one(op, info.batch_size, in_dims, args))
         batch = [
             None if a is None else to_front(a, d, info.batch_size)
             for a, d in zip(args[:rows], in_dims[:rows], strict=True)
         ]
-        found = op(*batch, *args[rows:])
-        return (found, (0,) * len(found)) if isinstance(found, tuple) else (found, 0)
+        return in_front(op(*batch, *args[rows:]))
 
     return rule
 

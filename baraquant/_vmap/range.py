@@ -7,43 +7,30 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .batch import PER_CHANNEL, InDims, Layout, check_axis, scale_per_sample, to_front
-
-Results = tuple[Tensor, ...]
+from .batch import PER_CHANNEL, InDims, check_axis, in_front, scale_per_sample, to_front
 
 
-def _batched(
-    op: Callable[..., Any], info: Any, in_dims: InDims, args: tuple[Any, ...]
-) -> tuple[Any, Layout]:
-    """Call the op once for all samples; return its results and their layout."""
-    input, granularity, axis, *rest = args
-    input = to_front(input, in_dims[0], info.batch_size)
-    check_axis(input, granularity, axis)
-    layout = scale_per_sample(granularity, axis, info.batch_size)
-    return op(layout.fold(input), layout.granularity, layout.axis, *rest), layout
+def _rule(name: str, outputs: int) -> Callable[..., Any]:
+    """Rule for an op whose first results are shaped like the input; scales and the like follow."""
+    op = getattr(torch.ops.baraquant, name)
+
+    def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Any, Any]:
+        input, granularity, axis, *rest = args
+        input = to_front(input, in_dims[0], info.batch_size)
+        check_axis(input, granularity, axis)
+        layout = scale_per_sample(granularity, axis, info.batch_size)
+        found = op(layout.fold(input), layout.granularity, layout.axis, *rest)
+        if isinstance(found, Tensor):
+            return layout.unfold(found), 0
+        qparams = (_per_sample(t, granularity, info.batch_size) for t in found[outputs:])
+        return in_front((*map(layout.unfold, found[:outputs]), *qparams))
+
+    return rule
 
 
 def _per_sample(qparams: Tensor, granularity: int, size: int) -> Tensor:
     """Return ``[batch, ...]`` from the scales or zero points of a layout."""
     return qparams.unflatten(0, (size, -1)) if granularity == PER_CHANNEL else qparams
-
-
-def _choose_qparams(info: Any, in_dims: InDims, *args: Any) -> tuple[Results, tuple[int, ...]]:
-    qparams, _ = _batched(torch.ops.baraquant._choose_qparams, info, in_dims, args)
-    return tuple(_per_sample(t, args[1], info.batch_size) for t in qparams), (0, 0)
-
-
-def _dynamic_quantize(info: Any, in_dims: InDims, *args: Any) -> tuple[Results, tuple[int, ...]]:
-    op = torch.ops.baraquant._dynamic_quantize
-    (output, *qparams), layout = _batched(op, info, in_dims, args)
-    samples = (_per_sample(t, args[1], info.batch_size) for t in qparams)
-    return (layout.unfold(output), *samples), (0, 0, 0)
-
-
-def _dynamic_fake_quantize(info: Any, in_dims: InDims, *args: Any) -> tuple[Tensor, int]:
-    op = torch.ops.baraquant._dynamic_fake_quantize
-    output, layout = _batched(op, info, in_dims, args)
-    return layout.unfold(output), 0
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
@@ -59,9 +46,9 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "_choose_qparams": _choose_qparams,
-    "_dynamic_quantize": _dynamic_quantize,
-    "_dynamic_fake_quantize": _dynamic_fake_quantize,
+    "_choose_qparams": _rule("_choose_qparams", 0),
+    "_dynamic_quantize": _rule("_dynamic_quantize", 1),
+    "_dynamic_fake_quantize": _rule("_dynamic_fake_quantize", 1),
     "_observe_min_max_": _refused("observe_min_max_"),
     "_observe_qparams_": _refused("observe_fake_quantize"),
 }

@@ -261,7 +261,7 @@ def run_all(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.processes) as pool:
         folder, parts = Path(name), range(options.processes)
         shares = [pool.submit(run_share, options, part, folder) for part in parts]
-        while wait(shares, timeout=30).not_done:
+        while wait(shares, 30).not_done:  # a line of progress, then on
             numbers = [called(notes, options) for notes in folder.glob("notes*")]
             done = sum(numbers) // len(numbers) - options.first
             took = time.monotonic() - start

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -168,10 +169,18 @@ def _what_forward_reads(module: nn.Module) -> tuple[Any, ...] | None:
 def _try_as_parent(module: nn.Module, parent: type[nn.Module], weight: Tensor) -> bool:
     if extends_forward(module, parent):
         return False  # its own forward is kept, with all that it does besides
+    return _holds(_is_same, module, weight)
+
+
+def _holds(
+    check: Callable[[nn.Module, Tensor, bool], bool], module: nn.Module, weight: Tensor
+) -> bool:
+    """Whether a trial of a module's forward succeeds, in evaluation and in training."""
+    devices = [weight.device] if weight.is_cuda else []
     try:
         # Another default device may be in force, such as meta.
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device("cpu"):
-            return all(_is_same(module, weight, train) for train in (False, True))
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.device("cpu"):
+            return all(check(module, weight, train) for train in (False, True))
     except Exception:  # whatever another's code may raise: it is no forward as it is known here
         return False
 
@@ -219,12 +228,8 @@ def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
     weight = module._parameters.get("weight")
     if parent not in (nn.Linear, nn.Embedding) or weight is None or _has_loose_meta(module):
         return False
-    try:
-        devices = [weight.device] if weight.is_cuda else []
-        with torch.random.fork_rng(devices), torch.no_grad(), torch.device("cpu"):
-            return all(_follows_parent(module, parent, weight, train) for train in (False, True))
-    except Exception:  # whatever another's code may raise: it is no forward as it is known here
-        return False
+    follows = functools.partial(_follows_parent, parent)
+    return _holds(follows, module, weight)
 
 
 class _Given:
@@ -239,7 +244,7 @@ class _Given:
 
 
 def _follows_parent(
-    module: nn.Module, parent: type[nn.Module], weight: Tensor, train: bool
+    parent: type[nn.Module], module: nn.Module, weight: Tensor, train: bool
 ) -> bool:
     device = torch.device("cpu") if weight.is_meta else weight.device
     unknown = torch.full((), float("nan"), dtype=weight.dtype, device=device)
