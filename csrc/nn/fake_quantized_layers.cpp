@@ -79,7 +79,7 @@ FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
   weight = parameter;
   if (rotates) rotate_weight();
   is_integer_ = is_integer_product(config);
-  is_whole_ = is_whole_product(config);
+  is_whole_ = config.trains_on_integers();
 }
 
 void FakeQuantizedLinearImpl::rotate_weight() {

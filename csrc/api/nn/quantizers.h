@@ -122,6 +122,7 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   bool rounds_scale() const { return options.scale_dtype() != "float32"; }
   // The scale and the zero point of one input.
   std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
+  torch::Tensor observe(const torch::Tensor& input, const torch::Tensor& rounds);
   torch::Tensor observe_and_round(const torch::Tensor& input);
   void check_seen();
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
