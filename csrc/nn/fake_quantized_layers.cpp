@@ -11,7 +11,6 @@
 #include "int8_mm/math.h"
 #include "nn/clone.h"
 #include "nn/configs.h"
-#include "nn/integer_conv.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {
