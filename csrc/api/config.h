@@ -43,25 +43,46 @@ class BARAQUANT_API TensorConfig {
   explicit TensorConfig(int64_t bits) : bits_(bits) {}
 
   /// The width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
-  TensorConfig& bits(int64_t bits);
+  TensorConfig& bits(int64_t bits) {
+    bits_ = bits;
+    return *this;
+  }
   /// Which values share a scale. For a weight: PerTensor(), PerChannel() or PerGroup(size). For an
   /// activation: PerTensor(), PerToken() or PerGroup(size).
-  TensorConfig& granularity(const Granularity& granularity);
+  TensorConfig& granularity(const Granularity& granularity) {
+    granularity_ = granularity;
+    return *this;
+  }
   /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
-  TensorConfig& symmetric(bool symmetric);
+  TensorConfig& symmetric(bool symmetric) {
+    symmetric_ = symmetric;
+    return *this;
+  }
   /// true computes the scale from the values in each call. false keeps a scale that training or
   /// calibration observes, or that training learns. The default is true unless `learned`.
-  TensorConfig& dynamic(bool dynamic);
+  TensorConfig& dynamic(bool dynamic) {
+    dynamic_ = dynamic;
+    return *this;
+  }
   /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
-  TensorConfig& learned(bool learned);
+  TensorConfig& learned(bool learned) {
+    learned_ = learned;
+    return *this;
+  }
   /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
   /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
   /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of layers keep a floating scale for each
   /// group.
-  TensorConfig& group_factors(bool group_factors);
+  TensorConfig& group_factors(bool group_factors) {
+    group_factors_ = group_factors;
+    return *this;
+  }
   /// For weights with 2 bits: true makes their integers -1, 0 and 1, and the scale the mean of the
   /// absolute values that share it (nn::FakeQuantizeTernary).
-  TensorConfig& ternary(bool ternary);
+  TensorConfig& ternary(bool ternary) {
+    ternary_ = ternary;
+    return *this;
+  }
 
   int64_t bits() const { return bits_; }
   const std::string& granularity() const { return granularity_.name; }

@@ -30,19 +30,23 @@ fs::path behind_links(const fs::path& path) {
 
 }  // namespace
 
-InputFile::InputFile(const fs::path& path) : text_(path.string()) {
-  descriptor_ = ::open(text_.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat status = {};
-  int error = descriptor_ < 0 || ::fstat(descriptor_, &status) != 0 ? errno : 0;
-  if (error == 0 && S_ISDIR(status.st_mode)) error = EISDIR;
-  if (error != 0) {
-    if (descriptor_ >= 0) ::close(descriptor_);
-    fail_system(error, text_);
-  }
-  size_ = status.st_size;
+File::File(const fs::path& path, int flags)
+    : text_(path.string()), descriptor_(::open(text_.c_str(), flags | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail();
 }
 
-InputFile::~InputFile() { ::close(descriptor_); }
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void File::fail() const { fail_system(errno, text_); }
+
+InputFile::InputFile(const fs::path& path) : File(path, O_RDONLY) {
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) fail();
+  if (S_ISDIR(status.st_mode)) fail_system(EISDIR, text_);
+  size_ = status.st_size;
+}
 
 size_t InputFile::read(int64_t place, void* data, size_t size) const {
   size_t done = 0;
@@ -50,28 +54,21 @@ size_t InputFile::read(int64_t place, void* data, size_t size) const {
     const ssize_t count = ::pread(descriptor_, static_cast<char*>(data) + done, size - done,
                                   place + static_cast<int64_t>(done));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_system(errno, text_);
+    if (count < 0) fail();
     if (count == 0) break;
     done += static_cast<size_t>(count);
   }
   return done;
 }
 
-OutputFile::OutputFile(const fs::path& path) : text_(path.string()) {
-  descriptor_ = ::open(text_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail_system(errno, text_);
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
-}
+OutputFile::OutputFile(const fs::path& path) : File(path, O_WRONLY | O_CREAT | O_EXCL) {}
 
 void OutputFile::write(const void* data, size_t size) {
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t count = ::write(descriptor_, bytes, size);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail_system(errno, text_);
+    if (count < 0) fail();
     bytes += count;
     size -= static_cast<size_t>(count);
   }
@@ -80,7 +77,7 @@ void OutputFile::write(const void* data, size_t size) {
 void OutputFile::close() {
   const int result = ::close(descriptor_);
   descriptor_ = -1;
-  if (result != 0) fail_system(errno, text_);
+  if (result != 0) fail();
 }
 
 void replace_file(const fs::path& path, const std::function<void(OutputFile&)>& write) {

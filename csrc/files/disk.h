@@ -10,14 +10,27 @@
 
 namespace baraquant::files {
 
+// An open file, which is closed at last.
+class File {
+ public:
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+ protected:
+  // Throws c10::Error: it cannot be opened in this way.
+  File(const std::filesystem::path& path, int flags);
+  ~File();
+  [[noreturn]] void fail() const;  // what the system says
+
+  std::string text_;
+  int descriptor_;
+};
+
 // A file that is read.
-class InputFile {
+class InputFile : public File {
  public:
   // Throws c10::Error: it does not exist, or is a folder.
   explicit InputFile(const std::filesystem::path& path);
-  ~InputFile();
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
 
   // Its size when it was opened.
   int64_t size() const { return size_; }
@@ -25,27 +38,18 @@ class InputFile {
   size_t read(int64_t place, void* data, size_t size) const;
 
  private:
-  std::string text_;
-  int descriptor_;
   int64_t size_;
 };
 
 // A file that is written.
-class OutputFile {
+class OutputFile : public File {
  public:
   // Throws c10::Error: it exists, or cannot be written.
   explicit OutputFile(const std::filesystem::path& path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
 
   void write(const void* data, size_t size);
   // Close it. Throws c10::Error: something is not on the disk.
   void close();
-
- private:
-  std::string text_;
-  int descriptor_;
 };
 
 // Let `write` write a temporary file, which then replaces `path`: the file appears whole or not at

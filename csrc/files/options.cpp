@@ -109,21 +109,6 @@ std::shared_ptr<nn::FakeQuantizeImpl> rounder_of(const Options& options, const T
   return std::make_shared<nn::FakeQuantizeImpl>(result);
 }
 
-Json json_of(bool value) { return value; }
-Json json_of(int64_t value) { return value; }
-Json json_of(const std::string& value) { return value; }
-Json json_of(std::optional<int64_t> value) { return value ? Json(*value) : Json(); }
-
-Json json_of(c10::IntArrayRef values) {
-  Json::List list;
-  for (const int64_t value : values) list.emplace_back(value);
-  return list;
-}
-
-Json json_of(c10::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
-
-Json json_of(const torch::ExpandingArray<2>& sizes) { return json_of(c10::IntArrayRef(*sizes)); }
-
 Json json_of(const torch::nn::detail::conv_padding_mode_t& mode) {
   return nn::padding_mode_of(mode);
 }

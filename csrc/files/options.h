@@ -64,13 +64,21 @@ at::Tensor tensor_of(const Tensors& tensors, const std::string& name);
 // The module that rounds the input; null without one.
 std::shared_ptr<nn::FakeQuantizeImpl> rounder_of(const Options& options, const Tensors& tensors);
 
-Json json_of(bool value);
-Json json_of(int64_t value);
-Json json_of(const std::string& value);
-Json json_of(std::optional<int64_t> value);
-Json json_of(c10::IntArrayRef values);
-Json json_of(c10::ScalarType dtype);  // "float32"
-Json json_of(const torch::ExpandingArray<2>& sizes);
+// An argument as JSON: a dtype as "float32".
+template <typename T>
+Json json_of(const T& value) {
+  if constexpr (std::is_same_v<T, std::optional<int64_t>>) {
+    return value ? Json(*value) : Json();
+  } else if constexpr (std::is_same_v<T, c10::ScalarType>) {
+    return std::string(c10::getDtypeNames(value).first);
+  } else if constexpr (std::is_same_v<T, torch::ExpandingArray<2>>) {
+    return json_of(c10::IntArrayRef(*value));
+  } else if constexpr (std::is_same_v<T, c10::IntArrayRef>) {
+    return Json::List(value.begin(), value.end());
+  } else {
+    return value;
+  }
+}
 Json json_of(const torch::nn::detail::conv_padding_mode_t& mode);
 Json json_of(const torch::nn::detail::conv_padding_t<2>& padding);
 Json json_of(const std::shared_ptr<nn::FakeQuantizeImpl>& rounder);

@@ -25,11 +25,13 @@ constexpr const char* kSave = "baraquant.save: ";
 
 using Layer = std::pair<std::string, const nn::QuantizedLayer*>;
 
-// The quantized modules of a model.
+// The quantized modules of a model, and what else a file says of its modules.
 struct Quantized {
   std::vector<Layer> modules;  // by their first paths
   Json::Object shared;         // the other paths of shared ones, and their first path
   std::vector<Layer> places;   // by all of their paths
+  Json::List fused;            // the paths of the modules that compute with fused ops
+  Json::List channels_last;    // of the convolutions whose floating weight has that format
 };
 
 void check_name(const std::string& name) {
@@ -46,6 +48,9 @@ Quantized quantized_modules(const torch::nn::Module& model) {
   // The walk is for those who swap modules; nothing changes here.
   for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
     const torch::nn::Module& module = *place.module;
+    if (dynamic_cast<const nn::FusedLayer*>(&module) != nullptr) {
+      result.fused.emplace_back(place.path);
+    }
     if (form_of(module) == nullptr) {
       if (workflow::is_prepared(module)) {
         fail(kSave, place.path, ": expected a converted model, but ", workflow::type_name(module),
@@ -58,6 +63,8 @@ Quantized quantized_modules(const torch::nn::Module& model) {
     const auto [known, is_new] = first.try_emplace(layer, place.path);
     if (is_new) {
       result.modules.emplace_back(place.path, layer);
+      const auto* conv = dynamic_cast<const nn::QuantizedConv2dImpl*>(layer);
+      if (conv != nullptr && conv->channels_last) result.channels_last.emplace_back(place.path);
     } else {
       result.shared.push_back({place.path, known->second});
     }
@@ -92,27 +99,6 @@ Json entry_of(const std::string& path, const nn::QuantizedLayer& layer) {
                       {"options", std::move(options)},
                       {"packed", std::move(packed)},
                       {"further", Json::List()}};
-}
-
-// The paths of the modules that compute with fused ops.
-Json::List fused_paths(const torch::nn::Module& model) {
-  Json::List paths;
-  for (const auto& place : workflow::places_of(const_cast<torch::nn::Module&>(model))) {
-    if (dynamic_cast<const nn::FusedLayer*>(place.module) != nullptr) {
-      paths.emplace_back(place.path);
-    }
-  }
-  return paths;
-}
-
-// The paths of the convolutions whose floating weight is in channels_last.
-Json::List channels_last_paths(const std::vector<Layer>& modules) {
-  Json::List paths;
-  for (const auto& [path, module] : modules) {
-    const auto* conv = dynamic_cast<const nn::QuantizedConv2dImpl*>(module);
-    if (conv != nullptr && conv->channels_last) paths.emplace_back(path);
-  }
-  return paths;
 }
 
 void check_storable(const std::string& name, const at::Tensor& tensor) {
@@ -170,17 +156,16 @@ void save(const torch::nn::Module& model, const std::filesystem::path& path) {
     if (const char* tensor = narrow_name(*layer)) narrow[c10::str(name, ".", tensor)] = layer;
   }
   auto [stored, shared] = stored_tensors(model, narrow);
-  const std::string text =
-      write_manifest({{"format", kFormat},
-                      {"writer", c10::str("baraquant ", build_info().version)},
-                      {"modules", std::move(modules)},
-                      {"shared_modules", std::move(quantized.shared)},
-                      {"shared_tensors", std::move(shared)},
-                      {"constants", Json::Object()},
-                      {"unpacked", Json::List()},
-                      {"fused", fused_paths(model)},
-                      {"channels_last", channels_last_paths(quantized.modules)}},
-                     stored);
+  const std::string text = write_manifest({{"format", kFormat},
+                                           {"writer", c10::str("baraquant ", build_info().version)},
+                                           {"modules", std::move(modules)},
+                                           {"shared_modules", std::move(quantized.shared)},
+                                           {"shared_tensors", std::move(shared)},
+                                           {"constants", Json::Object()},
+                                           {"unpacked", Json::List()},
+                                           {"fused", std::move(quantized.fused)},
+                                           {"channels_last", std::move(quantized.channels_last)}},
+                                          stored);
   const auto [header, ordered] = write_header(stored, text);
   replace_file(path, [&](OutputFile& file) {
     file.write(header.data(), header.size());

@@ -50,6 +50,17 @@ inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
     *this = dynamic_cast<Class&>(*other.clone(device));                                      \
   }
 
+// The clone of a module that the constructor makes of its options, with the tensors of this one.
+#define BARAQUANT_CLONE_TENSORS(Class)                                                        \
+  std::shared_ptr<torch::nn::Module> Class::clone(const std::optional<torch::Device>& device) \
+      const {                                                                                 \
+    auto copy = std::make_shared<Class>(options);                                             \
+    const torch::NoGradGuard no_grad;                                                         \
+    copy_tensors(*copy, *this, device);                                                       \
+    return copy;                                                                              \
+  }                                                                                           \
+  BARAQUANT_CLONE_CHILD(Class)
+
 // The clone of a layer that the constructor makes of these arguments, which may name `device`.
 #define BARAQUANT_CLONE(Class, ...)                                        \
   std::shared_ptr<torch::nn::Module> Class::clone(                         \

@@ -9,41 +9,6 @@
 
 namespace baraquant {
 
-TensorConfig& TensorConfig::bits(int64_t bits) {
-  bits_ = bits;
-  return *this;
-}
-
-TensorConfig& TensorConfig::granularity(const Granularity& granularity) {
-  granularity_ = granularity;
-  return *this;
-}
-
-TensorConfig& TensorConfig::symmetric(bool symmetric) {
-  symmetric_ = symmetric;
-  return *this;
-}
-
-TensorConfig& TensorConfig::dynamic(bool dynamic) {
-  dynamic_ = dynamic;
-  return *this;
-}
-
-TensorConfig& TensorConfig::learned(bool learned) {
-  learned_ = learned;
-  return *this;
-}
-
-TensorConfig& TensorConfig::group_factors(bool group_factors) {
-  group_factors_ = group_factors;
-  return *this;
-}
-
-TensorConfig& TensorConfig::ternary(bool ternary) {
-  ternary_ = ternary;
-  return *this;
-}
-
 namespace {
 
 using text::check_choice;

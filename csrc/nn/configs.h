@@ -18,9 +18,6 @@ inline bool is_integer_product(const QuantConfig& config) {
          (activation->granularity() == "per_tensor" || activation->granularity() == "per_token");
 }
 
-// Whether qat_linear computes the whole layer.
-inline bool is_whole_product(const QuantConfig& config) { return config.trains_on_integers(); }
-
 // The options of a Conv2d, from those that torch::nn::Conv2d stores.
 inline torch::nn::Conv2dOptions like_conv2d(const torch::nn::detail::ConvNdOptions<2>& options) {
   return torch::nn::Conv2dOptions(options.in_channels(), options.out_channels(),

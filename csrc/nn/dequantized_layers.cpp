@@ -7,7 +7,6 @@
 #include "api/nn/inference.h"
 #include "api/ops.h"
 #include "nn/copied_options.h"
-#include "nn/integer_conv.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {

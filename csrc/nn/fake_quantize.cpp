@@ -42,26 +42,21 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
 }
 
 torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
-  if (is_observed()) {
-    if (rounds_scale()) return observe_and_round(input);
-    const bool per_channel = options.granularity() == "per_channel";
-    const auto axis = per_channel ? options.axis() : std::nullopt;
-    return observe_fake_quantize(input, min_val, max_val, scale, zero_point, observer_enabled,
-                                 fake_quant_enabled, axis, options.quant_min(), options.quant_max(),
-                                 options.symmetric(), options.averaging_constant(),
-                                 skipped_batches);
-  }
-  return Quantizer::forward(input);
+  if (!is_observed()) return Quantizer::forward(input);
+  return rounds_scale() ? observe_and_round(input) : observe(input, fake_quant_enabled);
+}
+
+torch::Tensor FakeQuantizeImpl::observe(const torch::Tensor& input, const torch::Tensor& rounds) {
+  const bool per_channel = options.granularity() == "per_channel";
+  return observe_fake_quantize(input, min_val, max_val, scale, zero_point, observer_enabled, rounds,
+                               per_channel ? options.axis() : std::nullopt, options.quant_min(),
+                               options.quant_max(), options.symmetric(),
+                               options.averaging_constant(), skipped_batches);
 }
 
 // The same with a scale that is rounded: the op of forward() does not know of it.
 torch::Tensor FakeQuantizeImpl::observe_and_round(const torch::Tensor& input) {
-  const bool per_channel = options.granularity() == "per_channel";
-  observe_fake_quantize(input.detach(), min_val, max_val, scale, zero_point, observer_enabled,
-                        torch::zeros_like(fake_quant_enabled),
-                        per_channel ? options.axis() : std::nullopt, options.quant_min(),
-                        options.quant_max(), options.symmetric(), options.averaging_constant(),
-                        skipped_batches);
+  observe(input.detach(), torch::zeros_like(fake_quant_enabled));
   const auto [step, zeros] = calculate_qparams();
   const auto is_new = observer_enabled.to(torch::kBool) & min_val.isfinite() & max_val.isfinite() &
                       (min_val <= max_val);

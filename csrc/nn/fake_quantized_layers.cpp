@@ -11,7 +11,6 @@
 #include "int8_mm/math.h"
 #include "nn/clone.h"
 #include "nn/configs.h"
-#include "nn/integer_conv.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {
@@ -79,7 +78,7 @@ FakeQuantizedLinearImpl::FakeQuantizedLinearImpl(const torch::Tensor& given,
   weight = parameter;
   if (rotates) rotate_weight();
   is_integer_ = is_integer_product(config);
-  is_whole_ = is_whole_product(config);
+  is_whole_ = config.trains_on_integers();
 }
 
 void FakeQuantizedLinearImpl::rotate_weight() {

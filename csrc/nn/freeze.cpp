@@ -14,8 +14,7 @@ bool is_empty_range(const FakeQuantizeImpl& quantizer) {
   return (quantizer.min_val > quantizer.max_val).any().item<bool>();
 }
 
-}  // namespace
-
+// Whether a quantizer has a range that no batch has set; none was skipped either.
 bool is_unseen(const Quantizer& quantizer) {
   if (const auto* learned = dynamic_cast<const LearnedFakeQuantizeImpl*>(&quantizer)) {
     if (learned->scale.is_meta() || learned->skipped_batches.item<int64_t>() > 0) return false;
@@ -25,6 +24,8 @@ bool is_unseen(const Quantizer& quantizer) {
   if (one == nullptr || !one->is_observed() || one->scale.is_meta()) return false;
   return one->skipped_batches.item<int64_t>() == 0 && is_empty_range(*one);
 }
+
+}  // namespace
 
 std::string skipped(const Quantizer* quantizer) {
   const auto* one = dynamic_cast<const FakeQuantizeImpl*>(quantizer);

@@ -10,8 +10,6 @@ inline constexpr const char* kUnseen =
     "expected the range of its input to be known, but it has seen no data: run batches in training "
     "mode first";
 
-// Whether a quantizer has a range that no batch has set; none was skipped either.
-bool is_unseen(const Quantizer& quantizer);
 // A note of how many batches the range of an input ignored; empty if none.
 std::string skipped(const Quantizer* quantizer);
 // Check that a scale is finite; `scale_dtype` is what it was rounded to.

@@ -28,12 +28,6 @@ void check_size(const char* name, int64_t size) {
   TORCH_CHECK_VALUE(size > 0, name, ": expected normalized_shape to be positive, but got ", size);
 }
 
-void copy_parameters(torch::nn::Module& to, const torch::nn::Module& from,
-                     const std::optional<torch::Device>& device) {
-  const torch::NoGradGuard no_grad;
-  copy_tensors(to, from, device);
-}
-
 }  // namespace
 
 // ---- RMSNorm ------------------------------------------------------------------------------------
@@ -53,14 +47,7 @@ torch::Tensor RMSNormImpl::forward(const torch::Tensor& input) {
   return baraquant::rms_norm(input, maybe(factor), options.eps().value_or(smallest));
 }
 
-std::shared_ptr<torch::nn::Module> RMSNormImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<RMSNormImpl>(options);
-  copy_parameters(*copy, *this, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(RMSNormImpl)
+BARAQUANT_CLONE_TENSORS(RMSNormImpl)
 
 void RMSNormImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::RMSNorm(" << options.normalized_shape();
@@ -84,14 +71,7 @@ torch::Tensor LayerNormImpl::forward(const torch::Tensor& input) {
                                options.eps());
 }
 
-std::shared_ptr<torch::nn::Module> LayerNormImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<LayerNormImpl>(options);
-  copy_parameters(*copy, *this, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(LayerNormImpl)
+BARAQUANT_CLONE_TENSORS(LayerNormImpl)
 
 void LayerNormImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::LayerNorm(" << options.normalized_shape() << ", eps=" << options.eps()

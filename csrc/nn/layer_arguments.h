@@ -14,41 +14,19 @@ void check_scale(const std::string& name, const char* argument, torch::Dtype dty
 void check_bytes(const std::string& name, const char* argument, const torch::Tensor& tensor);
 // Check the size of groups whose packed bytes hold two numbers of one group.
 void check_even(const std::string& name, int64_t group_size);
-// Check int8 weights and their bias.
-void check_weight(const std::string& name, const torch::Tensor& weight, const torch::Tensor& bias,
-                  int64_t dimensions = 2);
-// Check a bias; `weight` is the name of the tensor that has the channels.
-void check_bias(const std::string& name, const char* weight, int64_t channels,
-                const torch::Tensor& bias);
-// A scale for each output channel.
-torch::Tensor scale_of_channels(const std::string& name, const torch::Tensor& scale,
-                                int64_t channels);
-// The dtype of the floating weight: as given, else of the bias, else of the scale.
-torch::Dtype weight_dtype(const std::string& name, std::optional<torch::Dtype> dtype,
-                          const torch::Tensor& bias, const torch::Tensor& scale);
 // Check how the values of an input share a scale.
 void check_input_granularity(const std::string& name, const std::string& granularity);
 // How many groups a number of features has; a file chooses both, so that a sum could overflow.
 inline int64_t groups_of(int64_t features, int64_t group_size) {
   return features / group_size + (features % group_size != 0 ? 1 : 0);
 }
-// Check packed integers of at most four bits: their dtype and shape.
-void check_packed(const std::string& name, const torch::Tensor& packed, int64_t features);
-// A scale for each output channel of a weight of this shape, or for each of its groups of inputs.
-torch::Tensor scale_of_weight(const std::string& name, const torch::Tensor& scale,
-                              at::IntArrayRef shape, std::optional<int64_t> group_size);
 // Check that a tensor holds integers.
 void check_integer(const std::string& name, const char* argument, const torch::Tensor& tensor);
 // Integers as int32; one that is beyond becomes the nearest.
 torch::Tensor int32_of(const torch::Tensor& integers);
-// An int32 zero point for each scale; undefined if there is none.
-torch::Tensor zero_point_of_weight(const std::string& name, const torch::Tensor& zero_point,
-                                   const torch::Tensor& scale);
 // A factor for each input feature.
 torch::Tensor scale_of_inputs(const std::string& name, const char* argument,
                               const torch::Tensor& smooth, int64_t features);
-// Check the block of a rotation, which divides the features.
-void check_rotate(const std::string& name, std::optional<int64_t> rotate, int64_t features);
 // The one scale of an input, `[]`, and its int32 zero point; undefined if there is none.
 std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const std::string& name,
                                                          const torch::Tensor& scale,

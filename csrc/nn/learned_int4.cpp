@@ -49,7 +49,7 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
 
 LearnedFakeQuantizeInt4Impl::LearnedFakeQuantizeInt4Impl(
     const LearnedFakeQuantizeInt4Options& given)
-    : LearnedFakeQuantizeImpl(kLearnedInt4, checked(given)), scale_rule_(given.scale_rule()) {
+    : LearnedFakeQuantizeImpl(kLearnedInt4, checked(given)), given_(given) {
   const auto unknown = std::numeric_limits<double>::quiet_NaN();
   largest_step =
       register_parameter("largest_step", torch::full({given.shape()[0]}, unknown, scale.options()));
@@ -68,7 +68,7 @@ void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
   const auto given =
-      PackedInt4::of(scale_rule_ == "search"
+      PackedInt4::of(scale_rule() == "search"
                          ? search::search_int4_factors(weight, group_size(), options.symmetric())
                          : choose_int4_qparams(weight, group_size(), options.symmetric()));
   set(given, is_new(given.scale, largest_step, only_unknown));
@@ -133,13 +133,7 @@ void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
     const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<LearnedFakeQuantizeInt4Impl>(
-      LearnedFakeQuantizeInt4Options(group_size(), options.shape())
-          .symmetric(options.symmetric())
-          .scale_rule(scale_rule_)
-          .master(options.master())
-          .device(options.device())
-          .dtype(options.dtype()));
+  auto copy = std::make_shared<LearnedFakeQuantizeInt4Impl>(given_);
   copy->rounds_ = rounds_;
   copy->initialized_ = initialized_;
   copy_tensors(*copy, *this, device);

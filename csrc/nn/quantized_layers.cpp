@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The linear layers for inference, and what all layers for inference share.
+// The linear layers for inference: weights by inputs.
 #include <algorithm>
-#include <ostream>
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
@@ -11,74 +10,6 @@
 #include "nn/text.h"
 
 namespace baraquant::nn {
-
-namespace {
-
-constexpr int64_t kPackedBits = 4;  // the most, and those of a layer that has no such option
-
-}  // namespace
-
-// ---- QuantizedLayer -----------------------------------------------------------------------------
-
-bool QuantizedLayer::is_scale(const std::string& name) const {
-  return name.ends_with("scale") || name == "smooth";
-}
-
-void QuantizedLayer::converted(const std::optional<torch::Device>&,
-                               const std::optional<torch::Dtype>& dtype) {
-  if (dtype.has_value() && c10::isFloatingType(*dtype)) dtype_ = *dtype;
-}
-
-std::vector<int64_t> QuantizedLayer::weight_sizes() const {
-  return qweight.defined() ? qweight.sizes().vec() : std::vector{packed.size(0), in_features_};
-}
-
-void QuantizedLayer::store_integers(const Given& given, int64_t dimensions) {
-  const bool is_packed = given.in_features.has_value();
-  weight_bits_ = given.weight_bits.value_or(kPackedBits);
-  if (is_packed) {
-    in_features_ = *given.in_features;
-    check_packed(name(), given.packed, in_features_);
-    check_bias(name(), "packed", given.packed.size(0), given.bias);
-    packed = register_buffer("packed", given.packed.contiguous());
-  } else {
-    check_weight(name(), given.qweight, given.bias, dimensions);
-    qweight = register_buffer("qweight", given.qweight.contiguous());
-  }
-  check_bits(name(), "weight_bits", weight_bits_, is_packed ? kPackedBits : 8);
-}
-
-void QuantizedLayer::store_scales(const Given& given) {
-  const auto shape = weight_sizes();
-  check_rotate(name(), given.rotate, shape[1]);
-  rotate_ = given.rotate;
-  group_size_ = given.group_size;
-  const auto of_scale = given.group_factor.defined() ? std::nullopt : group_size_;
-  const auto scale = scale_of_weight(name(), given.weight_scale, shape, of_scale);
-  const auto zeros = zero_point_of_weight(name(), given.weight_zero_point, scale);
-  dtype_ = weight_dtype(name(), given.dtype, given.bias, scale);
-  weight_scale = register_buffer("weight_scale", scale);
-  if (given.bias.defined()) bias = register_buffer("bias", given.bias.detach());
-  if (zeros.defined()) weight_zero_point = register_buffer("weight_zero_point", zeros);
-}
-
-std::string QuantizedLayer::weight_text(const char* whole) const {
-  const auto groups = "per_group(" + std::to_string(group_size_.value_or(0)) + ")";
-  return c10::str(", weight=int", weight_bits_, " ", group_size_.has_value() ? groups : whole,
-                  weight_zero_point.defined() ? " asymmetric" : "");
-}
-
-void QuantizedLayer::pretty_print(std::ostream& stream) const {
-  stream << "baraquant::nn::" << name() << "(in_features=" << in_features()
-         << ", out_features=" << out_features() << ", bias=" << (bias.defined() ? "true" : "false")
-         << weight_text() << input_text();
-  if (rotate_.has_value()) stream << ", rotate=" << *rotate_;
-  stream << ")";
-}
-
-torch::Tensor QuantizedLayer::rotated(const torch::Tensor& input) const {
-  return rotate_.has_value() ? hadamard(input, *rotate_) : input;
-}
 
 // ---- Weights of products of integers ------------------------------------------------------------
 

@@ -59,4 +59,10 @@ std::tuple<at::Tensor, at::Tensor> Observer::range(int64_t quant_min, int64_t qu
           at::full({}, high, at::kFloat).to(min_val_.options())};
 }
 
+std::tuple<at::Tensor, at::Tensor> Observer::qparams(int64_t quant_min, int64_t quant_max,
+                                                     bool symmetric) const {
+  const auto [low, high] = range(quant_min, quant_max, symmetric);
+  return search::qparams_of_range(low, high, quant_min, quant_max, symmetric);
+}
+
 }  // namespace baraquant::workflow

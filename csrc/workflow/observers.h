@@ -26,6 +26,9 @@ class Observer {
   // The ends of the range that the scale must cover, `[]` each.
   std::tuple<at::Tensor, at::Tensor> range(int64_t quant_min, int64_t quant_max,
                                            bool symmetric) const;
+  // The scale and the zero point of that range.
+  std::tuple<at::Tensor, at::Tensor> qparams(int64_t quant_min, int64_t quant_max,
+                                             bool symmetric) const;
 
  private:
   std::string name_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/workflow.h"
-#include "search/range.h"
 #include "workflow/calibrate.h"
 #include "workflow/select.h"
 
@@ -16,10 +15,8 @@ constexpr const char* prepare_name = "baraquant.qat.prepare_";
 void start_range(nn::Quantizer& quantizer, const Observer& observer, bool follows_training) {
   const auto quant_min = quantizer.quant_min(), quant_max = quantizer.quant_max();
   if (auto* learned = dynamic_cast<nn::LearnedFakeQuantizeImpl*>(&quantizer)) {
-    const bool symmetric = learned->options.symmetric();
-    const auto [low, high] = observer.range(quant_min, quant_max, symmetric);
     const auto [scale, zero_point] =
-        search::qparams_of_range(low, high, quant_min, quant_max, symmetric);
+        observer.qparams(quant_min, quant_max, learned->options.symmetric());
     learned->start(scale, zero_point);
     return;
   }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "api/workflow.h"
-#include "search/range.h"
+#include "search/weights.h"
 #include "workflow/calibrate.h"
 #include "workflow/convert.h"
-#include "workflow/fit.h"
 #include "workflow/select.h"
 
 namespace baraquant {
@@ -56,10 +55,8 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
       continue;
     }
     const auto& activation = *one.prepared->config().activation();
-    const auto [low, high] = found->second->range(activation.quant_min(), activation.quant_max(),
-                                                  activation.symmetric());
-    const auto [scale, zero_point] = search::qparams_of_range(
-        low, high, activation.quant_min(), activation.quant_max(), activation.symmetric());
+    const auto [scale, zero_point] = found->second->qparams(
+        activation.quant_min(), activation.quant_max(), activation.symmetric());
     const auto device = one.prepared->weight.device();
     one.prepared->set_input_quantizer(
         std::make_shared<nn::FakeQuantizeImpl>(nn::FakeQuantizeOptions()
@@ -68,6 +65,40 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
                                                    .quant_min(activation.quant_min())
                                                    .quant_max(activation.quant_max())));
   }
+}
+
+// The quantizers of a weight, `[rows, columns]`, with the scales or factors of the least squared error.
+std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
+                                                      const nn::FakeQuantizeInt4Impl& quantizer) {
+  auto options = quantizer.options;
+  const auto [scale, factor, zero_point] =
+      search::search_int4_factors(rows, options.group_size(), options.symmetric());
+  options.scale(scale).group_factor(factor).group_zero_point(zero_point);
+  return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
+}
+
+std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
+                                                const nn::FakeQuantizeImpl& quantizer) {
+  auto options = quantizer.options;
+  const auto size = options.group_size().value_or(0);
+  std::vector<int64_t> shape = {rows.size(0)};
+  if (options.granularity() == "per_tensor") shape = {};
+  if (options.granularity() == "per_group") shape = {rows.size(0), -1};
+  const auto segments =
+      size > 0 ? rows.reshape({-1, size}) : rows.reshape({shape.empty() ? 1 : rows.size(0), -1});
+  const auto [scale, zero_point] =
+      search::search_scale(segments, options.quant_min(), options.quant_max(), options.symmetric(),
+                           options.scale_dtype());
+  options.mode("fixed").symmetric(true);
+  options.scale(scale.reshape(shape)).zero_point(zero_point.reshape(shape));
+  return std::make_shared<nn::FakeQuantizeImpl>(options);
+}
+
+std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer) {
+  if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
+    return fit_factors(rows, *int4);
+  }
+  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer));
 }
 
 using Fitted = std::map<Converter::Tie, std::shared_ptr<nn::Quantizer>>;

@@ -142,7 +142,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   PackedInt4 qparams_of(const torch::Tensor& input) override;
   torch::Tensor smooth(const torch::Tensor& input) override;
   int64_t group_size() const override { return *options.group_size(); }
-  const std::string& scale_rule() const { return scale_rule_; }
+  const std::string& scale_rule() const { return given_.scale_rule(); }
   /// Set the parameters to the factors that fit a weight `[rows, columns]`. A row with a NaN or an
   /// infinity changes nothing; `skipped_batches` counts such a weight.
   /// @throws c10::ValueError Its shape does not fit.
@@ -162,7 +162,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   PackedInt4 qparams_in(torch::Dtype dtype) const;
   torch::Tensor row_scale(torch::Dtype dtype) const;
   void set_by_first(const torch::Tensor& input);
-  std::string scale_rule_;
+  LearnedFakeQuantizeInt4Options given_;
 };
 TORCH_MODULE(LearnedFakeQuantizeInt4);
 

@@ -126,6 +126,7 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   virtual bool computes_scale() const { return is_dynamic() && rounds_scale(); }
   // The scale and the zero point of one input.
   std::tuple<torch::Tensor, torch::Tensor> qparams_of(const torch::Tensor& input) const;
+  torch::Tensor observe(const torch::Tensor& input, const torch::Tensor& rounds);
   torch::Tensor observe_and_round(const torch::Tensor& input);
   void check_seen();
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
