@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -103,19 +103,6 @@ _STALE = ("val", "tensor_meta", "eager_input_vals", "example_value")
 
 
 @dataclass(frozen=True)
-class Use:
-    """A quantization, and the views between it and the value that is quantized at once."""
-
-    quantization: Quantization
-    views: tuple[Node, ...]
-
-    @property
-    def node(self) -> Node:
-        """The call that quantizes."""
-        return self.quantization.node
-
-
-@dataclass(frozen=True)
 class Quantized:
     """The integers, scales and zero points of all tokens of a value."""
 
@@ -137,7 +124,7 @@ class Rewriter:
         self.recorded = recorded
         self._touched: set[Node] = set()
 
-    def share(self, value: Node, uses: list[Use], scheme: Scheme) -> None:
+    def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
         """Quantize a value once, in front of the first use.
 
         Args:
@@ -147,19 +134,19 @@ class Rewriter:
         """
         first = uses[0].node
         # A graph after autograd has core ops alone, and Inductor takes no others.
-        core = not self.recorded or any(is_core(use.quantization) for use in uses)
+        core = not self.recorded or any(is_core(use) for use in uses)
 
         def build() -> Quantized:
             return self._outputs(self.graph.call_function(*scheme.quantize(value, core=core)))
 
         quantized = self._insert(first, first.meta, build)
         guarded = quantized
-        if self.recorded and any(use.quantization.product is not None for use in uses):
+        if self.recorded and any(use.product is not None for use in uses):
             guarded = self._insert(first, first.meta, lambda: self._guarded(quantized, value))
         for use in uses:
-            self._replace(use, quantized if use.quantization.product is None else guarded)
+            self._replace(use, quantized if use.product is None else guarded)
 
-    def fuse(self, op: FloatOp, uses: list[Use], scheme: Scheme) -> None:
+    def fuse(self, op: FloatOp, uses: list[Quantization], scheme: Scheme) -> None:
         """Replace a float op by its quantizing form, for all that read its output."""
 
         def build() -> tuple[Node, Quantized]:
@@ -205,7 +192,7 @@ class Rewriter:
             node = node.next
         return built
 
-    def _replace(self, use: Use, source: Quantized) -> None:
+    def _replace(self, use: Quantization, source: Quantized) -> None:
         """Let a use read what was quantized at once."""
         node = use.node
         self._touched.update((node, *use.views))
@@ -218,8 +205,8 @@ class Rewriter:
             )
 
         seen = self._insert(node, node.meta, see)
-        if use.quantization.product is not None:
-            _take_integers(use.quantization, seen)
+        if use.product is not None:
+            _take_integers(use, seen)
             return
         for index, output in enumerate((seen.integers, seen.scale, seen.zero_point)):
             for item in items(node, index):
@@ -327,13 +314,13 @@ class _Pass:
         if reason:
             self.left_out[_name(op.node)] = reason
             return
-        scheme = uses[0].quantization.scheme
+        scheme = uses[0].scheme
         self._note(op.node, f"{op.name}_quantize_per_token", uses)
         self.rewriter.fuse(op, uses, scheme)
 
-    def _readers(self, op: FloatOp) -> tuple[list[Use], list[Node]]:
+    def _readers(self, op: FloatOp) -> tuple[list[Quantization], list[Node]]:
         """Return what quantizes the output of a float op, and what else reads it."""
-        uses: list[Use] = []
+        uses: list[Quantization] = []
         others = op.other_readers()
         waiting: list[tuple[Node, tuple[Node, ...]]] = [(out, ()) for out in op.outputs(0)]
         while waiting:
@@ -341,18 +328,18 @@ class _Pass:
             for user in value.users:
                 read = self.found.get(user)
                 if read is not None and read.input is value and _reads_once(user, value):
-                    uses.append(Use(read, views))
+                    uses.append(replace(read, views=views))
                 elif user.args and user.args[0] is value and keeps_tokens(user, picks=True):
                     waiting.append((user, (*views, user)))
                 else:
                     others.append(user)
         return sorted(uses, key=lambda use: use.node), others
 
-    def _reason_against(self, uses: list[Use], others: list[Node]) -> str:
+    def _reason_against(self, uses: list[Quantization], others: list[Node]) -> str:
         if others:
             names = dict.fromkeys(_called(other) for other in sorted(others))
             return f"its output is also read by {', '.join(names)}"
-        if len({use.quantization.scheme for use in uses}) > 1:
+        if len({use.scheme for use in uses}) > 1:
             return _DIFFERENT
         if any(use.node not in self.rest for use in uses):
             return _WRITTEN
@@ -362,18 +349,18 @@ class _Pass:
 
     def share_rest(self) -> None:
         """Merge the quantizations that are left and have the same input and options."""
-        groups: dict[object, list[tuple[Node, Use]]] = {}
+        groups: dict[object, list[tuple[Node, Quantization]]] = {}
         for read in self.rest.values():
             root, views = root_of(read.input)
-            groups.setdefault(_identity(root), []).append((root, Use(read, views)))
+            groups.setdefault(_identity(root), []).append((root, replace(read, views=views)))
         for readers in groups.values():
             self._share_value(readers)
 
-    def _share_value(self, readers: list[tuple[Node, Use]]) -> None:
+    def _share_value(self, readers: list[tuple[Node, Quantization]]) -> None:
         """Merge the quantizations of one value, those with the same options."""
-        parts: dict[tuple[Scheme, int], list[tuple[Node, Use]]] = {}
+        parts: dict[tuple[Scheme, int], list[tuple[Node, Quantization]]] = {}
         for root, use in readers:
-            key = use.quantization.scheme, self.stretches[use.node]
+            key = use.scheme, self.stretches[use.node]
             parts.setdefault(key, []).append((root, use))
         for (scheme, _), part in parts.items():
             self._share_part(scheme, self._without_second_output(part))
@@ -382,7 +369,9 @@ class _Pass:
             reason = _DIFFERENT if len(schemes) == len(parts) else _BETWEEN
             self.left_out.setdefault(_name(readers[0][0]), reason)
 
-    def _without_second_output(self, part: list[tuple[Node, Use]]) -> list[tuple[Node, Use]]:
+    def _without_second_output(
+        self, part: list[tuple[Node, Quantization]]
+    ) -> list[tuple[Node, Quantization]]:
         """Leave out a quantization whose result the caller would share with another one's."""
         kept, has_output = [], False
         for root, use in part:
@@ -392,17 +381,17 @@ class _Pass:
             has_output = has_output or returned
         return kept
 
-    def _share_part(self, scheme: Scheme, part: list[tuple[Node, Use]]) -> None:
+    def _share_part(self, scheme: Scheme, part: list[tuple[Node, Quantization]]) -> None:
         if len(part) < 2:
             return
         value, uses = part[0][0], [use for _, use in part]
-        inputs = {use.quantization.input for use in uses}
+        inputs = {use.input for use in uses}
         if len(inputs) == 1:  # the views stay where they are
-            value, uses = inputs.pop(), [Use(use.quantization, ()) for use in uses]
+            value, uses = inputs.pop(), [replace(use, views=()) for use in uses]
         self._note(part[0][0], "dynamic_range_quantize_per_token", uses)
         self.rewriter.share(value, uses, scheme)
 
-    def _note(self, source: Node, op: str, uses: list[Use]) -> None:
+    def _note(self, source: Node, op: str, uses: list[Quantization]) -> None:
         self.fusions.append(Fusion(_name(source), op, tuple(_name(use.node) for use in uses)))
         self.saved += len(uses) - 1
         for use in uses:

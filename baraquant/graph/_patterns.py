@@ -106,12 +106,14 @@ class Quantization:
         input: What it quantizes.
         scheme: How.
         product: The op that takes the integers instead; None for a call that only quantizes.
+        views: The views between the input and the value that is quantized at once.
     """
 
     node: Node
     input: Node
     scheme: Scheme
     product: Any
+    views: tuple[Node, ...] = ()
 
 
 def is_item(node: Node) -> bool:

@@ -303,15 +303,6 @@ def test_parts_of_higher_order_ops() -> None:
         assert torch.equal(outputs(program, given)[0], outputs(before, given)[0])
 
 
-def test_unlifted_module() -> None:
-    """A GraphModule with parameters as attributes."""
-    model = quantized(LlamaBlock())
-    x = torch.randn(2, 3, WIDTH)
-    module = exported(model, x).module()
-    report = baraquant.graph.fuse_(module)
-    assert report.after == 4 and torch.equal(outputs(module, x)[0], outputs(model, x)[0])
-
-
 @pytest.mark.parametrize("has_dtype", (False, True))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_without_fake_values(dtype: torch.dtype, has_dtype: bool) -> None:
