@@ -94,38 +94,6 @@ def test_gradient_of_the_input(verb: str, device: str) -> None:
         assert_same_bits(grads[1], grads[0], f"{given}")
 
 
-class Forms(torch.nn.Module):
-    """All that one may type, of one op."""
-
-    def forward(self, x: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return (
-            ops.fake_quantize_per_tensor(x, s, 3),
-            ops.fake_quantize_per_tensor(x, 0.02, None),
-            ops.quantize_per_tensor(x, s, 3, -8, 7),
-            ops.quantize_per_tensor(x, 0.02, None, dtype=torch.uint8, quant_min=0, quant_max=255),
-            ops.dequantize_per_tensor(x, s, 3),
-        )
-
-
-def runs(device: str) -> dict[str, Any]:
-    x, s = torch.randn(9, device=device), torch.tensor(SCALE, device=device)
-    return {
-        "script": lambda: torch.jit.script(Forms()),
-        "trace": lambda: torch.jit.trace(Forms(), (x, s)),
-        "compile": lambda: torch.compile(Forms(), fullgraph=True, backend="aot_eager"),
-        "export": lambda: torch.export.export(Forms(), (x, s)).module(),
-    }
-
-
-@pytest.mark.parametrize("how", ["script", "trace", "compile", "export"])
-def test_the_forms_in_graphs(how: str, device: str) -> None:
-    torch._dynamo.reset()
-    run = runs(device)[how]()
-    x, s = torch.randn(9, device=device), torch.tensor(SCALE, device=device)
-    for got, right in zip(run(x, s), Forms()(x, s), strict=True):
-        assert_same_bits(got, right)
-
-
 @by_verb
 def test_opcheck(verb: str, device: str) -> None:
     packet = getattr(torch.ops.baraquant, f"{verb}_per_tensor")

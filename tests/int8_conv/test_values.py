@@ -106,27 +106,6 @@ def test_layouts_of_the_weight(channels: int, kernel: tuple[int, ...], device: s
         assert_same_bits(ops.int8_conv(**{**arguments, "weight": last}), got)
 
 
-def test_the_result_is_channels_last_if_the_input_is(any_device: str) -> None:
-    """Also for one image that lies so, whatever the stride of its batch, and for a slice."""
-    last = torch.channels_last
-    weight = torch.ones(4, 3, 1, 1, dtype=torch.int8, device=any_device)
-    scales = torch.ones(()), torch.ones(4)
-    rows = torch.ones(2, 8, 5, 6, dtype=torch.int8, device=any_device)
-    image = rows[0, :3].permute(1, 2, 0).contiguous().permute(2, 0, 1)[None]
-    for x, is_last in (
-        (rows[:, :3].contiguous(memory_format=last), True),
-        (rows.contiguous(memory_format=last)[:, :3], True),
-        (image, True),
-        (rows[:, :3], False),
-        (rows[:, :3].contiguous(), False),
-    ):
-        given = (x, weight, *(s.to(any_device) for s in scales))
-        y = ops.int8_conv(*given)
-        assert y.is_contiguous(memory_format=last) is is_last
-        assert y.is_contiguous() is not is_last
-        assert y.stride() == reference.int8_conv(*given).stride()
-
-
 def test_a_zero_point_that_the_input_holds_is_the_padding(device: str) -> None:
     """As numbers (q - z) * s, padded with 0."""
     case = Case(6, 8, 2, (7, 9), (3, 3), padding=(2,), shift=True, input=torch.uint8)

@@ -68,30 +68,6 @@ def test_depth_beyond_the_exact_range(op: Any, any_device: str) -> None:
             op(deep(op, depth, any_device))
 
 
-def test_zero_points_decide_on_the_limit(any_device: str) -> None:
-    """A zero point of 0 is one, as its value is not read; weight_sum alone is none."""
-    full = deep(Op("int8_linear"), DEEPEST_SHIFTED + 1, any_device)
-    full["input_zero_point"].zero_()
-    with pytest.raises(ValueError, match=str(DEEPEST_SHIFTED)):
-        ops.int8_linear(**full)
-    del full["input_zero_point"]
-    assert ops.int8_linear(**full).shape == (2, 2)
-    symmetric = deep(Op("quantized_linear"), DEEPEST_SHIFTED + 1, any_device) | {"symmetric": True}
-    assert ops.quantized_linear(**symmetric).shape == (2, 2)
-
-
-@by_op
-def test_an_empty_product_is_checked_too(op: Op, any_device: str) -> None:
-    arguments = op.arguments(any_device)
-    for name in {"input", "input_scale", "input_zero_point"} & set(arguments):
-        arguments[name] = arguments[name][:0]
-    assert op(arguments).shape == (0, LEAD[1], N)
-    if "weight_scale" in arguments:
-        arguments["weight_scale"] = arguments["weight_scale"][1:]
-        with pytest.raises(ValueError, match="weight_scale"):
-            op(arguments)
-
-
 # --- other objects -------------------------------------------------------------------------------
 
 

@@ -249,30 +249,9 @@ WANTED = {
 
 @pytest.mark.parametrize("wanted", WANTED)
 @by_mode
-def test_only_what_is_wanted_is_kept_and_computed(
-    symmetric: bool, wanted: str, device: str
-) -> None:
+def test_only_what_is_wanted_is_kept(symmetric: bool, wanted: str, device: str) -> None:
     tensors = arguments(device=device, grads=wanted)
     with saved_tensors() as kept:
-        y = ops.qat_linear(*tensors, symmetric=symmetric)
+        ops.qat_linear(*tensors, symmetric=symmetric)
     matrices = [(t.dtype, tuple(t.shape)) for t in kept if t.shape[-1:] == (DEPTH,)]
     assert matrices == ([WANTED[wanted]] if WANTED[wanted] else [])
-    y.backward(torch.ones_like(y))
-    whole = arguments(device=device)
-    ops.qat_linear(*whole, symmetric=symmetric).backward(torch.ones_like(y))
-    for tensor, full, name in zip(tensors, whole, "xwb", strict=True):
-        if name == wanted:
-            assert tensor.grad is not None and full.grad is not None
-            assert torch.equal(tensor.grad, full.grad)
-        else:
-            assert tensor.grad is None
-
-
-def test_a_bias_of_the_compute_type_gets_its_gradient_in_it(device: str) -> None:
-    x, w, b = arguments(torch.bfloat16, device)
-    wide = b.detach().float().requires_grad_()
-    y = ops.qat_linear(x, w, wide)
-    y.backward(torch.full_like(y, 1.0 / 3))
-    assert wide.grad is not None and wide.grad.dtype == torch.float32
-    third = torch.tensor(1.0 / 3).to(torch.bfloat16).float()
-    assert torch.allclose(wide.grad.cpu(), (TOKENS * third).expand(OUTPUTS), rtol=1e-6)

@@ -4,50 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import baraquant  # noqa: F401  (loads the ops)
-from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, SERVED_CALLS, Int8Call
-from tests.support.checks.int8_mm import OPS, moved
+from tests.support.checks.int8_mm import moved
 from tests.support.family_cases.int8_mm import Case
 from tests.support.family_cases.layouts import AnyLayout
-from tests.support.oracle import int8_mm as int8_oracle
-
-SHAPE = (4, 6, 5, 37)
-by_op = pytest.mark.parametrize("name", OPS)
-
-
-def arguments_of(
-    name: str, shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.float32, n: int = 19
-) -> dict[str, Any]:
-    """A call with everything that the op takes."""
-    case = Case(shape[:-1], n, shape[-1], torch.uint8, dtype, "token", "token", bias="output",
-                weight_sum=True, static=name == "smoothquant_linear")  # fmt: skip
-    if name == "smoothquant_linear":
-        case = Case(**case.__dict__ | {"scale": "one", "zero_point": "one"})
-    found = case.arguments()
-    if name in ("int8_linear", "smoothquant_linear"):
-        return found
-    gen = cases.generator(5)
-    x = torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
-    if name == "qat_linear":
-        weight = torch.randn(n, shape[-1], generator=gen, dtype=torch.float64).to(dtype)
-        return {"input": x, "weight": weight, "bias": found["bias"], "symmetric": False}
-    given = {"input": x}
-    given |= {name: found[name] for name in ("weight", "weight_scale", "bias", "weight_sum")}
-    if name == "quantized_linear":
-        return given | {"symmetric": False}
-    scale = torch.tensor(0.02, dtype=found["weight_scale"].dtype)
-    smooth = 0.5 + torch.rand(shape[-1], generator=gen, dtype=torch.float64)
-    smooth_scale = scale * smooth.to(scale.dtype)
-    point = torch.tensor([-7], dtype=torch.int32)
-    return given | {"act_scale": scale, "act_zero_point": point, "smooth_scale": smooth_scale}
 
 
 class TestAnyLayout(AnyLayout):
@@ -62,23 +29,19 @@ class TestAnyLayout(AnyLayout):
         return call.names[index] == "weight" and not call.trained
 
 
-@by_op
 @pytest.mark.parametrize("start", (1, 2, 3, 4, 5, 8, 12, 15))
-def test_every_misalignment(name: str, start: int, device: str) -> None:
+@pytest.mark.parametrize("call", TestAnyLayout.CALLS, ids=str)
+def test_every_misalignment(call: Int8Call, start: int, device: str) -> None:
     """Input, weight and all vectors begin at any byte of a 16-byte line; around them lies NaN."""
-    for shape, n in (((1, 16), 16), ((3, 33), 7), ((17, 64), 65), ((2, 1, 129), 2)):
-        arguments = arguments_of(name, shape, n=n)
-        expected = getattr(int8_oracle, name)(**arguments)
 
-        def shifted(t: Tensor) -> Tensor:
-            around = float("nan") if t.is_floating_point() else 77
-            wide = torch.full((t.numel() + 32,), around, dtype=t.dtype, device=device)
-            inner = wide[start : start + t.numel()].view(t.shape)
-            return inner.copy_(t)
+    def shifted(t: Tensor) -> Tensor:
+        around = float("nan") if t.is_floating_point() else 77
+        wide = torch.full((t.numel() + 32,), around, dtype=t.dtype, device=device)
+        return wide[start : start + t.numel()].view(t.shape).copy_(t)
 
-        given = {k: shifted(v) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-        got = getattr(torch.ops.baraquant, name)(**given)
-        assert_same_bits(got, expected, f"{name} {shape} {start}")
+    for shape in ((1, 16), (3, 33), (17, 64), (2, 1, 129)):
+        tensors = [t.detach() for t in call.tensors(shape, device=device)]
+        assert_same_bits(call(*map(shifted, tensors)), call(*tensors), f"{shape} {start}")
 
 
 def test_strides_of_a_single_row_or_column_say_nothing(device: str) -> None:

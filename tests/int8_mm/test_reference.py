@@ -14,7 +14,6 @@ from tests.int8_mm.exact_layers import exact_layer
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import summary
-from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case
 from tests.support.oracle import int8_mm as int8_oracle
 
@@ -45,14 +44,6 @@ def beyond_its_limits(arguments: dict[str, Any]) -> np.ndarray:
         exponent = np.frexp(first)[1] + np.frexp(second)[1]
     ordinary = np.isfinite(first) & np.isfinite(second) & (first != 0) & (second != 0)
     return (ordinary & ((exponent < -967) | (exponent > 995))).reshape(*a["input"].shape[:-1], -1)
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_random_cases(part: int) -> None:
-    small = [c for c in int8_cases.RANDOM_CASES if c.rows * c.n * c.k < 5e5]
-    assert len(small) > 100
-    for case in small[part::4]:
-        check(case.op, case.arguments())
 
 
 @by_dtype

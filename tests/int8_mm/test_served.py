@@ -258,13 +258,3 @@ def test_tangents_are_refused_not_dropped(device: str) -> None:
         for op, name, call in refusals(device):
             with pytest.raises(NotImplementedError, match=rf"{op}: expected {name}.* tangent"):
                 call(zero)
-
-
-def test_the_form_that_returns_the_mask_is_refused(device: str) -> None:
-    served = Served("asymmetric", torch.float32, device)
-    x, _ = example(served)
-    own = x, served.weight, served.weight_scale
-    with pytest.raises(
-        NotImplementedError, match=r"_quantized_linear_with_mask.*call the op itself"
-    ):
-        torch.ops.baraquant._quantized_linear_with_mask(*own, None, False, None, -128, 127, None)

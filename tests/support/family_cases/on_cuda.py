@@ -38,36 +38,6 @@ def moved(tensors: Tensors, device: str) -> Tensors:
     return tuple(t.to(device) for t in tensors)
 
 
-def check_stream(step: Step, cuda: str) -> None:
-    """The input only becomes right on the side stream, after a long wait there."""
-    cpu = step.make(0)
-    expected = step.run(*cpu)
-    first, *rest = moved(cpu, cuda)
-    late = torch.zeros_like(first)
-    step.run(late, *rest)  # warm
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        late.copy_(first)
-        got = step.run(late, *rest)
-    stream.synchronize()
-    assert_all_same(got, expected, str(step))
-
-
-def check_no_wait(step: Step, cuda: str, request: pytest.FixtureRequest) -> None:
-    """Of inputs of several layouts."""
-    first, *rest = moved(step.make(0), cuda)
-    names = ("contiguous", "stepped", "transposed", "misaligned")
-    inputs = [cases.LAYOUTS[name](first) for name in names]
-    before = [step.run(t, *rest) for t in inputs]
-    request.getfixturevalue("no_synchronisation")
-    again = [step.run(t, *rest) for t in inputs]
-    torch.cuda.set_sync_debug_mode("default")
-    for a, b in zip(again, before, strict=True):
-        assert_all_same(a, b, str(step))
-
-
 def check_graph(step: Step, cuda: str) -> None:
     """Captured once, replayed on new data that is copied into the same tensors."""
     static = moved(step.make(0), cuda)
@@ -98,18 +68,6 @@ def check_streams(steps: Sequence[Step], cuda: str) -> None:
             assert_all_same(result, right, str(step))
 
 
-def check_devices(step: Step) -> None:
-    """Whichever is current."""
-    current = torch.cuda.current_device()
-    cpu = step.make(0)
-    expected = step.run(*cpu)
-    for index in range(torch.cuda.device_count()):
-        got = step.run(*moved(cpu, f"cuda:{index}"))
-        assert all(t.device.index == index for t in got)
-        assert_all_same(got, expected, str(step))
-        assert torch.cuda.current_device() == current
-
-
 class OnCuda:
     """The tests of a family's steps; each has a subclass that names them."""
 
@@ -120,12 +78,34 @@ class OnCuda:
             metafunc.parametrize("step", self.STEPS, ids=str)
 
     def test_runs_on_the_current_stream(self, step: Step, cuda: str) -> None:
-        check_stream(step, cuda)
+        """The input only becomes right on the side stream, after a long wait there."""
+        cpu = step.make(0)
+        expected = step.run(*cpu)
+        first, *rest = moved(cpu, cuda)
+        late = torch.zeros_like(first)
+        step.run(late, *rest)  # warm
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late.copy_(first)
+            got = step.run(late, *rest)
+        stream.synchronize()
+        assert_all_same(got, expected, str(step))
 
     def test_never_makes_the_host_wait(
         self, step: Step, cuda: str, request: pytest.FixtureRequest
     ) -> None:
-        check_no_wait(step, cuda, request)
+        """Of inputs of several layouts."""
+        first, *rest = moved(step.make(0), cuda)
+        names = ("contiguous", "stepped", "transposed", "misaligned")
+        inputs = [cases.LAYOUTS[name](first) for name in names]
+        before = [step.run(t, *rest) for t in inputs]
+        request.getfixturevalue("no_synchronisation")
+        again = [step.run(t, *rest) for t in inputs]
+        torch.cuda.set_sync_debug_mode("default")
+        for a, b in zip(again, before, strict=True):
+            assert_all_same(a, b, str(step))
 
     def test_graph_capture_and_replay(self, step: Step, cuda: str) -> None:
         check_graph(step, cuda)
@@ -134,4 +114,12 @@ class OnCuda:
         check_streams(self.STEPS, cuda)
 
     def test_every_device_whichever_is_current(self, step: Step, cuda: str) -> None:
-        check_devices(step)
+        """Whichever is current."""
+        current = torch.cuda.current_device()
+        cpu = step.make(0)
+        expected = step.run(*cpu)
+        for index in range(torch.cuda.device_count()):
+            got = step.run(*moved(cpu, f"cuda:{index}"))
+            assert all(t.device.index == index for t in got)
+            assert_all_same(got, expected, str(step))
+            assert torch.cuda.current_device() == current
