@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import baraquant
 import toolchain
-from baraquant import QuantConfig, TensorConfig
 from baraquant.nn.shared import product as _product
 from tests.support.aot_inductor import skip_where_it_crashes
+from tests.torch_stack.test_graph_gradients import made
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
     "linear": (lambda: nn.Linear(64, 32), (5, 64)),
@@ -29,16 +29,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
     "transposed conv": (lambda: nn.ConvTranspose1d(16, 8, 3), (2, 16, 5)),
     "LSTM": (lambda: nn.LSTM(16, 8), (3, 2, 16)),
 }
-SCHEMES = {
-    "W8A8": baraquant.W8A8(),
-    "asymmetric": baraquant.W8A8(symmetric=False),
-    "rotated": baraquant.W8A8(rotate=16),
-    "static": baraquant.W8A8Static(),
-    "per tensor": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor"), conv_inputs=True),
-    "W8A16": baraquant.W8A16(),
-    "W4A16": baraquant.W4A16(group_size=16),
-    "W4A8": baraquant.W4A8(group_size=16),
-}
+SCHEMES = (
+    *("W8A8", "asymmetric", "rotated", "static"),
+    *("per tensor", "W8A16", "W4A16", "W4A8"),
+)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 by_layer = pytest.mark.parametrize("layer", LAYERS)
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -58,15 +52,7 @@ def served(layer: str, scheme: str, dtype: torch.dtype, form: str) -> tuple[nn.M
     make, shape = LAYERS[layer]
     torch.manual_seed(0)
     model, x = nn.Sequential(make()).to(dtype), torch.randn(*shape, dtype=dtype)
-    try:
-        baraquant.qat.prepare_(model, SCHEMES[scheme], progress=False)
-    except ValueError as error:  # groups of four bits are for linear layers
-        pytest.skip(str(error))
-    model(x)
-    model.eval().requires_grad_(False)
-    if form == "converted":
-        baraquant.qat.convert_(model)
-    return model, x
+    return made(model, x, scheme, form).requires_grad_(False), x
 
 
 def output(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

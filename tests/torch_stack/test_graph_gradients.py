@@ -80,10 +80,8 @@ class Residual(nn.Module):
         return x.square().mean() + y
 
 
-def model_of(layer: str, scheme: str, form: str) -> tuple[nn.Module, Tensor]:
-    make, shape = LAYERS[layer]
-    torch.manual_seed(0)
-    model, x = Residual(make()), torch.randn(*shape)
+def made(model: nn.Module, x: Tensor, scheme: str, form: str) -> nn.Module:
+    """The model under a scheme, in evaluation, prepared or converted."""
     try:
         baraquant.qat.prepare_(model, SCHEMES[scheme], progress=False)
     except ValueError as error:  # groups of four bits are for linear layers
@@ -92,7 +90,14 @@ def model_of(layer: str, scheme: str, form: str) -> tuple[nn.Module, Tensor]:
     model.eval()
     if form == "converted":
         baraquant.qat.convert_(model)
-    return model, x
+    return model
+
+
+def model_of(layer: str, scheme: str, form: str) -> tuple[nn.Module, Tensor]:
+    make, shape = LAYERS[layer]
+    torch.manual_seed(0)
+    model, x = Residual(make()), torch.randn(*shape)
+    return made(model, x, scheme, form), x
 
 
 def value_and_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
 
-import baraquant
-from baraquant.qat import convert_, prepare_
-from tests.support.tiny_transformers.build import TINY, build
+from tests.support.tiny_transformers.build import TINY
 from tests.zoo import run, torchvision_support
 from tests.zoo.cells import ARCHITECTURES, NOT_RUN, OTHERS, Cell, planned
 from tests.zoo.checks import examine
@@ -112,17 +109,3 @@ def test_the_torchvision_of_a_torch() -> None:
     assert belongs("0.29.1", "2.15.0+cu132") and belongs("0.29.2+cpu", "2.15.0")
     assert not belongs("0.28.0", "2.14.0") and not belongs("0.29.2", "2.13.0")
     assert not belongs("0.29.0", "2.15.0")  # built for torch 2.14 alone
-
-
-def test_save_pretrained_is_an_error(tmp_path: Path) -> None:
-    """It would write a file that `from_pretrained` reads as random weights."""
-    plain, model, ready = (build(name) for name in ("bert", "t5", "clip"))
-    baraquant.quantize_(model, baraquant.W8A8())
-    prepare_(ready, baraquant.W8A8())
-    convert_(ready)
-    for each in (model, ready, copy.deepcopy(model)):
-        with pytest.raises(Exception, match=r"baraquant\.save"):
-            each.save_pretrained(tmp_path / "quantized")
-    assert not list(tmp_path.rglob("*.safetensors"))
-    plain.save_pretrained(tmp_path / "plain")  # a float model is saved as ever
-    assert list((tmp_path / "plain").glob("*.safetensors"))
