@@ -32,6 +32,7 @@ std::shared_ptr<Module> cloned(const std::shared_ptr<Module>& module,
 // Give a new module copies of the parameters and buffers of another one of the same kind.
 inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
                          const std::optional<torch::Device>& device) {
+  const torch::NoGradGuard no_grad;
   for (const auto& item : from.named_parameters(/*recurse=*/false)) {
     to.named_parameters(/*recurse=*/false)[item.key()].set_data(cloned(*item, device));
   }
@@ -50,23 +51,17 @@ inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
     *this = dynamic_cast<Class&>(*other.clone(device));                                      \
   }
 
-// The clone of a module that the constructor makes of its options, with the tensors of this one.
-#define BARAQUANT_CLONE_TENSORS(Class)                                                        \
-  std::shared_ptr<torch::nn::Module> Class::clone(const std::optional<torch::Device>& device) \
-      const {                                                                                 \
-    auto copy = std::make_shared<Class>(options);                                             \
-    const torch::NoGradGuard no_grad;                                                         \
-    copy_tensors(*copy, *this, device);                                                       \
-    return copy;                                                                              \
-  }                                                                                           \
-  BARAQUANT_CLONE_CHILD(Class)
-
-// The clone of a layer that the constructor makes of these arguments, which may name `device`.
-#define BARAQUANT_CLONE(Class, ...)                                        \
+// The clone of a module that the constructor makes of the last arguments, and that `finish` completes.
+// Both may name `device`.
+#define BARAQUANT_CLONE_BY(Class, finish, ...)                             \
   std::shared_ptr<torch::nn::Module> Class::clone(                         \
       [[maybe_unused]] const std::optional<torch::Device>& device) const { \
     auto copy = std::make_shared<Class>(__VA_ARGS__);                      \
-    copy->train(is_training());                                            \
+    finish;                                                                \
     return copy;                                                           \
   }                                                                        \
   BARAQUANT_CLONE_CHILD(Class)
+
+// The same where the constructor's arguments say all.
+#define BARAQUANT_CLONE(Class, ...) \
+  BARAQUANT_CLONE_BY(Class, copy->train(is_training()), __VA_ARGS__)

@@ -222,15 +222,8 @@ torch::Tensor FakeQuantizedConv2dImpl::integer_output(const torch::Tensor& input
                         options);
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizedConv2dImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<FakeQuantizedConv2dImpl>(options, cloned_parameter(weight, device),
-                                                        cloned_parameter(bias, device), config());
-  clone_into(*copy, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizedConv2dImpl)
+BARAQUANT_CLONE_BY(FakeQuantizedConv2dImpl, clone_into(*copy, device), options,
+                   cloned_parameter(weight, device), cloned_parameter(bias, device), config())
 
 void FakeQuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizedConv2d(" << options.in_channels() << ", "

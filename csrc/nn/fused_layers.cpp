@@ -47,7 +47,7 @@ torch::Tensor RMSNormImpl::forward(const torch::Tensor& input) {
   return baraquant::rms_norm(input, maybe(factor), options.eps().value_or(smallest));
 }
 
-BARAQUANT_CLONE_TENSORS(RMSNormImpl)
+BARAQUANT_CLONE_BY(RMSNormImpl, copy_tensors(*copy, *this, device), options)
 
 void RMSNormImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::RMSNorm(" << options.normalized_shape();
@@ -71,7 +71,7 @@ torch::Tensor LayerNormImpl::forward(const torch::Tensor& input) {
                                options.eps());
 }
 
-BARAQUANT_CLONE_TENSORS(LayerNormImpl)
+BARAQUANT_CLONE_BY(LayerNormImpl, copy_tensors(*copy, *this, device), options)
 
 void LayerNormImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::LayerNorm(" << options.normalized_shape() << ", eps=" << options.eps()

@@ -163,17 +163,15 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
   return {step.clamp_min(search::kSmallestNormal), zeros.defined() ? zeros.to(compute) : zeros};
 }
 
-std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<LearnedFakeQuantizeImpl>(options);
-  copy->rounds_ = rounds_;
-  copy->initialized_ = initialized_;
-  copy->saw_zeros_ = saw_zeros_;
-  copy_tensors(*copy, *this, device);
-  return copy;
+void LearnedFakeQuantizeImpl::clone_into(LearnedFakeQuantizeImpl& copy,
+                                         const std::optional<torch::Device>& device) const {
+  copy.rounds_ = rounds_;
+  copy.initialized_ = initialized_;
+  copy.saw_zeros_ = saw_zeros_;
+  copy_tensors(copy, *this, device);
 }
 
-BARAQUANT_CLONE_CHILD(LearnedFakeQuantizeImpl)
+BARAQUANT_CLONE_BY(LearnedFakeQuantizeImpl, clone_into(*copy, device), options)
 
 void LearnedFakeQuantizeImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::LearnedFakeQuantize(" << options.granularity()

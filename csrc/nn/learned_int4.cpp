@@ -131,16 +131,7 @@ void LearnedFakeQuantizeInt4Impl::set_by_first(const torch::Tensor& input) {
   note_if_known();
 }
 
-std::shared_ptr<torch::nn::Module> LearnedFakeQuantizeInt4Impl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<LearnedFakeQuantizeInt4Impl>(given_);
-  copy->rounds_ = rounds_;
-  copy->initialized_ = initialized_;
-  copy_tensors(*copy, *this, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(LearnedFakeQuantizeInt4Impl)
+BARAQUANT_CLONE_BY(LearnedFakeQuantizeInt4Impl, clone_into(*copy, device), given_)
 
 void LearnedFakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::LearnedFakeQuantizeInt4(group_size=" << group_size()

@@ -129,7 +129,9 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
  public:
   explicit LearnedFakeQuantizeInt4Impl(const LearnedFakeQuantizeInt4Options& options);
 
-  torch::Tensor forward(const torch::Tensor& input) override { return Quantizer::forward(input); }
+  torch::Tensor forward(const torch::Tensor& input) override {
+    return rounds_ ? round(input) : input;
+  }
   /// @throws c10::Error The factors are not known yet.
   torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
   /// The int8 that a product multiplies, with scales and zeros `[rows]`.

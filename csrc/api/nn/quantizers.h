@@ -221,6 +221,8 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   /// Which of these scales are taken. Counts the batch if one that is wanted is not finite.
   torch::Tensor is_new(const torch::Tensor& given, const torch::Tensor& known, bool only_unknown);
   void note_if_known();
+  /// Give a clone this one's state and tensors.
+  void clone_into(LearnedFakeQuantizeImpl& copy, const std::optional<torch::Device>& device) const;
   /// The positive scale and the zero point, for an input of this dtype.
   std::tuple<torch::Tensor, torch::Tensor> parameters_of(torch::Dtype dtype) const;
 
