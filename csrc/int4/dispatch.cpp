@@ -72,8 +72,8 @@ at::Tensor pack_device(const at::Tensor& integers) {
                        integers.options().dtype(at::kByte));
   if (has_work(packed)) {
     const at::Tensor rows = contiguous(integers);
-    kernels(packed).pack({static_cast<const int8_t*>(rows.const_data_ptr()), rows.size(0),
-                          rows.size(1), static_cast<uint8_t*>(packed.mutable_data_ptr())},
+    kernels(packed).pack({elements<int8_t>(rows), rows.size(0), rows.size(1),
+                          static_cast<uint8_t*>(packed.mutable_data_ptr())},
                          packed);
   }
   return packed;

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "frame/dtypes.h"
+#include "frame/elements.h"
 #include "int4/operands.h"
 
 namespace baraquant::int4 {
@@ -17,10 +18,8 @@ struct PackedWeight {
   int64_t columns = 0, group_size = 2;
 
   Packed operands() const {
-    const auto read = [](const at::Tensor& tensor) {
-      return tensor.defined() ? static_cast<const uint8_t*>(tensor.const_data_ptr()) : nullptr;
-    };
-    return {read(values), read(factor), read(zero_point), columns, group_size};
+    return {elements<uint8_t>(values), elements<uint8_t>(factor), elements<uint8_t>(zero_point),
+            columns, group_size};
   }
 };
 
@@ -35,9 +34,8 @@ template <typename Backend>
 struct Launch {
   static void choose(const ChooseCall& call) {
     with_floating_type(call.weight.scalar_type(), [&]<typename T>(Type<T>) {
-      Backend::template choose<T>({static_cast<const T*>(call.weight.const_data_ptr()),
-                                   call.weight.size(0), call.weight.size(1), call.group_size,
-                                   call.symmetric,
+      Backend::template choose<T>({elements<T>(call.weight), call.weight.size(0),
+                                   call.weight.size(1), call.group_size, call.symmetric,
                                    static_cast<ComputeType<T>*>(call.scale.mutable_data_ptr()),
                                    bytes(call.factor), bytes(call.zero_point)});
     });
@@ -47,9 +45,9 @@ struct Launch {
   static void quantize(const at::Tensor& weight, const at::Tensor& scale,
                        const PackedWeight& packed) {
     with_floating_type(weight.scalar_type(), [&]<typename T>(Type<T>) {
-      Backend::template quantize<T>({static_cast<const T*>(weight.const_data_ptr()), weight.size(0),
-                                     static_cast<const ComputeType<T>*>(scale.const_data_ptr()),
-                                     packed.operands(), bytes(packed.values)});
+      Backend::template quantize<T>({elements<T>(weight), weight.size(0),
+                                     elements<ComputeType<T>>(scale), packed.operands(),
+                                     bytes(packed.values)});
     });
   }
 

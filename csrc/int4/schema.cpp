@@ -6,16 +6,7 @@
 //   quantize_int4        the weight as packed numbers of four bits, for such a choice
 //   expand_int4          packed numbers as the int8 weight that a product multiplies
 //   pack_int4            integers of -8 .. 7, packed
-// The arguments:
-//   weight            floating [N, K], any strides
-//   scale             [N] of the compute type C of the weight
-//   packed            uint8 [N, ceil(K / 2)]: two numbers in a byte, the first in the low four bits
-//   group_factor      uint8 [N, G] with G = ceil(K / group_size), 1 .. 16
-//   group_zero_point  uint8 [N, G], 0 .. 15; None means 8
-//   group_size        the columns of a group, even; the last group may have fewer
-//   in_features       K
-//   integers          int8 [N, K], any strides
-// Outputs are contiguous.
+// What the arguments are stands in ops.txt. Outputs are contiguous.
 #include "granularity/public_op.h"
 #include "int4/core_ops.h"
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "frame/checks.h"
+#include "int8_mm/checks.h"
 #include "int8_mm/math.h"
 
 namespace baraquant::int8_conv {
@@ -77,41 +78,32 @@ void check_depth(const ConvArgs& args) {
                     ", so that int32 holds every sum exactly, but got ", depth);
 }
 
-void check_one(const char* name, const at::Tensor& tensor, const ConvArgs& args) {
-  check_same_device(kOp, name, tensor, args.input);
-  const bool is_one =
-      tensor.dim() == 0 ||
-      (tensor.dim() == 1 && tensor.sym_size(0).sym_eq(1).guard_or_false(__FILE__, __LINE__));
-  TORCH_CHECK_VALUE(is_one, kOp, ": expected ", name,
-                    " to have 1 element (shape [] or [1]), but got shape ", tensor.sym_sizes());
-}
-
-void check_per_output(const char* name, const at::Tensor& tensor, const ConvArgs& args) {
-  check_same_device(kOp, name, tensor, args.input);
-  TORCH_CHECK_VALUE(has_sizes(tensor, {args.weight.sym_size(0)}), kOp, ": expected ", name,
-                    " to have shape [", args.weight.sym_size(0), "] (weight.size(0)), but got ",
-                    tensor.sym_sizes());
-}
-
 void check_scales(const ConvArgs& args) {
   const at::ScalarType dtype = args.output_dtype(), compute = compute_dtype(dtype);
+  const c10::SymInt outputs = args.weight.sym_size(0);
+  const auto check_one = [&](const char* name, const at::Tensor& tensor) {
+    check_same_device(kOp, name, tensor, args.input);
+    int8_mm::check_single(kOp, name, tensor);
+  };
+  const auto check_per_output = [&](const char* name, const at::Tensor& tensor,
+                                    at::ScalarType expected, const char* why) {
+    check_expected(kOp, {name, tensor, expected, why, outputs, "weight.size(0)"}, args.input);
+  };
   check_output_dtype(kOp, dtype);
   constexpr const char* kWhy = "the compute type of the output";
   check_dtype(kOp, "input_scale", args.input_scale, compute, kWhy);
-  check_one("input_scale", args.input_scale, args);
-  check_dtype(kOp, "weight_scale", args.weight_scale, compute, kWhy);
-  check_per_output("weight_scale", args.weight_scale, args);
+  check_one("input_scale", args.input_scale);
+  check_per_output("weight_scale", args.weight_scale, compute, kWhy);
   if (args.bias) {
-    check_bias_dtype(kOp, *args.bias, dtype);
-    check_per_output("bias", *args.bias, args);
+    check_bias_dtype(kOp, *args.bias, dtype);  // one of two
+    check_per_output("bias", *args.bias, args.bias->scalar_type(), "");
   }
   if (args.weight_sum) {
-    check_dtype(kOp, "weight_sum", *args.weight_sum, at::kInt, "the sums of weight[i]");
-    check_per_output("weight_sum", *args.weight_sum, args);
+    check_per_output("weight_sum", *args.weight_sum, at::kInt, "the sums of weight[i]");
   }
   if (args.input_zero_point) {
     check_integer(kOp, "input_zero_point", *args.input_zero_point);
-    check_one("input_zero_point", *args.input_zero_point, args);
+    check_one("input_zero_point", *args.input_zero_point);
   }
 }
 

@@ -18,38 +18,31 @@ OptionalTensor fitting_bias(const OptionalTensor& bias) {
   return bias && bias->scalar_type() != at::kFloat ? OptionalTensor(lowered<device>(*bias)) : bias;
 }
 
-// Calls `op` with the call in the dtypes of autocast, and with the key of autocast left out.
-template <at::DeviceType device, typename Weight, typename Op>
-at::Tensor with_lowered(const QatLinearOf<Weight>& call, const Op& op) {
+// The call in the dtypes of autocast, with the key of autocast left out.
+template <at::DeviceType device, typename Weight, typename... More>
+at::Tensor qat_autocast(const QatLinearOf<Weight>& call, const More&... more) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(
       at::autocast::get_autocast_dispatch_key_from_device_type(device));
   const at::Tensor input = lowered<device>(call.input);
   const OptionalTensor bias = fitting_bias<device>(call.bias);
-  return op(QatLinearOf<Weight>{input, call.weight, bias, call.schemes});
+  const QatLinearOf<Weight> lower{input, call.weight, bias, call.schemes};
+  if constexpr (kIsGrouped<Weight>) {
+    return qat_grouped_linear(lower, more...);
+  } else {
+    return qat_linear(lower, more...);
+  }
 }
 
 template <at::DeviceType device>
-at::Tensor qat_linear_autocast(const QatLinear& call, const BackwardArgs& backward,
-                               const GivenWeight& given) {
-  return with_lowered<device>(
-      call, [&](const QatLinear& lower) { return qat_linear(lower, backward, given); });
-}
-
-template <at::DeviceType device>
-at::Tensor qat_grouped_linear_autocast(const QatGroupedLinear& call, const BackwardArgs& backward) {
-  return with_lowered<device>(
-      call, [&](const QatGroupedLinear& lower) { return qat_grouped_linear(lower, backward); });
+void register_autocast(torch::Library& m) {
+  m.impl("qat_linear",
+         kernel_of<&qat_autocast<device, const at::Tensor&, BackwardArgs, GivenWeight>>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_autocast<device, GroupedWeight, BackwardArgs>>);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
-  m.impl("qat_linear", kernel_of<&qat_linear_autocast<at::kCPU>>);
-  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autocast<at::kCPU>>);
-}
-TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
-  m.impl("qat_linear", kernel_of<&qat_linear_autocast<at::kCUDA>>);
-  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autocast<at::kCUDA>>);
-}
+TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) { register_autocast<at::kCPU>(m); }
+TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) { register_autocast<at::kCUDA>(m); }
 
 }  // namespace baraquant::int8_mm

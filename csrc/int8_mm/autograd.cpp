@@ -44,22 +44,16 @@ using Keys = c10::DispatchKeySet;
 
 // ---- Ops whose weight is integers ---------------------------------------------------------------
 
-// What the gradient of the input is made of.
-struct Layer {
-  at::Tensor weight, weight_scale;
-  bool clips_input = false;
-  at::Tensor act_scale = {}, smooth_scale = {};  // of a layer that divides its input by `smooth`
-  at::Tensor offsets = {};                       // of a grouped op
-};
-
-// Computes the output below autograd; given true, the mask too.
-using Product = c10::function_ref<MaskedProduct(bool)>;
-
+// What the gradient of the input is made of: the scales of the input of a layer that divides it by
+// `smooth`, the offsets of a grouped op, and the mask of one that clips the input.
 struct SavedLayer {
   at::Tensor weight = {}, weight_scale = {}, act_scale = {}, smooth_scale = {};
   at::Tensor offsets = {}, mask = {};
   auto fields() { return std::tie(weight, weight_scale, act_scale, smooth_scale, offsets, mask); }
 };
+
+// Computes the output below autograd; given true, the mask too.
+using Product = c10::function_ref<MaskedProduct(bool)>;
 
 at::Tensor input_gradient(const at::Tensor& dy, const SavedLayer& saved, at::ScalarType dtype) {
   const at::Tensor rounded =
@@ -76,18 +70,12 @@ class Linear : public Function<Linear> {
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
-                          const Layer& layer, const Product& product) {
+                          const SavedLayer& layer, bool clips_input, const Product& product) {
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool input_grad = input.requires_grad();
-    const auto [output, mask] = product(input_grad && layer.clips_input);
+    const auto [output, mask] = product(input_grad && clips_input);
     SavedLayer saved{.offsets = layer.offsets};
-    if (input_grad) {
-      saved.weight = layer.weight;
-      saved.weight_scale = layer.weight_scale;
-      if (layer.smooth_scale.defined()) saved.act_scale = layer.act_scale;
-      saved.smooth_scale = layer.smooth_scale;
-      saved.mask = mask;
-    }
+    if (input_grad) saved = layer, saved.mask = mask;
     save_tensors(ctx, saved);
     ctx->saved_data["dtype"] = static_cast<int64_t>(input.scalar_type());
     if (bias) ctx->saved_data["bias_dtype"] = static_cast<int64_t>(bias->scalar_type());
@@ -101,7 +89,7 @@ class Linear : public Function<Linear> {
       return static_cast<at::ScalarType>(ctx->saved_data[name].toInt());
     };
     const auto saved = saved_tensors<SavedLayer>(ctx);
-    variable_list result(4);
+    variable_list result(5);
     if (ctx->needs_input_grad(0)) {
       result[0] = input_gradient(grads[0], saved, dtype_of("dtype"));
     }
@@ -112,10 +100,8 @@ class Linear : public Function<Linear> {
   }
 };
 
-Layer layer_of(const LinearArgs& args) {
-  Layer layer{.weight = args.weight,
-              .weight_scale = *args.weight_scale,
-              .clips_input = args.kind == Kind::kStatic || !args.scheme.symmetric};
+SavedLayer layer_of(const LinearArgs& args) {
+  SavedLayer layer{.weight = args.weight, .weight_scale = *args.weight_scale};
   if (args.smooth_scale) {
     layer.act_scale = *args.qparams.scale;
     layer.smooth_scale = *args.smooth_scale;
@@ -153,7 +139,8 @@ at::Tensor linear_autograd(Keys keys, const Call& call) {
   check_constants(args);
   if (!is_recorded_call(args)) return std::get<0>(below_autograd(keys, call));
   const auto product = [&](bool with_mask) { return below_autograd(keys, call, with_mask); };
-  return Linear::apply(call.input, call.bias, layer_of(args), Product(product));
+  const bool clips_input = args.kind == Kind::kStatic || !args.scheme.symmetric;
+  return Linear::apply(call.input, call.bias, layer_of(args), clips_input, Product(product));
 }
 
 // A call that autograd records is the op for int8 with the expanded weight, which is kept for the
@@ -178,13 +165,14 @@ at::Tensor constant_autograd(Keys keys, const Call& call) {
   return std::get<0>(below_autograd(keys, call));
 }
 
-// Linear calls the forms that return the mask, below autograd. Nobody else differentiates them.
-void refuse_to_record_boxed(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
+// Linear and Trained call the forms that return what a backward needs, below autograd. Nobody else
+// differentiates them.
+void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stack* stack) {
   for (const c10::IValue& value : torch::jit::last(*stack, op.schema().arguments().size())) {
     TORCH_CHECK_NOT_IMPLEMENTED(!value.isTensor() || !is_recorded(value.toTensor()),
                                 op.schema().name(),
-                                ": the form that returns the mask is not differentiable; call the "
-                                "op itself");
+                                ": the form that returns what a backward needs is not "
+                                "differentiable; call the op itself");
   }
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
@@ -425,24 +413,6 @@ at::Tensor qat_grouped_linear_autograd(const QatGroupedLinear& call, const Backw
   return qat_grouped_linear.below_autograd(call, backward);
 }
 
-template <typename Weight>
-void refuse_to_record(const QatLinearOf<Weight>& call) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !(requires_grad(call.input) || requires_grad(weight_of(call))), call.kOp,
-      ": the form that returns what is kept is not differentiable; call the op itself");
-}
-
-KeptByQatLinear qat_linear_kept_autograd(const QatLinear& call, bool with_mask,
-                                         const GivenWeight& given) {
-  refuse_to_record(call);
-  return qat_linear_kept.below_autograd(call, with_mask, given);
-}
-
-KeptByQatLinear qat_grouped_linear_kept_autograd(const QatGroupedLinear& call, bool with_mask) {
-  refuse_to_record(call);
-  return qat_grouped_linear_kept.below_autograd(call, with_mask);
-}
-
 // ---- Products of a backward pass ----------------------------------------------------------------
 
 Gradients integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
@@ -465,42 +435,29 @@ struct SavedPair {
   auto fields() { return std::tie(left, right, offsets); }
 };
 
-class GroupedMatmul : public Function<GroupedMatmul> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& matrices,
-                          const at::Tensor& offsets) {
-    save_tensors(ctx, SavedPair{.left = rows, .right = matrices, .offsets = offsets});
-    return grouped_matmul.below_autograd(rows, matrices, offsets);
-  }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto [rows, matrices, offsets] = saved_tensors<SavedPair>(ctx);
-    variable_list result(3);
-    if (ctx->needs_input_grad(0)) {
-      result[0] = grouped_matmul(grads[0], matrices.transpose(1, 2), offsets);
-    }
-    if (ctx->needs_input_grad(1)) result[1] = grouped_outer(rows, grads[0], offsets);
-    return result;
-  }
-};
-
-class GroupedOuter : public Function<GroupedOuter> {
+// grouped_outer, or else grouped_matmul.
+template <bool outer>
+class GroupedProduct : public Function<GroupedProduct<outer>> {
  public:
   static constexpr bool is_traceable = true;
 
   static Variable forward(AutogradContext* ctx, const at::Tensor& left, const at::Tensor& right,
                           const at::Tensor& offsets) {
     save_tensors(ctx, SavedPair{.left = left, .right = right, .offsets = offsets});
-    return grouped_outer.below_autograd(left, right, offsets);
+    return outer ? grouped_outer.below_autograd(left, right, offsets)
+                 : grouped_matmul.below_autograd(left, right, offsets);
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto [left, right, offsets] = saved_tensors<SavedPair>(ctx);
+    const at::Tensor& grad = grads[0];
     variable_list result(3);
     if (ctx->needs_input_grad(0)) {
-      result[0] = grouped_matmul(right, grads[0].transpose(1, 2), offsets);
+      result[0] = outer ? grouped_matmul(right, grad.transpose(1, 2), offsets)
+                        : grouped_matmul(grad, right.transpose(1, 2), offsets);
     }
-    if (ctx->needs_input_grad(1)) result[1] = grouped_matmul(left, grads[0], offsets);
+    if (ctx->needs_input_grad(1)) {
+      result[1] = outer ? grouped_matmul(left, grad, offsets) : grouped_outer(left, grad, offsets);
+    }
     return result;
   }
 };
@@ -528,14 +485,10 @@ class GroupedSum : public Function<GroupedSum> {
   }
 };
 
-at::Tensor grouped_matmul_autograd(const at::Tensor& rows, const at::Tensor& matrices,
-                                   const at::Tensor& offsets) {
-  return GroupedMatmul::apply(rows, matrices, offsets);
-}
-
-at::Tensor grouped_outer_autograd(const at::Tensor& left, const at::Tensor& right,
-                                  const at::Tensor& offsets) {
-  return GroupedOuter::apply(left, right, offsets);
+template <bool outer>
+at::Tensor grouped_product_autograd(const at::Tensor& left, const at::Tensor& right,
+                                    const at::Tensor& offsets) {
+  return GroupedProduct<outer>::apply(left, right, offsets);
 }
 
 at::Tensor grouped_sum_autograd(const at::Tensor& rows, const at::Tensor& offsets,
@@ -555,20 +508,19 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("quantized_linear", kernel_of<&linear_autograd<QuantizedLinear>>);
   m.impl("quantized_grouped_linear", kernel_of<&linear_autograd<QuantizedGroupedLinear>>);
   m.impl("static_quantized_linear", kernel_of<&linear_autograd<StaticQuantizedLinear>>);
-  for (const char* op : {QuantizedLinear::kMaskedOp, QuantizedGroupedLinear::kMaskedOp,
-                         StaticQuantizedLinear::kMaskedOp}) {
-    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record_boxed>());
+  for (const char* op :
+       {QuantizedLinear::kMaskedOp, QuantizedGroupedLinear::kMaskedOp,
+        StaticQuantizedLinear::kMaskedOp, "_qat_linear_kept", "_qat_grouped_linear_kept"}) {
+    m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record>());
   }
   m.impl("int4_linear", kernel_of<&int4_autograd<Int4Linear>>);
   m.impl("quantized_int4_linear", kernel_of<&int4_autograd<QuantizedInt4Linear>>);
   m.impl("static_quantized_int4_linear", kernel_of<&int4_autograd<StaticQuantizedInt4Linear>>);
   m.impl("qat_linear", kernel_of<&qat_linear_autograd>);
-  m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_autograd>);
   m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_autograd>);
-  m.impl("_qat_grouped_linear_kept", kernel_of<&qat_grouped_linear_kept_autograd>);
   m.impl("_integer_backward", kernel_of<&integer_backward_autograd>);
-  m.impl("_grouped_matmul", &grouped_matmul_autograd);
-  m.impl("_grouped_outer", &grouped_outer_autograd);
+  m.impl("_grouped_matmul", &grouped_product_autograd</*outer=*/false>);
+  m.impl("_grouped_outer", &grouped_product_autograd</*outer=*/true>);
   m.impl("_grouped_sum", &grouped_sum_autograd);
 }
 

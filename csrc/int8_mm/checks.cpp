@@ -147,9 +147,8 @@ bool is_single(const at::Tensor& tensor) {
 void check_of_rows(const LinearArgs& args, const char* name, const at::Tensor& tensor,
                    bool per_token) {
   check_same_device(args.op, name, tensor, args.input);
+  if (!per_token) return check_single(args.op, name, tensor);
   if (is_single(tensor)) return;
-  TORCH_CHECK_VALUE(per_token, args.op, ": expected ", name,
-                    " to have 1 element (shape [] or [1]), but got shape ", tensor.sym_sizes());
   std::vector<c10::SymInt> tokens = args.input.sym_sizes().vec();
   tokens.back() = 1;
   if (tensor.dim() == args.input.dim() - 1) tokens.pop_back();
@@ -301,6 +300,11 @@ void check_constant(const LinearArgs& args, const char* name, const at::Tensor* 
 }
 
 }  // namespace
+
+void check_single(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(is_single(tensor), op, ": expected ", name,
+                    " to have 1 element (shape [] or [1]), but got shape ", tensor.sym_sizes());
+}
 
 void check_all_dispatchable(const LinearArgs& args) {
   check_dispatchable(args.op, "input", args.input);

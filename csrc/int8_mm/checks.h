@@ -117,6 +117,9 @@ LinearArgs linear(const Call& call, const GivenWeight& given = {}) {
   return args;
 }
 
+// Checks that a tensor has one element, without dimensions or with one.
+void check_single(const char* op, const char* name, const at::Tensor& tensor);
+
 // Checks all tensors in args. NB: autograd calls it too. Otherwise Python would refuse a nested
 // tensor of jagged layout under the name of the op that comes next.
 void check_all_dispatchable(const LinearArgs& args);

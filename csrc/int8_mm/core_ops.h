@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the integer matrix family: the arguments of each as one struct (frame/core_op.h), in
-// the order of its schema. What each op computes, and what its arguments are, stands in schema.cpp.
+// the order of its schema. What each op computes stands in schema.cpp, what its arguments are in
+// ops.txt.
 // A field has one name in all structs, so that one template makes of each what they share: linear()
 // in checks.h. `options` are the arguments that a schema has by keyword alone.
 #pragma once
@@ -65,9 +66,6 @@ struct DynamicOptions {
   std::optional<at::ScalarType> dtype;
 
   static constexpr int kFields = 5;
-  RowScheme scheme() const {
-    return {.symmetric = symmetric, .quant_min = quant_min, .quant_max = quant_max};
-  }
 };
 
 // Of an input that is quantized with a given scale.

@@ -176,21 +176,6 @@ at::Tensor rescaled(const LinearArgs& args) {
   return output;
 }
 
-// The product of a floating input that is quantized with a scale for each row.
-MaskedProduct dynamic_product(const LinearArgs& args, bool with_mask) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  check(args);
-  const at::Tensor& input = args.input;
-  const at::Tensor output = empty_output(args);
-  if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
-  if (!with_mask && !is_left_to_do(args, output)) return {output, {}};
-  const QuantizedRows rows = quantize_rows(contiguous_rows(input), args.scheme, with_mask);
-  if (is_left_to_do(args, output)) {
-    multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
-  }
-  return {output, rows.mask};
-}
-
 // Quantizes rows [tokens, K] to int8, with one scale for all or one for each k, by the ops of the
 // affine family.
 MaskedProduct quantize_static(const LinearArgs& args, const at::Tensor& rows, bool with_mask) {
@@ -209,27 +194,29 @@ MaskedProduct quantize_static(const LinearArgs& args, const at::Tensor& rows, bo
   return {affine::quantize(rows, q, at::kChar, /*save_mask=*/std::nullopt), {}};
 }
 
-// The product of a floating input that is quantized with a given scale.
-MaskedProduct static_product(const LinearArgs& args, bool with_mask) {
+// The product of a floating input that is quantized with a given scale, or with a scale for each row;
+// with the mask if it is wanted.
+MaskedProduct quantized_product(const LinearArgs& args, bool with_mask) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check(args);
   const at::Tensor& input = args.input;
   const at::Tensor output = empty_output(args);
   if (input.is_meta()) return {output, with_mask ? empty_mask(input) : at::Tensor()};
-  if (!with_mask && !has_work(output)) return {output, {}};
-  const auto [rows, mask] = quantize_static(args, contiguous_rows(input), with_mask);
-  if (has_work(output)) multiply_given(args, rows, output);
-  return {output, mask};
+  const bool multiplies = is_left_to_do(args, output);
+  if (!with_mask && !multiplies) return {output, {}};
+  const at::Tensor given = contiguous_rows(input);
+  if (args.kind == Kind::kStatic) {
+    const auto [rows, mask] = quantize_static(args, given, with_mask);
+    if (multiplies) multiply_given(args, rows, output);
+    return {output, mask};
+  }
+  const QuantizedRows rows = quantize_rows(given, args.scheme, with_mask);
+  if (multiplies) multiply_quantized(args, rows, {args.weight, *args.weight_scale}, output);
+  return {output, rows.mask};
 }
 
 // The kernels of an op with these arguments: the op's own, and that of the form that returns the
 // mask too.
-template <typename Call>
-MaskedProduct masked(const Call& call, bool with_mask) {
-  if constexpr (Call::kKind == Kind::kStatic) return static_product(linear(call), with_mask);
-  return dynamic_product(linear(call), with_mask);
-}
-
 template <typename Call>
 at::Tensor kernel(const Call& call) {
   if constexpr (Call::kKind == Kind::kProduct || Call::kKind == Kind::kSums) {
@@ -237,13 +224,13 @@ at::Tensor kernel(const Call& call) {
   } else if constexpr (Call::kKind == Kind::kRescaling) {
     return rescaled(linear(call));
   } else {
-    return std::get<0>(masked(call, /*with_mask=*/false));
+    return std::get<0>(quantized_product(linear(call), /*with_mask=*/false));
   }
 }
 
 template <typename Call>
 MaskedProduct masked_kernel(const Call& call) {
-  return masked(call, /*with_mask=*/true);
+  return quantized_product(linear(call), /*with_mask=*/true);
 }
 
 // ---- qat_linear and qat_grouped_linear ----------------------------------------------------------
@@ -311,22 +298,16 @@ KeptByQatLinear trained_product_kept(const LinearArgs& args, bool with_mask) {
           given ? at::empty({0}, compute) : w.scale};
 }
 
-at::Tensor qat_linear_device(const QatLinear& call, const BackwardArgs& backward,
-                             const GivenWeight& given) {
-  return trained_product(linear(call, given), backward);
+template <typename Weight, typename... Given>
+at::Tensor qat_device(const QatLinearOf<Weight>& call, const BackwardArgs& backward,
+                      const Given&... given) {
+  return trained_product(linear(call, given...), backward);
 }
 
-KeptByQatLinear qat_linear_kept_device(const QatLinear& call, bool with_mask,
-                                       const GivenWeight& given) {
-  return trained_product_kept(linear(call, given), with_mask);
-}
-
-at::Tensor qat_grouped_linear_device(const QatGroupedLinear& call, const BackwardArgs& backward) {
-  return trained_product(linear(call), backward);
-}
-
-KeptByQatLinear qat_grouped_linear_kept_device(const QatGroupedLinear& call, bool with_mask) {
-  return trained_product_kept(linear(call), with_mask);
+template <typename Weight, typename... Given>
+KeptByQatLinear qat_kept_device(const QatLinearOf<Weight>& call, bool with_mask,
+                                const Given&... given) {
+  return trained_product_kept(linear(call, given...), with_mask);
 }
 
 void register_kernels(torch::Library& m) {
@@ -345,10 +326,10 @@ void register_kernels(torch::Library& m) {
   m.impl("int4_linear", kernel_of<&kernel<Int4Linear>>);
   m.impl("quantized_int4_linear", kernel_of<&kernel<QuantizedInt4Linear>>);
   m.impl("static_quantized_int4_linear", kernel_of<&kernel<StaticQuantizedInt4Linear>>);
-  m.impl("qat_linear", kernel_of<&qat_linear_device>);
-  m.impl("_qat_linear_kept", kernel_of<&qat_linear_kept_device>);
-  m.impl("qat_grouped_linear", kernel_of<&qat_grouped_linear_device>);
-  m.impl("_qat_grouped_linear_kept", kernel_of<&qat_grouped_linear_kept_device>);
+  m.impl("qat_linear", kernel_of<&qat_device<const at::Tensor&, GivenWeight>>);
+  m.impl("_qat_linear_kept", kernel_of<&qat_kept_device<const at::Tensor&, GivenWeight>>);
+  m.impl("qat_grouped_linear", kernel_of<&qat_device<GroupedWeight>>);
+  m.impl("_qat_grouped_linear_kept", kernel_of<&qat_kept_device<GroupedWeight>>);
   m.impl("_integer_backward", kernel_of<&integer_backward_device>);
   m.impl("_grouped_matmul", &grouped_matmul_device);
   m.impl("_grouped_outer", &grouped_outer_device);

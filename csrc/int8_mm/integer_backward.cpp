@@ -35,11 +35,15 @@ struct SumBlocks {
   }
   bool is_one() const { return depth <= size; }
 
-  // Calls of(begin, end) for each block; once for an empty sum.
+  // Calls of(begin, end, of_block) for each block, where of_block(tensor) is its part of a tensor; once
+  // for an empty sum.
   template <typename Of>
   void for_each(const Of& of) const {
     for (int64_t begin = 0; begin == 0 || begin < depth; begin += size) {
-      of(begin, std::min(begin + size, depth));
+      const int64_t end = std::min(begin + size, depth);
+      of(begin, end, [&](const at::Tensor& tensor) {
+        return tensor.defined() ? tensor.narrow(0, begin, end - begin) : tensor;
+      });
     }
   }
 };
@@ -99,10 +103,7 @@ at::Tensor gradient_of_input(const Part& grad, const IntegerBackwardArgs& args,
                              const scaled::OfColumns& found) {
   const at::Tensor weight = contiguous(*args.weight), scale = vector_of(*args.weight_scale);
   Total total(grad.rows, weight.size(1), grad.matrix.scalar_type(), weight, blocks.is_one());
-  blocks.for_each([&](int64_t begin, int64_t end) {
-    const auto of_block = [&](const at::Tensor& t) {
-      return t.defined() ? t.narrow(0, begin, end - begin) : t;
-    };
+  blocks.for_each([&](int64_t begin, int64_t end, const auto& of_block) {
     total.add(scaled::quantize_rows(scaled::columns_of(grad, begin, end), of_block(scale), random,
                                     {found.row_factor, of_block(found.maxima), found.sums}),
               transposed_integers(of_block(weight), of_block(scale), args), {});
@@ -119,10 +120,7 @@ at::Tensor gradient_of_weight(const Part& grad, const IntegerBackwardArgs& args,
   const at::Tensor zero_point =
       args.input_zero_point ? vector_of(*args.input_zero_point) : at::Tensor();
   Total total(grad.columns, depth, grad.matrix.scalar_type(), input, blocks.is_one());
-  blocks.for_each([&](int64_t begin, int64_t end) {
-    const auto of_block = [&](const at::Tensor& t) {
-      return t.defined() ? t.narrow(0, begin, end - begin) : t;
-    };
+  blocks.for_each([&](int64_t begin, int64_t end, const auto& of_block) {
     at::Tensor sums;
     if (zero_point.defined()) sums = filled({grad.columns}, 0, input.options().dtype(at::kInt));
     const auto rows = scaled::quantize_columns(scaled::rows_of(grad, begin, end), of_block(scale),

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "frame/dtypes.h"
+#include "frame/elements.h"
 #include "int4/launch.h"
 #include "int8_mm/operands.h"
 
@@ -51,9 +52,9 @@ struct Launch {
       using C = ComputeType<T>;
       Rescaling<C> r;
       r.input_scale = of_rows<C>(call.input_scale, C(1));
-      r.weight_scale = pointer<C>(call.weight_scale);
-      r.bias = pointer<C>(call.bias);
-      Backend::template rescale<T>(pointer<int32_t>(call.sums), call.sums.size(0),
+      r.weight_scale = elements<C>(call.weight_scale);
+      r.bias = elements<C>(call.bias);
+      Backend::template rescale<T>(elements<int32_t>(call.sums), call.sums.size(0),
                                    call.sums.size(1), r,
                                    static_cast<T*>(call.output.mutable_data_ptr()));
     });
@@ -61,13 +62,8 @@ struct Launch {
 
  private:
   template <typename T>
-  static const T* pointer(const at::Tensor& tensor) {
-    return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-  }
-
-  template <typename T>
   static OfRows<T> of_rows(const at::Tensor& tensor, T number) {
-    return {pointer<T>(tensor), tensor.defined() && tensor.numel() > 1 ? 1 : 0, number};
+    return {elements<T>(tensor), tensor.defined() && tensor.numel() > 1 ? 1 : 0, number};
   }
 
   static Operands operands_of(const ProductCall& call) {
@@ -76,13 +72,13 @@ struct Launch {
                call.input.size(1),
                call.input.const_data_ptr(),
                call.input.scalar_type() == at::kByte,
-               pointer<int8_t>(call.weight)};
+               elements<int8_t>(call.weight)};
     f.input_is_newest = call.input_is_newest;
     f.wants_weight_sums = call.has_zero_point && !call.weight_sum.defined();
     if (call.packed.values.defined()) f.packed = call.packed.operands();
     if (call.offsets.defined()) {
       f.groups = call.offsets.size(0);
-      f.ends = pointer<int32_t>(call.offsets);
+      f.ends = elements<int32_t>(call.offsets);
     }
     return f;
   }
@@ -95,10 +91,10 @@ struct Launch {
     if (call.has_zero_point) {
       if (!call.zero_point_is_wide) r.limit_zero_points(call.input.scalar_type() == at::kByte);
       r.zero_point = of_rows<int32_t>(call.zero_point, call.zero_point_number);
-      r.weight_sum = pointer<int32_t>(call.weight_sum);
+      r.weight_sum = elements<int32_t>(call.weight_sum);
     }
-    r.weight_scale = pointer<C>(call.weight_scale);
-    r.bias = pointer<C>(call.bias);
+    r.weight_scale = elements<C>(call.weight_scale);
+    r.bias = elements<C>(call.bias);
     return r;
   }
 };

@@ -19,32 +19,8 @@
 //   int4_linear, quantized_int4_linear, static_quantized_int4_linear
 //                       int8_linear, quantized_linear and static_quantized_linear with the weight
 //                       expand_int4(packed, group_factor, group_size, K, group_zero_point)
-// Ops with a floating input are differentiable. The arguments:
-//   input         [..., K], any strides: int8 or uint8, or floating if the op quantizes it; for
-//                 rescale_product the sums, int32 [..., N]
-//   weight        int8 [N, K], contiguous; for qat_linear floating like the input
-//   packed, group_factor, group_zero_point, group_size
-//                 a weight of four bits (int4/schema.cpp); packed is contiguous
-//   input_scale   of the compute type C of the output: one for all ([] or [1]) or one per token
-//                 (input.shape[:-1], or the same with a 1 at the end)
-//   act_scale     C [] or [1], or a number
-//   smooth_scale  C [K], act_scale * smooth: the op divides the input by smooth at no cost
-//   weight_scale  C [N]
-//   bias          [N], C or the output's dtype
-//   ..zero_point  any integer dtype, one for all or one per token; or a number; None means 0
-//   weight_sum    int32 [N], weight.sum(1), which a zero point needs; None: each call computes it
-//   offsets       int32 [E]: the end of each group's rows; the first group starts at row 0. With
-//                 offsets the input is [T, K], the weight [E, N, K], and each [N] here is [E, N]
-//   symmetric     if true, the input's zero point is 0. If false, the range [min(0, x), max(0, x)]
-//                 maps onto [quant_min, quant_max]
-//   (weight_)quant_min, (weight_)quant_max
-//                 the range of the input's and of the weight's integers, within int8. A symmetric
-//                 scheme (the weight's always is) needs 0 in the middle
-//   backward, rounding
-//                 how the backward pass computes: integer_backward.h
-//   dtype         of the output, floating; None: the input's. It has the compute type of a floating
-//                 input
-// The output is [..., N], contiguous.
+// Ops with a floating input are differentiable. What the arguments are stands in ops.txt. The output is
+// [..., N], contiguous.
 #include "granularity/public_op.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/integer_backward.h"

@@ -63,8 +63,7 @@ void check_all_dispatchable(const LinearArgs& args) {
 }
 
 void check_linear(const LinearArgs& args) {
-  const at::Tensor &input = args.input, &weight = args.weight;
-  const OptionalTensor& bias = args.bias;
+  const at::Tensor& input = args.input;
   check_all_dispatchable(args);
   check_floating(kOp, "input", input);
   check_integers(input, args.integers());
@@ -73,11 +72,12 @@ void check_linear(const LinearArgs& args) {
                       ": expected group_size to be greater than 0, but got ", *args.group_size);
   }
   check_qparams(input, args.integers());
-  if (!bias) return;
-  check_dtype(kOp, "bias", *bias, input.scalar_type(), "the input's dtype");
-  check_same_device(kOp, "bias", *bias, input);
-  TORCH_CHECK_VALUE(has_sizes(*bias, {weight.sym_size(0)}), kOp, ": expected bias to have shape [",
-                    weight.sym_size(0), "] (weight.size(0)), but got ", bias->sym_sizes());
+  if (!args.bias) return;
+  const c10::SymInt outputs = args.weight.sym_size(0);
+  check_expected(
+      kOp,
+      {"bias", *args.bias, input.scalar_type(), "the input's dtype", outputs, "weight.size(0)"},
+      input);
 }
 
 }  // namespace baraquant::weight_only

@@ -16,14 +16,6 @@ bool only_planned_as(const char* name) {
   return only_planned([&] { return cpu_plan<C>(name, "1"); });
 }
 
-bool only_planned_integers(const char* name) {
-  return only_planned([&] {
-    KernelPlan plan = cpu_plan<float>(name, "1");
-    plan.compute_dtype = "int32";
-    return plan;
-  });
-}
-
 template <typename F>
 void for_each_row(int64_t rows, int64_t columns, const F& f) {
   at::parallel_for(0, rows, kUnit / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
@@ -104,7 +96,7 @@ struct Cpu {
 };
 
 void expand_weight(const ExpandParams& args, const at::Tensor&) {
-  if (only_planned_integers("expand_int4")) return;
+  if (only_planned_as<int32_t>("expand_int4")) return;
   const int64_t columns = args.packed.columns;
   const CpuIsa isa = cpu_isa();
   at::parallel_for(0, args.rows, kUnit / (columns + 1) + 1, [&](int64_t begin, int64_t end) {
@@ -115,7 +107,7 @@ void expand_weight(const ExpandParams& args, const at::Tensor&) {
 }
 
 void pack(const PackParams& args, const at::Tensor&) {
-  if (only_planned_integers("pack_int4")) return;
+  if (only_planned_as<int32_t>("pack_int4")) return;
   for_each_row(args.rows, args.columns, [&](int64_t n) __attribute__((always_inline)) {
     const int8_t* __restrict const from = args.integers + n * args.columns;
     uint8_t* __restrict const to = args.target + n * packed_size(args.columns);

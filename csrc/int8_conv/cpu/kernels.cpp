@@ -6,6 +6,7 @@
 
 #include "frame/cpu_plan.h"
 #include "frame/dtypes.h"
+#include "frame/elements.h"
 #include "int8_conv/cpu/depthwise.h"
 #include "int8_conv/cpu/rows.h"
 #include "int8_conv/launch.h"
@@ -24,20 +25,15 @@ constexpr auto kParallel = [](int64_t count, int64_t grain, const auto& task) {
   at::parallel_for(0, count, grain, task);
 };
 
-template <typename T>
-const T* pointer(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-
 template <typename C>
 Rescaling<C> rescaling_of(const ConvCall& call) {
   Rescaling<C> r;
-  r.input_scale.data = pointer<C>(call.input_scale);
+  r.input_scale.data = elements<C>(call.input_scale);
   r.has_zero_point = call.zero_point.defined();
-  r.zero_point.data = pointer<int32_t>(call.zero_point);
-  r.weight_sum = pointer<int32_t>(call.weight_sum);
-  r.weight_scale = pointer<C>(call.weight_scale);
-  r.bias = pointer<C>(call.bias);
+  r.zero_point.data = elements<int32_t>(call.zero_point);
+  r.weight_sum = elements<int32_t>(call.weight_sum);
+  r.weight_scale = elements<C>(call.weight_scale);
+  r.bias = elements<C>(call.bias);
   return r;
 }
 
@@ -45,11 +41,11 @@ Rescaling<C> rescaling_of(const ConvCall& call) {
 class Image {
  public:
   Image(const ConvCall& call, const ImageLayout& layout) {
-    const Source source{pointer<uint8_t>(call.input), call.channels_last};
+    const Source source{elements<uint8_t>(call.input), call.channels_last};
     data_ = source.data;
     if (layout.is_that_of(source)) return;
     memory_ = at::empty(layout.sizes(), call.input.options().dtype(at::kByte));
-    const int32_t zero_point = call.zero_point.defined() ? *pointer<int32_t>(call.zero_point) : 0;
+    const int32_t zero_point = call.zero_point.defined() ? *elements<int32_t>(call.zero_point) : 0;
     auto* const to = static_cast<uint8_t*>(memory_.mutable_data_ptr());
     write_image(layout, source, static_cast<uint8_t>(zero_point), to, kParallel);
     data_ = to;
@@ -79,7 +75,7 @@ void convolve_depthwise(const ConvCall& call, const ImageLayout& layout, T* outp
   const CpuIsa isa = cpu_isa();
   const Shape& shape = call.shape;
   const Image image(call, layout);
-  const DepthwiseWeight weight(shape, layout, pointer<int8_t>(call.weight));
+  const DepthwiseWeight weight(shape, layout, elements<int8_t>(call.weight));
   const Operands f{.m = shape.rows(), .n = shape.all_outputs()};
   const Finish<T> finish(f, rescaling_of<C>(call), output, int8_mm::InputOffset{});
   const FinishConv<T> write(finish, shape, call.channels_last, output);
@@ -105,7 +101,7 @@ void convolve(const ConvCall& call, T* output) {
              shape.depth(),
              nullptr,
              call.input.scalar_type() == at::kByte,
-             pointer<int8_t>(call.weight)};
+             elements<int8_t>(call.weight)};
   f.wants_weight_sums = call.zero_point.defined() && !call.weight_sum.defined();
   const Blocks blocks(f, kernel, threads);
   if (only_planned([&] {

@@ -18,32 +18,6 @@ namespace baraquant::int8_mm::avx2 {
 // Registers: 12 for sums, 2 for the weight, 1 for the input and 1 for a product, which is all 16.
 constexpr int kRows = 6, kVectors = 2, kLanes = 8, kColumns = kVectors * kLanes;
 
-// Starts a tile's sums from `out` or from 0. NB: always inlined, so that they stay in registers.
-template <int kCount>
-BARAQUANT_AVX2 __attribute__((always_inline)) inline void load_sums(
-    __m256i (&sums)[kCount][kVectors], const Sums& out, bool add) {
-#pragma GCC unroll 6
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      const int32_t* const from = out.data + i * out.stride + v * kLanes;
-      sums[i][v] =
-          add ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)) : _mm256_setzero_si256();
-    }
-  }
-}
-
-template <int kCount>
-BARAQUANT_AVX2 __attribute__((always_inline)) inline void store_sums(
-    const __m256i (&sums)[kCount][kVectors], const Sums& out) {
-#pragma GCC unroll 6
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      int32_t* const to = out.data + i * out.stride + v * kLanes;
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), sums[i][v]);
-    }
-  }
-}
-
 template <int kCount>
 BARAQUANT_AVX2 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
                          const Sums& out, bool add, const Ahead& ahead) {
@@ -223,21 +197,12 @@ BARAQUANT_AVX2 void dots(const Dots& d) {
   }
 }
 
-inline constexpr auto kFirst =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, true>; });
-inline constexpr auto kDots =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, false>; });
-
-inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                   const Sums& sums, int32_t* weight_sums) {
-  stream_in_passes(weight_sums ? kFirst : kDots, kDots, wide(input.count), input, weight, count, k,
-                   sums, weight_sums);
-}
-
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2, {},     &pack_wide,
-                                   &pack_weight<kColumns>, kTiles,   4, &stream};
+inline constexpr auto kFirst = for_each_count<kPass>([]<int rows> { return &dots<rows, true>; });
+inline constexpr auto kDots = for_each_count<kPass>([]<int rows> { return &dots<rows, false>; });
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
+inline constexpr CpuKernel::Streams kStreams{kFirst, kDots, wide(1), wide(2)};
+inline constexpr CpuKernel kKernel{"int8_mm_avx2",         kColumns, 2, {},      &pack_wide,
+                                   &pack_weight<kColumns>, kTiles,   4, kStreams};
 
 }  // namespace baraquant::int8_mm::avx2
 #endif

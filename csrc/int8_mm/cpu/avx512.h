@@ -15,30 +15,6 @@ namespace baraquant::int8_mm::avx512 {
 // Registers: 24 for sums, 2 for the weight, 1 for the input and 1 for a product: 28 of 32.
 constexpr int kRows = 12, kVectors = 2, kLanes = 16, kColumns = kVectors * kLanes;
 
-// Starts a tile's sums from `out` or from 0. NB: always inlined, so that they stay in registers.
-template <int kCount>
-BARAQUANT_AVX512 __attribute__((always_inline)) inline void load_sums(
-    __m512i (&sums)[kCount][kVectors], const Sums& out, bool add) {
-#pragma GCC unroll 12
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      sums[i][v] =
-          add ? _mm512_loadu_si512(out.data + i * out.stride + v * kLanes) : _mm512_setzero_si512();
-    }
-  }
-}
-
-template <int kCount>
-BARAQUANT_AVX512 __attribute__((always_inline)) inline void store_sums(
-    const __m512i (&sums)[kCount][kVectors], const Sums& out) {
-#pragma GCC unroll 12
-  for (int i = 0; i < kCount; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_si512(out.data + i * out.stride + v * kLanes, sums[i][v]);
-    }
-  }
-}
-
 template <int kCount>
 BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
                            const Sums& out, bool add, const Ahead& ahead) {
@@ -63,11 +39,10 @@ BARAQUANT_AVX512 void tile(const PackedRows& input, const uint8_t* panel, int64_
   store_sums(sums, out);
 }
 
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
 inline constexpr CpuKernel kKernel{
     "int8_mm_avx512", kColumns, 2, {}, &pack_wide, &avx2::pack_weight<kColumns>, kTiles, 4,
-    &avx2::stream};
+    avx2::kStreams};
 
 }  // namespace baraquant::int8_mm::avx512
 #endif

@@ -34,7 +34,7 @@ template <int kCount>
 BARAQUANT_AVX_VNNI void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
                              const Sums& out, bool add, const Ahead& ahead) {
   __m256i sums[kCount][kVectors];
-  avx2::load_sums(sums, out, add);
+  load_sums(sums, out, add);
   const int64_t stride = input.stride;
   const uint8_t* rows[2] = {input.data, input.data + 3 * stride};
   const __m256i* vectors = reinterpret_cast<const __m256i*>(panel);
@@ -51,7 +51,7 @@ BARAQUANT_AVX_VNNI void tile(const PackedRows& input, const uint8_t* panel, int6
     }
     for (const uint8_t*& row : rows) row += 4;
   }
-  avx2::store_sums(sums, out);
+  store_sums(sums, out);
 }
 
 // Turns 8 rows of 32 bytes into 8 vectors: vector g has the bytes 4g .. 4g + 3 of each row.
@@ -170,22 +170,13 @@ BARAQUANT_AVX_VNNI void dots(const Dots& d) {
   }
 }
 
-inline constexpr auto kFirst =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, true>; });
-inline constexpr auto kDots =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, false>; });
-
-inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                   const Sums& sums, int32_t* weight_sums) {
-  stream_in_passes(kFirst, kDots, avx2::wide(input.count), input, weight, count, k, sums,
-                   weight_sums);
-}
-
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
+inline constexpr auto kFirst = for_each_count<kPass>([]<int rows> { return &dots<rows, true>; });
+inline constexpr auto kDots = for_each_count<kPass>([]<int rows> { return &dots<rows, false>; });
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
+inline constexpr CpuKernel::Streams kStreams{kFirst, kDots, avx2::wide(1), avx2::wide(2)};
 inline constexpr CpuKernel kKernel{
     "int8_mm_avx_vnni", kColumns, 4,  {.of_int8 = 128}, &pack_bytes<true>,
-    &pack_weight,       kTiles,   16, &stream};
+    &pack_weight,       kTiles,   16, kStreams};
 
 }  // namespace baraquant::int8_mm::avx_vnni
 #endif

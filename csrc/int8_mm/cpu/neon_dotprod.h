@@ -186,18 +186,10 @@ BARAQUANT_NEON_DOTPROD void dots(const Dots& d) {
   if (kSums) store_sums(sums[kCount], d.count, d.weight_sums);
 }
 
-inline constexpr auto kFirst =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, true>; });
-inline constexpr auto kDots =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, false>; });
-
-inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                   const Sums& sums, int32_t* weight_sums) {
-  stream_in_passes(kFirst, kDots, kStreamed, input, weight, count, k, sums, weight_sums);
-}
-
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
+inline constexpr auto kFirst = for_each_count<kPass>([]<int rows> { return &dots<rows, true>; });
+inline constexpr auto kDots = for_each_count<kPass>([]<int rows> { return &dots<rows, false>; });
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
+inline constexpr CpuKernel::Streams kStreams{kFirst, kDots, kStreamed, kStreamed};
 // NB: the number of streamed rows is that of VNNI, as no machine was at hand to measure it.
 inline constexpr CpuKernel kKernel{"int8_mm_neon_dotprod",
                                    kColumns,
@@ -207,7 +199,7 @@ inline constexpr CpuKernel kKernel{"int8_mm_neon_dotprod",
                                    &pack_weight,
                                    kTiles,
                                    16,
-                                   &stream};
+                                   kStreams};
 
 }  // namespace baraquant::int8_mm::neon_dotprod
 #endif

@@ -48,9 +48,8 @@ void tile(const PackedRows& input, const uint8_t* panel, int64_t words, const Su
   }
 }
 
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{"int8_mm_portable", kColumns, 2, {},     &pack_wide,
-                                   &pack_weight,       kTiles,   0, nullptr};
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
+inline constexpr CpuKernel kKernel{"int8_mm_portable", kColumns,     2,      {},
+                                   &pack_wide,         &pack_weight, kTiles, 0};
 
 }  // namespace baraquant::int8_mm::portable

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -32,6 +33,36 @@ struct Sums {
   int32_t* data;
   int64_t stride;
 };
+
+// Starts a tile's sums, rows of vectors, from `from` or from 0. NB: always inlined, so that they stay in
+// registers.
+template <typename Vector, int kRows, int kVectors>
+BARAQUANT_HD void load_sums(Vector (&sums)[kRows][kVectors], const Sums& from, bool add) {
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const auto* const at = reinterpret_cast<const char*>(from.data + i * from.stride);
+      if (add) {
+        std::memcpy(&sums[i][v], at + v * sizeof(Vector), sizeof(Vector));
+      } else {
+        sums[i][v] = Vector{};
+      }
+    }
+  }
+}
+
+template <typename Vector, int kRows, int kVectors>
+BARAQUANT_HD void store_sums(const Vector (&sums)[kRows][kVectors], const Sums& to) {
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      auto* const at = reinterpret_cast<char*>(to.data + i * to.stride);
+      std::memcpy(at + v * sizeof(Vector), &sums[i][v], sizeof(Vector));
+    }
+  }
+}
 
 // The rows of the weight that are packed next. While a tile multiplies, it fetches them into the
 // cache: a line for each word of the depth.
@@ -108,22 +139,30 @@ struct CpuKernel {
   // tiles[r - 1] multiplies r rows of the input with all `columns` columns of a panel:
   // sums[i][j] = (add ? sums[i][j] : 0) + row i times column j.
   std::span<const Tile> tiles;
-  // Up to so many rows of the input it is faster to call stream() than to pack the weight. It
-  // multiplies them with `count` rows of the weight as it lies, which is read from memory once. It
-  // writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1], which may be null as above.
+  // Up to so many rows of the input it is faster to call stream() than to pack the weight.
   int64_t streamed_rows;
-  void (*stream)(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                 const Sums& sums, int32_t* weight_sums);
+  // For stream(): dots[r - 1] multiplies r rows of the input with one_wide (if r is 1) or more_wide
+  // rows of the weight; first[r - 1] sums these as well.
+  struct Streams {
+    std::span<void (*const)(const Dots&)> first, dots;
+    int64_t one_wide = 0, more_wide = 0;
+  } streams = {};
+
+  // Multiplies rows of the input with `count` rows of the weight as it lies, which is read from
+  // memory once. It writes sums[i][0 .. count - 1], and weight_sums[0 .. count - 1], which may be null
+  // as above.
+  void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
+              const Sums& sums, int32_t* weight_sums) const;
 
   // How many rows of the next panel one tile can fetch.
   int64_t fetched_rows() const { return std::min(columns, kDepthUnit / word); }
 };
 
 // Returns {of<1>(), ..., of<kMax>()}, where of<r>() is the function for r rows.
-template <typename Function, int kMax, typename Of>
-constexpr std::array<Function, kMax> for_each_count(const Of& of) {
+template <int kMax, typename Of>
+constexpr auto for_each_count(const Of& of) {
   return [&]<int... kLess>(std::integer_sequence<int, kLess...>) {
-    return std::array<Function, kMax>{of.template operator()<kLess + 1>()...};
+    return std::array{of.template operator()<kLess + 1>()...};
   }(std::make_integer_sequence<int, kMax>());
 }
 
@@ -143,19 +182,18 @@ inline Lines lines_of_pass(int64_t p, int64_t passes, int64_t wide, int64_t rows
   return {weight + bytes + p * share * k, k, 64 - fetched * k, fetched, 1};
 }
 
-// stream() of a kernel: multiplies `wide` rows of the weight at a time, which stay in the cache, with
-// the input in passes. dots[r - 1] multiplies r rows of it, first[r - 1] sums the weight as well.
-inline void stream_in_passes(std::span<void (*const)(const Dots&)> first,
-                             std::span<void (*const)(const Dots&)> dots, int64_t wide,
-                             const PackedRows& input, const int8_t* weight, int64_t count,
-                             int64_t k, const Sums& sums, int32_t* weight_sums) {
+// It multiplies `wide` rows of the weight at a time, which stay in the cache, with the input in passes.
+inline void CpuKernel::stream(const PackedRows& input, const int8_t* weight, int64_t count,
+                              int64_t k, const Sums& sums, int32_t* weight_sums) const {
+  const auto& [first, dots, one_wide, more_wide] = streams;
+  const int64_t wide = input.count == 1 ? one_wide : more_wide;
   const int64_t most = static_cast<int64_t>(dots.size());
   const int64_t passes = (input.count + most - 1) / most;
   for (int64_t n = 0; n < count; n += wide) {
     for (int64_t p = 0; p < passes; ++p) {  // of nearly equal heights
       const int64_t from = p * input.count / passes, to = (p + 1) * input.count / passes;
       const int8_t* const rows = weight + n * k;
-      (p == 0 ? first : dots)[to - from - 1](
+      (p == 0 && weight_sums ? first : dots)[to - from - 1](
           {.input = {input.data + from * input.stride, input.stride, to - from},
            .weight = rows,
            .count = std::min(wide, count - n),

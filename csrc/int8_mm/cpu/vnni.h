@@ -23,7 +23,7 @@ template <int kCount>
 BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, int64_t words,
                                 const Sums& out, bool add, const Ahead& ahead) {
   __m512i sums[kCount][kVectors];
-  avx512::load_sums(sums, out, add);
+  load_sums(sums, out, add);
   const int64_t stride = input.stride;
   const uint8_t* rows[3] = {input.data, input.data + 4 * stride, input.data + 8 * stride};
   for (int64_t g = 0; g < words; ++g) {
@@ -39,7 +39,7 @@ BARAQUANT_AVX512_VNNI void tile(const PackedRows& input, const uint8_t* panel, i
     }
     for (const uint8_t*& row : rows) row += 4;
   }
-  avx512::store_sums(sums, out);
+  store_sums(sums, out);
 }
 
 // Turns 16 rows of 64 bytes into 16 vectors: vector g has the bytes 4g .. 4g + 3 of each row.
@@ -168,21 +168,13 @@ BARAQUANT_AVX512_VNNI void dots(const Dots& d) {
   if (kSums) _mm_mask_storeu_epi32(d.weight_sums, mask, sums_of(sums[kCount]));
 }
 
-inline constexpr auto kFirst =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, true>; });
-inline constexpr auto kDots =
-    for_each_count<void (*)(const Dots&), kPass>([]<int kCount> { return &dots<kCount, false>; });
-
-inline void stream(const PackedRows& input, const int8_t* weight, int64_t count, int64_t k,
-                   const Sums& sums, int32_t* weight_sums) {
-  stream_in_passes(kFirst, kDots, kStreamed, input, weight, count, k, sums, weight_sums);
-}
-
-inline constexpr auto kTiles =
-    for_each_count<CpuKernel::Tile, kRows>([]<int kCount> { return &tile<kCount>; });
-inline constexpr CpuKernel kKernel{
-    "int8_mm_vnni", kColumns, 4,  {.of_int8 = 128}, &pack_bytes<true>,
-    &pack_weight,   kTiles,   16, &stream};
+inline constexpr auto kFirst = for_each_count<kPass>([]<int rows> { return &dots<rows, true>; });
+inline constexpr auto kDots = for_each_count<kPass>([]<int rows> { return &dots<rows, false>; });
+inline constexpr auto kTiles = for_each_count<kRows>([]<int rows> { return &tile<rows>; });
+inline constexpr CpuKernel::Streams kStreams{kFirst, kDots, kStreamed, kStreamed};
+inline constexpr CpuKernel kKernel{"int8_mm_vnni",    kColumns,     4,      {.of_int8 = 128},
+                                   &pack_bytes<true>, &pack_weight, kTiles, 16,
+                                   kStreams};
 
 }  // namespace baraquant::int8_mm::vnni
 #endif

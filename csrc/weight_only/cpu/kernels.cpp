@@ -10,6 +10,7 @@
 
 #include "frame/cpu_plan.h"
 #include "frame/dtypes.h"
+#include "frame/elements.h"
 #include "int4/cpu/expand.h"
 #include "machine/integers.h"
 #include "weight_only/cpu/lanes.h"
@@ -90,21 +91,16 @@ Functions<T> functions_for(CpuIsa isa) {
 #endif
 }
 
-template <typename T>
-const T* read(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-
 // Rows of a weight as int8: as they are stored, or unpacked to scratch memory.
 class Int8Rows {
  public:
   Int8Rows(const IntegerWeight& weight, int64_t most)
-      : weight_{.values = weight.is_packed() ? nullptr : read<int8_t>(weight.values),
-                .scale = read<float>(weight.scale),
-                .zero_point = read<int32_t>(weight.zero_point),
+      : weight_{.values = weight.is_packed() ? nullptr : elements<int8_t>(weight.values),
+                .scale = elements<float>(weight.scale),
+                .zero_point = elements<int32_t>(weight.zero_point),
                 .columns = weight.columns,
                 .group_size = weight.group_size},
-        packed_(weight.is_packed() ? read<uint8_t>(weight.values) : nullptr),
+        packed_(weight.is_packed() ? elements<uint8_t>(weight.values) : nullptr),
         scratch_(packed_ ? most * weight.columns : 0) {}
 
   // The rows from `begin` on. NB: the next call overwrites what was unpacked.
@@ -136,7 +132,7 @@ class Int8Rows {
 // The input as float32: itself, or converted to `scratch`.
 template <typename T>
 const float* as_float(const at::Tensor& input, std::vector<float>& scratch) {
-  const T* const given = read<T>(input);
+  const T* const given = elements<T>(input);
   if constexpr (std::is_same_v<T, float>) {
     return given;
   } else {
@@ -161,7 +157,7 @@ void multiply(const FewRows& call) {
   }
   std::vector<float> scratch;
   const float* const input = as_float<T>(call.input, scratch);
-  const T* const bias = read<T>(call.bias);
+  const T* const bias = elements<T>(call.bias);
   T* const output = static_cast<T*>(call.output.mutable_data_ptr());
   const auto multiply_outputs = functions_for<T>(cpu_isa()).multiply_outputs;
   // What is unpacked for all rows of the input at once stays in the fastest cache.
@@ -209,20 +205,17 @@ bool takes(const at::Tensor& input, const IntegerWeight& weight) {
          input.size(0) <= (is_float ? kFewRows : kFewRowsOfBfloat16);
 }
 
+template <typename F>
+void with_type(at::ScalarType dtype, const F& f) {
+  dtype == at::kFloat ? f(Type<float>{}) : f(Type<BFloat16>{});
+}
+
 void few_rows_cpu(const FewRows& call) {
-  if (call.input.scalar_type() == at::kFloat) {
-    multiply<float>(call);
-  } else {
-    multiply<BFloat16>(call);
-  }
+  with_type(call.input.scalar_type(), [&]<typename T>(Type<T>) { multiply<T>(call); });
 }
 
 void dequantize_cpu(const IntegerWeight& weight, const at::Tensor& target) {
-  if (target.scalar_type() == at::kFloat) {
-    dequantize_rows<float>(weight, target);
-  } else {
-    dequantize_rows<BFloat16>(weight, target);
-  }
+  with_type(target.scalar_type(), [&]<typename T>(Type<T>) { dequantize_rows<T>(weight, target); });
 }
 
 }  // namespace
