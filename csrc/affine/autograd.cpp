@@ -45,7 +45,7 @@ const at::Tensor& tensor_or_none(const OptionalTensor& tensor) {
 // Keeps a call whose gradient depends on its input.
 void keep_call(AutogradContext* ctx, const at::Tensor& input, const QuantArgs& q,
                at::ScalarType dtype, bool through_quantize) {
-  SavedNumbers::of(q, dtype, through_quantize).save(ctx);
+  save_numbers(ctx, q, dtype, through_quantize);
   save_tensors(ctx, SavedTensors{.input = input,
                                  .scale = tensor_or_none(q.scale),
                                  .zero_point = tensor_or_none(q.zero_point)});
@@ -69,7 +69,7 @@ struct Forward : Function<Forward<through_quantize>> {
     const auto [output, mask] = through_quantize
                                     ? quantize_with_mask(input, q, dtype, order)
                                     : fake_quantize_with_mask(input, q, order, enabled);
-    SavedNumbers::of(q, input.scalar_type(), through_quantize, std::move(order)).save(ctx);
+    save_numbers(ctx, q, input.scalar_type(), through_quantize, order);
     // The gradient through fake_quantize depends on the mask alone.
     save_tensors(ctx, SavedTensors{.scale = through_quantize ? tensor_or_none(scale) : at::Tensor(),
                                    .mask = mask});
@@ -81,18 +81,18 @@ struct Forward : Function<Forward<through_quantize>> {
     const at::Tensor& grad = grads[0];
     variable_list result(7);
     if (saved.mask.defined()) {
-      result[0] = masked_gradient(grad, saved.args(), saved.mask, saved.order, saved.dtype,
-                                  through_quantize);
+      result[0] =
+          masked_gradient(grad, saved.q, saved.mask, saved.order, saved.dtype, through_quantize);
       return result;
     }
     // needs_input_grad counts the tensors among forward's arguments: input, scale, zero_point.
     const bool scale = saved.scale.defined() && ctx->needs_input_grad(1);
     const bool zero_point = saved.zero_point.defined() && ctx->needs_input_grad(2);
     if (!scale && !zero_point) {
-      result[0] = input_gradient(saved.input, saved.args(), grad, through_quantize);
+      result[0] = input_gradient(saved.input, saved.q, grad, through_quantize);
       return result;
     }
-    auto [dx, dscale, dzero] = qparams_gradient(saved.input, saved.args(), grad, zero_point);
+    auto [dx, dscale, dzero] = qparams_gradient(saved.input, saved.q, grad, zero_point);
     if (ctx->needs_input_grad(0)) result[0] = dx;
     if (scale) result[1] = dscale;
     if (zero_point) result[2] = dzero;
@@ -105,7 +105,7 @@ struct DequantizeFunction : Function<DequantizeFunction> {
                           const OptionalTensor& scale, const OptionalTensor& /*zero_point*/,
                           const QuantArgs& q, at::ScalarType dtype) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    SavedNumbers::of(q, input.scalar_type(), /*through_quantize=*/false).save(ctx);
+    save_numbers(ctx, q, input.scalar_type(), /*through_quantize=*/false);
     save_tensors(ctx, SavedTensors{.scale = tensor_or_none(scale)});
     return dequantize(input, q, dtype);
   }
@@ -113,7 +113,7 @@ struct DequantizeFunction : Function<DequantizeFunction> {
   // dq = dy * s is dequantize itself with a zero point of 0.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Saved saved(ctx);
-    QuantArgs q = saved.args();
+    QuantArgs q = saved.q;
     q.zero_point_number = 0;
     return {dequantize(grads[0], q, saved.dtype), {}, {}, {}, {}};
   }
@@ -134,7 +134,7 @@ struct InputGradientFunction : Function<InputGradientFunction> {
     const bool wider = saved.dtype == compute_dtype(saved.input.scalar_type());
     const at::Tensor input = wider ? saved.input.to(saved.dtype) : saved.input;
     const at::Tensor grad = grads[0].to(input.scalar_type());
-    const at::Tensor dgrad = input_gradient(input, saved.args(), grad, saved.through_quantize);
+    const at::Tensor dgrad = input_gradient(input, saved.q, grad, saved.through_quantize);
     return {{}, {}, {}, {}, dgrad.to(saved.dtype), {}};
   }
 };
@@ -144,7 +144,7 @@ struct MaskedGradientFunction : Function<MaskedGradientFunction> {
                           const QuantArgs& q, const at::Tensor& mask, at::IntArrayRef order,
                           at::ScalarType dtype, bool through_quantize) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    SavedNumbers::of(q, grad.scalar_type(), through_quantize, order.vec()).save(ctx);
+    save_numbers(ctx, q, grad.scalar_type(), through_quantize, order);
     save_tensors(ctx, SavedTensors{.scale = tensor_or_none(scale), .mask = mask});
     return masked_gradient(grad, q, mask, order, dtype, through_quantize);
   }
@@ -153,7 +153,7 @@ struct MaskedGradientFunction : Function<MaskedGradientFunction> {
     const Saved saved(ctx);
     const at::Tensor grad = saved.through_quantize ? grads[0] : grads[0].to(saved.dtype);
     variable_list result(7);
-    result[0] = masked_gradient(grad, saved.args(), saved.mask, saved.order, saved.dtype,
+    result[0] = masked_gradient(grad, saved.q, saved.mask, saved.order, saved.dtype,
                                 saved.through_quantize);
     return result;
   }
@@ -173,13 +173,13 @@ struct QparamsGradientFunction : Function<QparamsGradientFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const Saved saved(ctx);
-    const OpName op{"fake_quantize", saved.scope.granularity, "_backward_qparams"};
+    const OpName op{"fake_quantize", saved.q.scope.granularity, "_backward_qparams"};
     TORCH_CHECK_NOT_IMPLEMENTED(!grads[1].defined() && !grads[2].defined(), op,
                                 ": the gradients of scale and zero_point cannot be differentiated "
                                 "again; only grad_input can");
     variable_list result(6);
     if (grads[0].defined()) {
-      result[4] = input_gradient(saved.input, saved.args(), grads[0], /*through_quantize=*/false);
+      result[4] = input_gradient(saved.input, saved.q, grads[0], /*through_quantize=*/false);
     }
     return result;
   }

@@ -62,64 +62,61 @@ Call prepare_call(const at::Tensor& dense_input, const QuantArgs& q) {
   return call;
 }
 
-enum class Verb { kQuantize, kFakeQuantize };
-enum class WithMask : bool { kNo, kYes };
-
-// Output and mask of a dense input. Without a mask the second tensor is undefined.
-TensorPair run_forward(Verb verb, WithMask with_mask, const at::Tensor& input, const QuantArgs& q,
-                       at::ScalarType dtype, const OptionalTensor& enabled = {}) {
-  const bool direct = kernel_writes(input.scalar_type(), dtype);
-  const at::ScalarType written = direct ? dtype : compute_dtype(input.scalar_type());
-  const at::Tensor output = empty_as(input, written);
-  const at::Tensor mask = with_mask == WithMask::kYes ? empty_mask(input) : at::Tensor();
-  if (has_work(input) && is_seen_off(enabled, input)) {
-    pass_through(input, output, mask);
-  } else if (has_work(input)) {
-    Call call = prepare_call(input, q);
-    call.first = input;
+// Output and mask of an input in a memory order; without one it is dense, and the mask undefined.
+TensorPair run_forward(const OpName& op, void (*Kernels::*kernel)(const Call&),
+                       const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
+                       std::optional<at::IntArrayRef> order, const OptionalTensor& enabled = {}) {
+  const at::Tensor x = order ? in_order(op, "input", input, *order) : dense(input);
+  const bool direct = kernel_writes(x.scalar_type(), dtype);
+  const at::Tensor output = empty_as(x, direct ? dtype : compute_dtype(x.scalar_type()));
+  const at::Tensor mask = order ? empty_mask(x) : at::Tensor();
+  if (has_work(x) && is_seen_off(enabled, x)) {
+    pass_through(x, output, mask);
+  } else if (has_work(x)) {
+    Call call = prepare_call(x, q);
+    call.first = x;
     call.result = output;
     call.mask = mask;
     if (enabled) call.enabled = *enabled;
-    const Kernels& device = kernels(input);
-    (verb == Verb::kQuantize ? device.quantize : device.fake_quantize)(call);
+    (kernels(x).*kernel)(call);
   }
   return {cast(output, dtype), mask};
 }
 
+TensorPair run_quantize(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
+                        std::optional<at::IntArrayRef> order) {
+  const OpName op{"quantize", q.scope.granularity};
+  check_quantize(op, input, q, dtype);
+  return run_forward(op, &Kernels::quantize, input, q, dtype, order);
+}
+
 at::Tensor quantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype,
                            std::optional<bool> /*save_mask: autograd reads it*/) {
-  check_quantize({"quantize", q.scope.granularity}, input, q, dtype);
-  return std::get<0>(run_forward(Verb::kQuantize, WithMask::kNo, dense(input), q, dtype));
+  return std::get<0>(run_quantize(input, q, dtype, std::nullopt));
 }
 
 TensorPair quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
                                      at::ScalarType dtype, at::IntArrayRef order) {
-  const OpName op{"quantize", q.scope.granularity};
-  check_quantize(op, input, q, dtype);
-  const at::Tensor x = in_order(op, "input", input, order);
-  return run_forward(Verb::kQuantize, WithMask::kYes, x, q, dtype);
+  return run_quantize(input, q, dtype, order);
 }
 
-void check_switched_fake_quantize(const OpName& op, const at::Tensor& input, const QuantArgs& q,
-                                  const OptionalTensor& enabled) {
+TensorPair run_fake_quantize(const at::Tensor& input, const QuantArgs& q,
+                             std::optional<at::IntArrayRef> order, const OptionalTensor& enabled) {
+  const OpName op{"fake_quantize", q.scope.granularity};
   check_fake_quantize(op, input, q);
   if (enabled) check_switch(op, "enabled", *enabled, input);
+  return run_forward(op, &Kernels::fake_quantize, input, q, input.scalar_type(), order, enabled);
 }
 
 at::Tensor fake_quantize_device(const at::Tensor& input, const QuantArgs& q,
                                 std::optional<bool> /*save_mask: autograd reads it*/,
                                 const OptionalTensor& enabled) {
-  check_switched_fake_quantize({"fake_quantize", q.scope.granularity}, input, q, enabled);
-  return std::get<0>(run_forward(Verb::kFakeQuantize, WithMask::kNo, dense(input), q,
-                                 input.scalar_type(), enabled));
+  return std::get<0>(run_fake_quantize(input, q, std::nullopt, enabled));
 }
 
 TensorPair fake_quantize_with_mask_device(const at::Tensor& input, const QuantArgs& q,
                                           at::IntArrayRef order, const OptionalTensor& enabled) {
-  const OpName op{"fake_quantize", q.scope.granularity};
-  check_switched_fake_quantize(op, input, q, enabled);
-  const at::Tensor x = in_order(op, "input", input, order);
-  return run_forward(Verb::kFakeQuantize, WithMask::kYes, x, q, input.scalar_type(), enabled);
+  return run_fake_quantize(input, q, order, enabled);
 }
 
 at::Tensor dequantize_device(const at::Tensor& input, const QuantArgs& q, at::ScalarType dtype) {

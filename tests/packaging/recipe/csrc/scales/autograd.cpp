@@ -1,27 +1,20 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scales family under autograd: the gradient goes straight through the rounding.
 // NB: tensors that the dispatcher would send elsewhere are refused here, before the call below.
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "frame/checks.h"
 #include "frame/named_op.h"
 #include "frame/recorded.h"
+#include "frame/saved_tensors.h"
 
 namespace baraquant::scales {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
-
 constexpr NamedOp<"baraquant::round_to_power_of_two_scale", at::Tensor(const at::Tensor& scale)>
     round_to_power_of_two_scale;
 
-class RoundFunction : public Function<RoundFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct RoundFunction : Function<RoundFunction> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& scale) {
     return round_to_power_of_two_scale.below_autograd(scale);
   }
