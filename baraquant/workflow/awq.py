@@ -28,7 +28,7 @@ from .calibration.observers import NearOne, Seen
 from .calibration.run import ProgressBar, Run
 from .gptq.formula import Hessian
 from .passes import Chosen, Scaling, register_pass
-from .smoothquant.flow import Group, can_fold, find_groups
+from .smoothquant.flow import can_fold, find_groups
 from .smoothquant.smoothing import ScalesInputs
 
 
@@ -196,12 +196,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
         if group.smooth is None:
             for path in group.layers:
                 layers[path].remark += _NO_GAIN
-    return {
-        path: group.scaling()
-        for group in groups
-        if group.smooth is not None
-        for path in group.layers
-    }
+    return {path: group for group in groups if group.smooth is not None for path in group.layers}
 
 
 def _size_and_dtype(one: Chosen) -> tuple[int, torch.dtype]:
@@ -210,9 +205,9 @@ def _size_and_dtype(one: Chosen) -> tuple[int, torch.dtype]:
     return one.prepared.in_features, torch.float64 if is_double else torch.float32
 
 
-def _parts(groups: list[Group], layers: Mapping[str, Chosen]) -> Iterator[list[Group]]:
+def _parts(groups: list[Scaling], layers: Mapping[str, Chosen]) -> Iterator[list[Scaling]]:
     """Yield groups whose matrices fit into the memory together, at least one at a time."""
-    part: list[Group] = []
+    part: list[Scaling] = []
     held = 0
     for group in groups:
         sizes = (_size_and_dtype(layers[path]) for path in group.layers)
@@ -229,7 +224,7 @@ def _parts(groups: list[Group], layers: Mapping[str, Chosen]) -> Iterator[list[G
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _search(
     model: nn.Module,
-    group: Group,
+    group: Scaling,
     layers: Mapping[str, Chosen],
     inputs: Mapping[str, Inputs],
 ) -> None:

@@ -26,23 +26,25 @@ from .layers import Layer, weights_of
 from .replace import put
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scaling:
-    """How the input of a linear layer is divided, and its weight multiplied.
+    """How the input of linear layers is divided, and their weights multiplied.
 
     Attributes:
-        smooth: The divisor of its input, ``[K]``; None: no division.
+        layers: The paths of the layers, which share it as one preceding module absorbs the
+            division; one layer, where there is none.
+        producer: The path of that module. None: the layer divides its input itself.
+        smooth: The divisor of the input, ``[K]``; None: no division.
         alpha: The exponent that gave it; None if nothing is scaled.
-        producer: The path of the preceding module that absorbs the division. None: the layer
-            divides its input itself.
         qparams: The scale and the zero point of the divided input if it is static.
         readable: The path of the preceding module that would absorb it, if no call that calibration
             did not make could read its output.
     """
 
+    layers: list[str]
+    producer: str | None = None
     smooth: Tensor | None = None
     alpha: float | None = None
-    producer: str | None = None
     qparams: tuple[Tensor, Tensor] | None = None
     readable: str | None = None
 

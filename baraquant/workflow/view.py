@@ -173,6 +173,7 @@ def choose_swaps(
     swaps: Swaps = {}
     changed: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    told: dict[str, nn.Module] = {}
     seen: set[int] = set()
     waiting = [("", view.model)]  # no function that calls itself: its frame would keep the model
     while waiting:
@@ -186,10 +187,13 @@ def choose_swaps(
             _check_place(module, view.model, paths, view.caller)
             swaps[name] = module, decision.module
             changed[name] = decision.about
-            left_out |= _parts_left_out(module, name, seen)
+            parts = _parts(module, name, seen)
+            reason = f"it is a part of {name}, beside the weight of that layer"
+            told |= {name: module} | parts
+            left_out |= dict.fromkeys(parts, reason)
             continue
         if decision is not None:
-            left_out[name] = decision
+            left_out[name], told[name] = decision, module
             if isinstance(module, nn.MultiheadAttention):
                 continue  # it reads the weight of the layer in it, and does not call it
         waiting += [
@@ -203,7 +207,7 @@ def choose_swaps(
     products: dict[str, int] = {}
     counted: set[int] = set()
     for name in (*changed, *left_out):
-        module = view.model.get_submodule(name)
+        module = told[name]
         whole = isinstance(module, nn.MultiheadAttention)
         parameters[name] = float_weights(module, counted, whole=whole)
         products[name] = multiply_adds(module, whole=whole)
@@ -211,17 +215,17 @@ def choose_swaps(
     return swaps, Report(changed, left_out, parameters, total, size, multiply_adds=products)
 
 
-def _parts_left_out(module: nn.Module, name: str, seen: set[int]) -> dict[str, str]:
-    """Return why what a layer has registered beside its weight stays floating."""
-    left_out: dict[str, str] = {}
+def _parts(module: nn.Module, name: str, seen: set[int]) -> dict[str, nn.Module]:
+    """Return what with weights a layer has registered beside its own, by path."""
+    parts: dict[str, nn.Module] = {}
     for child_name in further_names(module) & module._modules.keys():
         part = module._modules[child_name]
         prefix = f"{name}.{child_name}"
         for path, each in () if part is None else part.named_modules(prefix=prefix):
             if id(each) not in seen and weights_of(each):
                 seen.add(id(each))
-                left_out[path] = f"it is a part of {name}, beside the weight of that layer"
-    return left_out
+                parts[path] = each
+    return parts
 
 
 def _leave_out_tied(

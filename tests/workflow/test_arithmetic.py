@@ -26,6 +26,7 @@ from baraquant.nn import FakeQuantize
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FLOATS, INTEGERS, ROWS
 from tests.support.checks.refused import refused
+from tests.support.models.training_models import TiedHead
 from tests.workflow.registered_layer import Gained, QuantizedGained, forgotten, register
 
 __all__ = ["forgotten"]  # a fixture
@@ -189,28 +190,17 @@ def test_others_are_not(scheme: Any) -> None:
     assert report.integer_products == products
 
 
-class Tied(nn.Module):
-    """An embedding of 1,600 weights, which the head may share, and a layer of 256."""
-
-    def __init__(self, tied: bool) -> None:
-        super().__init__()
-        self.embedding, self.layer = nn.Embedding(100, 16), nn.Linear(16, 16)
-        self.head = nn.Linear(16, 100, bias=False)
-        if tied:
-            self.head.weight = self.embedding.weight
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_shared_weight_counts_for_each_of_its_modules(tied: bool) -> None:
-    rules = {"layer": W8A8(), "*": W8A16()}
-    report = baraquant.quantize_(Tied(tied), rules)
+    rules = {"body": W8A8(), "*": W8A16()}
+    report = baraquant.quantize_(TiedHead(100, 16, tied=tied), rules)
     assert report.integer_products == pytest.approx(256 / (256 + 1600))
 
 
 @pytest.mark.parametrize("left_out", [True, False])
 def test_embeddings_do_not_count(left_out: bool) -> None:
     rules = {nn.Embedding: None if left_out else W8A8(), "*": W8A8()}
-    assert baraquant.quantize_(Tied(False), rules).integer_products == 1
+    assert baraquant.quantize_(TiedHead(100, 16, tied=False), rules).integer_products == 1
 
 
 def test_smoothing_is_not_mistaken_for_another_scheme() -> None:

@@ -20,6 +20,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import Holder
 from tests.support.models.outlier_models import SCHEMES
+from tests.support.models.training_models import train
 
 TENSOR = TensorConfig(8, "per_tensor")
 CONFIGS: dict[str, QuantConfig] = {
@@ -67,13 +68,7 @@ def batches(shape: tuple[int, ...], count: int = 3, dtype: torch.dtype = torch.f
 def trained(model: nn.Module, config: QuantConfig, data: list[Tensor]) -> nn.Module:
     needs = config.observer in ("percentile", "mse")
     prepare_(model, config, calibration=data if needs else None, progress=False)
-    model.train()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    for x in data:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    return model.eval()
+    return train(model, *data, lr=0.01).eval()
 
 
 def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:

@@ -23,7 +23,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.models import outlier_models, training_models
-from tests.support.models.training_models import SCHEMES, data, linear_model
+from tests.support.models.training_models import SCHEMES, data, linear_model, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -31,13 +31,7 @@ by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 def trained(model: nn.Module, config: Config, *batches: Tensor, lr: float = 0.05) -> nn.Module:
     prepare_(model, config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    model.train()
-    for x in batches:
-        optimizer.zero_grad()
-        model(x).float().square().mean().backward()
-        optimizer.step()
-    return model
+    return train(model, *batches, lr=lr)
 
 
 def assert_converts_to_the_same_bits(model: nn.Module, *inputs: Tensor) -> None:

@@ -138,17 +138,6 @@ def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> N
     refused(baraquant.load_, message, other, tmp_path / "a")
 
 
-def test_a_file_of_a_layer_that_is_not_registered(tmp_path: Path) -> None:
-    register()
-    model = model_of()
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "a")
-    del LAYERS[-1]
-    message = "expected a class of .*, but got 'QuantizedGained'; one of your own has to be regist"
-    with pytest.raises(ValueError, match=message):
-        baraquant.load_(model_of(), tmp_path / "a")
-
-
 # --- registrations that are wrong -----------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from baraquant.qat import prepare_
 from baraquant.workflow.report import FILTERED, FLOATING, UNMATCHED
 from tests.support.checks.refused import refused
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
+from tests.support.models.training_models import TiedHead
 
 
 class Special(nn.Linear):
@@ -177,33 +178,24 @@ def test_a_whole_that_cannot_be_unpacked(call: Callable[..., Any]) -> None:
     assert call(biased(), {"head": W8A8()}).left_out == {"odd": UNMATCHED}
 
 
-class Tied(nn.Module):
-    def __init__(self, max_norm: float | None = None) -> None:
-        super().__init__()
-        self.table = nn.Embedding(11, 8, max_norm=max_norm)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.table.weight
-
-
 @by_call
 def test_two_rules_for_one_weight(call: Callable[..., Any]) -> None:
     for other in (W8A16(), W4A8(4, group_factors=False), W4A16(None), W4A8(None, scale_rule="max")):
         rules = {nn.Embedding: W4A8(None), "*": other}
         if other == W4A16(None):  # inputs may differ
-            model = Tied()
+            model = TiedHead()
             call(model, rules)
             assert widths(model) == {"table": 4, "body": 4, "head": 4}
             continue
         message = "head: expected one configuration for a weight that table and head share"
-        refused(call, f"{message}, but table gets (.*) and head gets (?!\\1$)", Tied(), rules)
+        refused(call, f"{message}, but table gets (.*) and head gets (?!\\1$)", TiedHead(), rules)
 
 
 @by_call
 def test_one_of_two_that_share_a_weight_stays_floating(call: Callable[..., Any]) -> None:
     """By the caller's choice."""
     for rules in ({"head": None, "*": W8A8()}, {"table": W8A8()}):
-        model = Tied()
+        model = TiedHead()
         weight = model.head.weight
         report = call(model, rules)
         assert "table" in report.changed and "head" in report.left_out
@@ -213,8 +205,8 @@ def test_one_of_two_that_share_a_weight_stays_floating(call: Callable[..., Any])
 @by_call
 def test_a_path_that_a_tie_keeps_floating(call: Callable[..., Any]) -> None:
     message = "_: head: expected a layer that .* fits, but its weight is also that of table"
-    refused(call, message, Tied(max_norm=1.0), {"head": SIX, "*": W8A8()})
-    report = call(Tied(max_norm=1.0), {"h*": SIX, "*": W8A8()})
+    refused(call, message, TiedHead(max_norm=1.0), {"head": SIX, "*": W8A8()})
+    report = call(TiedHead(max_norm=1.0), {"h*": SIX, "*": W8A8()})
     assert list(report.changed) == ["body"]
 
 

@@ -16,6 +16,7 @@ import baraquant
 from baraquant import QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.models.one_layer import Holder
+from tests.support.models.training_models import train
 
 DTYPES = ("bfloat16", "float16")
 GRANULARITIES: dict[str, dict[str, Any]] = {
@@ -98,9 +99,7 @@ def check_range(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> No
 def trained(model: nn.Module, config: QuantConfig, data: Callable[[], Tensor]) -> nn.Module:
     """The model prepared, after a step of training."""
     prepare_(model, config)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    model(data()).square().mean().backward()
-    optimizer.step()
+    train(model, data())
     model(data())  # an observed scale is that of the last weight that training has used
     return model.eval()
 

@@ -240,19 +240,6 @@ def test_autocast(scheme: str) -> None:
         assert twin(data(2, 5, 16)).isfinite().all()
 
 
-@by_any_scheme
-def test_bfloat16_model(scheme: str) -> None:
-    model = nn.Sequential(block()).bfloat16()
-    prepare_(model, SCHEMES[scheme])
-    x = batches()[0].bfloat16()
-    before = model(x).square().mean()
-    train(model, lambda x: model(x.bfloat16()))
-    assert model(x).square().mean() < before
-    for name, parameter in model.named_parameters():
-        kept = "fake_quant" in name
-        assert parameter.dtype == (torch.float32 if kept else torch.bfloat16), name
-
-
 # --- what a module does while a backward pass is under way ---------------------------------------
 
 

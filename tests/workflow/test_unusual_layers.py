@@ -301,11 +301,8 @@ def test_average_of_models(scheme: str, when: str) -> None:
     if when == "after":
         model(x)
     average = torch.optim.swa_utils.AveragedModel(model, use_buffers=scheme == "static")
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(3):
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
+        training_models.train(model, x, lr=1e-3)
         average.update_parameters(model)
     converted = copy.deepcopy(average).eval()
     convert_(converted)  # before the average has run at all

@@ -25,7 +25,7 @@ from ..layers import further_names, inside, is_converted, layer_of, layer_with, 
 from ..unpack import UNPACKED, unpacked
 from ..view import check_model, makes_normal_tensors, paths_of
 from .manifest import Manifest, StoredModule, is_whole, parse_manifest
-from .meta import Built, check_constants, put
+from .meta import Built, check_alike, check_constants, put
 from .packing import check_spare_bits, packed_size, unpack
 from .tensor_file import Entry, Header, import_safetensors, read_header, read_tensors
 
@@ -337,12 +337,7 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
             raise ValueError(
                 f"{name}: expected a model of tensors, but got {type(tensor).__name__}"
             )
-        stored = given[name]
-        if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
-            raise ValueError(
-                f"{name}: expected {tensor.dtype} {list(tensor.shape)} as in the model, but the "
-                f"file has {stored.dtype} {list(stored.shape)}"
-            )
+        check_alike(name, tensor, given[name])
     for name, tensor_name in manifest.constants.items():
         if tensor_name not in metas.tensors:
             raise ValueError(

@@ -91,6 +91,15 @@ def other_buffers(model: nn.Module, is_inside: Callable[[str], bool]) -> dict[st
     }
 
 
+def check_alike(name: str, wanted: Tensor, stored: Tensor) -> None:
+    """Check that a tensor of the file has the shape and the dtype of the model's."""
+    if stored.shape != wanted.shape or stored.dtype != wanted.dtype:
+        raise ValueError(
+            f"{name}: expected {wanted.dtype} {list(wanted.shape)} as in the model, but the "
+            f"file has {stored.dtype} {list(stored.shape)}"
+        )
+
+
 def check_constants(
     model: nn.Module,
     constants: Mapping[str, Tensor],
@@ -121,11 +130,7 @@ def check_constants(
                 f"{name}: expected a buffer with data, but it is on the meta device, and the file "
                 f"has none; {instead}"
             )
-        if stored.shape != buffer.shape or stored.dtype != buffer.dtype:
-            raise ValueError(
-                f"{name}: expected {buffer.dtype} {list(buffer.shape)} as in the model, but the "
-                f"file has {stored.dtype} {list(stored.shape)}"
-            )
+        check_alike(name, buffer, stored)
     for name in _unregistered(model):
         if not is_inside(name):
             raise ValueError(

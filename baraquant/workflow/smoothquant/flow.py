@@ -20,7 +20,6 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -294,37 +293,12 @@ def _fills_storage(output: Tensor) -> bool:
     return bool(output.untyped_storage().nbytes() == output.numel() * output.element_size())
 
 
-@dataclass
-class Group:
-    """Layers that share their factors, because one preceding module absorbs the division.
-
-    Attributes:
-        producer: The path of that module; None: there is none, and one layer.
-        layers: Their paths.
-        alpha: The exponent that gives the factors; None if nothing is scaled.
-        smooth: The factors, ``[K]``; None: no scaling.
-        readable: The path of a module that could absorb the division if no other call could read
-            its output.
-    """
-
-    producer: str | None
-    layers: list[str]
-    alpha: float | None = None
-    smooth: Tensor | None = None
-    readable: str | None = None
-
-    def scaling(self) -> Scaling:
-        """Return how each of the layers is scaled."""
-        producer = None if self.smooth is None else self.producer
-        return Scaling(self.smooth, self.alpha, producer, readable=self.readable)
-
-
 def find_groups(
     run: Run, watchers: Mapping[str, Watcher], fixed: set[str], description: str
-) -> tuple[list[Group], set[str]]:
+) -> tuple[list[Scaling], set[str]]:
     """Run the model once; return the groups, and the paths of layers that saw no input.
 
-    Each layer that the data reaches and that is not fixed is in one group.
+    Each layer that the data reaches and that is not fixed is in one group, which is not scaled yet.
 
     Args:
         run: The calibration.
@@ -342,11 +316,11 @@ def find_groups(
     with flow:
         asides = {path: _Aside(flow, watcher) for path, watcher in watchers.items()}
         unreached = run(asides, description)
-    groups = [Group(producer, consumers) for producer, consumers in flow.feeds().items()]
+    groups = [Scaling(consumers, producer) for producer, consumers in flow.feeds().items()]
     known = {path for group in groups for path in group.layers} | fixed | unreached
     readable = flow.feeds_readable()
     alone = [path for path in watchers if path not in known]
-    return groups + [Group(None, [one], readable=readable.get(one)) for one in alone], unreached
+    return groups + [Scaling([one], readable=readable.get(one)) for one in alone], unreached
 
 
 class _Aside(Through):

@@ -26,7 +26,7 @@ from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
 from ..calibration.run import Run
 from ..passes import Chosen, Pass, Scaling, fixed_input, leave_input, register_pass
-from .flow import Group, find_groups, fold
+from .flow import find_groups, fold
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
 ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
@@ -170,8 +170,8 @@ def find_smoothings(
         for group in groups:
             group.alpha = float(config.alpha)
             group.smooth = _factors(group, weights, ranges, group.alpha)
-    found = {path: group.scaling() for group in groups for path in group.layers}
-    found |= {path: Scaling() for path in fixed - unreached}
+    found = {path: group for group in groups for path in group.layers}
+    found |= {path: Scaling([path]) for path in fixed - unreached}
     if observer is None:
         return found
     qparams = _static(found, ranges, observer, activation.symmetric, run)
@@ -179,7 +179,7 @@ def find_smoothings(
 
 
 def _factors(
-    group: Group,
+    group: Scaling,
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     alpha: float | None,
@@ -189,7 +189,7 @@ def _factors(
 
 
 def _search(
-    groups: list[Group],
+    groups: list[Scaling],
     weights: Mapping[str, Tensor],
     ranges: Mapping[str, ChannelRange],
     scheme: QuantConfig,

@@ -73,6 +73,30 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
+class TiedHead(nn.Module):
+    """An embedding, whose weight the head may share, and a layer between them."""
+
+    def __init__(
+        self, rows: int = 11, size: int = 8, max_norm: float | None = None, *, tied: bool = True
+    ) -> None:
+        super().__init__()
+        self.table, self.body = nn.Embedding(rows, size, max_norm=max_norm), nn.Linear(size, size)
+        self.head = nn.Linear(size, rows, bias=False)
+        if tied:
+            self.head.weight = self.table.weight
+
+
+def train(model: nn.Module, *batches: Tensor, lr: float = 0.05) -> nn.Module:
+    """Take a step for each batch, down the squares of the outputs."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    model.train()
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).float().square().mean().backward()
+        optimizer.step()
+    return model
+
+
 def linear_model(size: int = 16) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(

@@ -404,12 +404,16 @@ def test_wrong_arguments() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-TWO = {"W4": W4A16(16), "W8": W8A8()}
+def infinite():
+    model = seeded(Block)
+    nn.init.constant_(model.up.weight[:1, :1], math.inf)
+    return model
 
 
 @pytest.mark.parametrize(
     "arguments, kind, message",
     [
+        ({"model": infinite()}, ValueError, "up: expected a finite weight"),
         ({"configs": W8A8()}, TypeError, "expected configs to be a list .* but got QuantConfig"),
         ({"configs": "W8A8"}, TypeError, "expected configs to be a list .* but got str"),
         ({"configs": []}, ValueError, "expected configs to have a configuration, but it is empty"),
@@ -466,11 +470,3 @@ def test_what_it_refuses(arguments, kind, message):
 def test_what_a_choice_refuses(arguments, kind, message):
     with pytest.raises(kind, match=f"^baraquant.Sensitivity.choose: .*{message}"):
         baraquant.sensitivity(seeded(Block), TWO, batches(), progress=False).choose(**arguments)
-
-
-def test_the_weight_has_to_be_finite():
-    model = seeded(Block)
-    with torch.no_grad():
-        model.up.weight[0, 0] = math.nan
-    with pytest.raises(ValueError, match="sensitivity: up: expected a finite weight"):
-        baraquant.sensitivity(model, TWO, batches(), progress=False)
