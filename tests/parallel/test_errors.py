@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,7 +18,7 @@ from baraquant import W4A8, W4A16, W8A8, QuantConfig, TensorConfig, ops, quantiz
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
-from baraquant.qat import convert_, prepare_
+from baraquant.qat import prepare_
 
 RANKS = 4
 LEARNED = QuantConfig(TensorConfig(4, learned=True), TensorConfig(8, "per_token"))
@@ -197,11 +196,3 @@ def test_ranges_are_joined_over_replicas_only(style: Any) -> None:
     parallelize_module(built, mesh(), {"linear": style()}, src_data_rank=None)
     with pytest.raises(RuntimeError, match=r"expected process_group to be the replicas.*\"dp\""):
         built.linear.weight_fake_quant.sync_qparams()
-
-
-def test_converting_a_split_layer_is_refused() -> None:
-    built = model(W8A8())
-    parallelize_module(built, mesh(), {"linear": ColwiseParallel()}, src_data_rank=None)
-    with pytest.raises(ValueError, match="linear: expected a model before it is split over"):
-        convert_(built.eval())
-    assert torch.is_tensor(built.linear._parameters["weight"])

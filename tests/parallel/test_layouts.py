@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layouts of inputs and outputs, other kinds of layers, other tools: on two processes."""
+"""Layouts of inputs and outputs, other kinds of layers, other tools, files: on two processes."""
 
 from __future__ import annotations
 
+import io
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+import baraquant
 from baraquant import W8A8, QuantConfig, SmoothQuant, W8A8Static, quantize_
 from baraquant import nn as bnn
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
@@ -262,3 +273,185 @@ def test_split_layers_beside_whole_ones(name: str, results: list[dict[str, Any]]
                 equal(found, key)
             else:
                 near(found[key], found[key.replace("y", "expected", 1)], tolerance)
+
+
+# --- tensor parallelism within FSDP: four processes, two for each --------------------------------
+
+STEPS = 3
+TWICE = ("w8a8_asymmetric", "static", "observed_weight", "groups")
+
+
+def train_both(name: str, parallel: bool, evaluated_first: bool) -> dict[str, Tensor]:
+    model: Any = models.prepared(SCHEMES[name].config, device=place())
+    if parallel:
+        mesh = init_device_mesh(place(), (2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(model, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(model.up, mesh=mesh["dp"])
+        fully_shard(model.down, mesh=mesh["dp"])
+        for module in model.modules():
+            if isinstance(module, bnn.FakeQuantize) and module.is_observed:
+                module.sync_qparams(mesh["dp"].get_group())
+    x = models.features(models.SIZE, torch.float32).to(place())
+    found: dict[str, Tensor] = {}
+    optimizer = torch.optim.SGD([*model.up.parameters(), *model.down.parameters()], lr=1e-6)
+    before = models.state(model)["up.weight"]
+    if evaluated_first:
+        with torch.no_grad():
+            found["evaluated"] = model.eval().mlp(x)
+        model.train()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        y = model.mlp(x)
+        y.square().sum().backward()
+        if step == 0:
+            found |= {"y": y.detach(), **models.gradients(model)}
+        optimizer.step()
+    assert not torch.equal(models.state(model)["up.weight"], before), "it trains"
+    return found | {f"state {key}": value for key, value in models.state(model).items()}
+
+
+def compute_on_four(rank: int) -> dict[str, Any]:
+    return {
+        f"{name} {first}": [train_both(name, parallel, first) for parallel in (False, True)]
+        for name in TWICE
+        for first in (False, True)
+    }
+
+
+on_four = results_fixture("two_dimensions", compute_on_four, 4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", TWICE)
+def test_both_together(name: str, first: bool, on_four: list[dict[str, Any]]) -> None:
+    """Every process sees the same batch, so that the mean over them is what one computes."""
+    for result in on_four:
+        alone, ours = result[f"{name} {first}"]
+        assert ours.keys() == alone.keys()
+        if SCHEMES[name].trains_exactly:
+            assert torch.equal(ours["y"], alone["y"])
+        if SCHEMES[name].serves_exactly and first:
+            assert torch.equal(ours["evaluated"], alone["evaluated"])
+        for key, expected in alone.items():
+            if expected.is_floating_point():
+                near(ours[key], expected, 1e-4 if key.startswith("state") else 1e-5)
+
+
+# --- files of models that are split, and of models that are whole --------------------------------
+
+
+def stored(form: str) -> dict[str, Any]:
+    """Whole files: written by a parallel model and read by one process, and the other way round."""
+    parallel = models.prepared(SCHEMES["static"].config, device=place())
+    if form == "converted":
+        convert_(parallel.eval())
+    empty = models.twin(parallel)
+    with torch.no_grad():
+        for tensor in (*empty.parameters(), *empty.buffers()):
+            tensor.zero_()
+    plan = {
+        "table": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel(),
+        "out": ColwiseParallel(output_layouts=Replicate()),
+    }  # fmt: skip
+    parallelize_module(parallel, mesh(), plan)
+    options = StateDictOptions(full_state_dict=True)
+    state = get_model_state_dict(parallel, options=options)
+    read = models.twin(empty)
+    read.load_state_dict(state)
+    parallelize_module(empty, mesh(), plan)
+    set_model_state_dict(empty, state, options=options)
+    index = models.indices().to(place())
+    file = io.BytesIO()
+    torch.save({name: models.whole(t) for name, t in state.items()}, file)
+    with torch.no_grad():
+        return {
+            "expected": parallel.eval()(index), "y": read.eval()(index),
+            "loaded": empty.eval()(index), "bytes": len(file.getvalue()),
+        }  # fmt: skip
+
+
+def distributed_checkpoint(folder: str) -> dict[str, Tensor]:
+    model = mlp("groups", "converted")
+    empty = models.twin(model)
+    with torch.no_grad():
+        for tensor in empty.buffers():
+            tensor.zero_()
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    parallel = parallelize_module(models.twin(model), mesh(), plan)
+    folders: list[Any] = [folder]
+    dist.broadcast_object_list(folders)
+    dcp.save(parallel.state_dict(), checkpoint_id=folders[0])
+    whole = models.twin(empty)
+    for name in plan:  # split layers have int8, which the others pack
+        setattr(whole, name, getattr(whole, name).as_int8())
+    state = whole.state_dict()
+    dcp.load(state, checkpoint_id=folders[0])
+    empty.load_state_dict(state)
+    index = models.indices().to(place())
+    with torch.no_grad():
+        return {"y": empty(index), "expected": model(index)}
+
+
+TOOLS: dict[str, Callable[[Any], Any]] = {
+    "convert_": convert_,
+    "prepare_": lambda model: prepare_(model, baraquant.W8A8()),
+    "quantize_": lambda model: baraquant.quantize_(model, baraquant.W8A8()),
+    "save": lambda model: baraquant.save(model, "never_written.safetensors"),
+}
+
+
+def refusals() -> dict[str, str]:
+    """What tools say that take whole models only."""
+    messages = {}
+    for form in FORMS:
+        model = mlp("w8a8", form)
+        parallelize_module(model, mesh(), {"up": ColwiseParallel()})
+        for name, tool in TOOLS.items():
+            try:
+                tool(model)
+                messages[f"{form} {name}"] = ""
+            except ValueError as error:
+                messages[f"{form} {name}"] = str(error)
+    return messages
+
+
+def compute_files(rank: int) -> dict[str, Any]:
+    results: dict[str, Any] = {f"stored {form}": stored(form) for form in FORMS}
+    with tempfile.TemporaryDirectory() as folder:
+        results["checkpoint"] = distributed_checkpoint(folder)
+        dist.barrier()
+    results["refusals"] = refusals()
+    return results
+
+
+files = results_fixture("parallel_files", compute_files)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("form", FORMS)
+def test_whole_files(form: str, files: list[dict[str, Any]]) -> None:
+    for result in files:
+        found = result[f"stored {form}"]
+        equal(found, "y")
+        assert torch.equal(found["loaded"], found["expected"])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_distributed_checkpoints(files: list[dict[str, Any]]) -> None:
+    for result in files:
+        equal(result["checkpoint"], "y")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_tools_for_whole_models_refuse_others(files: list[dict[str, Any]]) -> None:
+    messages = files[0]["refusals"]
+    assert len(messages) == 8
+    for name, message in messages.items():
+        assert "up: expected a model before it is split over processes, but got" in message, name
+        assert "gather its state" in message
+    assert not Path("never_written.safetensors").exists()

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 
@@ -19,6 +17,7 @@ from baraquant.parallel import ColwiseParallel, RowwiseParallel
 from baraquant.qat import convert_
 from tests.parallel import models
 from tests.parallel.models import FACTORS, SCHEMES
+from tests.parallel.test_layouts import mesh, place
 from tests.support.ranks import DEVICES, results_of, skip_without_devices, spawn
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -30,12 +29,8 @@ TABLES = {"features": ColwiseParallel, "rows": RowwiseParallel}
 Pair = dict[str, dict[str, Tensor]]  # what one process gives, and what several give
 
 
-def device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"
-
-
 def split(model: nn.Module, **styles: Any) -> Any:
-    return parallelize_module(model, init_device_mesh(device(), (dist.get_world_size(),)), styles)
+    return parallelize_module(model, mesh(), styles)
 
 
 def weights_like(y: Tensor) -> Tensor:
@@ -59,13 +54,13 @@ def input_gradient(model: Any, x: Tensor) -> dict[str, Tensor]:
 def inputs_of(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Plain rows and special ones."""
     plain, special = (models.features(models.SIZE, dtype, special) for special in (False, True))
-    return plain.to(device()), special.to(device())
+    return plain.to(place()), special.to(place())
 
 
 def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
     """Two linear layers, first by outputs and then by inputs, in each phase of their life."""
     x, special = inputs_of(DTYPES[dtype])
-    alone = models.prepared(LINEAR[name].config, DTYPES[dtype], device())
+    alone = models.prepared(LINEAR[name].config, DTYPES[dtype], place())
     found: dict[str, Pair] = {}
 
     def look(phase: str, compute: Callable[[Any], dict[str, Tensor]]) -> None:
@@ -94,8 +89,8 @@ def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
 def table_of(name: str, style: str) -> dict[str, Pair]:
     """An embedding in each phase."""
     results: dict[str, Pair] = {}
-    index = models.indices().to(device())
-    alone = models.prepared(SCHEMES[name].config, device=device())
+    index = models.indices().to(place())
+    alone = models.prepared(SCHEMES[name].config, device=place())
     ours = models.twin(alone)
     kind = TABLES[style](output_layouts=Replicate())
     split(ours, table=kind)
