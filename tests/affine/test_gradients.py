@@ -134,39 +134,6 @@ def test_every_shape_and_granularity(shape: tuple[int, ...], verb: str, device: 
             assert_same_bits(dx, call.expected(grad), f"{granularity}")
 
 
-@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
-@by_save_mask
-@by_dtype
-def test_clipped_elements_give_zero_whatever_the_gradient(
-    dtype: torch.dtype, save_mask: bool | None, verb: str, device: str
-) -> None:
-    """A select and no multiply: inf and NaN in dy vanish where the mask is false, as +0."""
-    x = torch.tensor([1e4, -1e4, torch.inf, -torch.inf, torch.nan, 1.0], device=device, dtype=dtype)
-    x.requires_grad_()
-    compute = cases.compute_dtype(dtype)
-    scale = torch.tensor(2.0, dtype=compute, device=device)
-    options = {"dtype": dtype} if verb == "quantize" else {}
-    op = cases.PER_TENSOR.op(verb)
-    y = op(x, scale, None, -8, 7, save_mask=save_mask, **options)
-    for value in (torch.inf, -torch.inf, torch.nan, -1.0):
-        (dx,) = torch.autograd.grad(y, x, torch.full_like(y, value), retain_graph=True)
-        last = value / 2 if verb == "quantize" else value
-        assert_same_bits(dx, torch.tensor([0.0, 0, 0, 0, 0, last], dtype=dtype))
-
-
-@pytest.mark.parametrize("verb", ("fake_quantize", "quantize"))
-def test_mask_ends_are_inclusive(verb: str, device: str) -> None:
-    """The mask looks at the rounded, unclamped value: 7.4 passes, 7.6 does not."""
-    x = torch.tensor(
-        [7.4, 7.5, 7.6, -8.4, -8.5, -8.6, 7.0, -8.0], device=device, requires_grad=True
-    )
-    scale = torch.ones(1, device=device)
-    options = {"dtype": torch.float32} if verb == "quantize" else {}
-    y = cases.PER_TENSOR.op(verb)(x, scale, None, -8, 7, **options)
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert dx.tolist() == [1, 0, 0, 1, 1, 0, 1, 1]
-
-
 @by_verb
 @by_kind
 @by_save_mask

@@ -9,7 +9,6 @@ from torch import Tensor
 from baraquant import ops
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int8_conv import CONV_CALLS
-from tests.support.family_cases.int8_conv import Case
 from tests.support.family_cases.torch_tools import Tools
 
 
@@ -30,14 +29,3 @@ def test_exported_with_any_number_and_size_of_images() -> None:
     for shape in ((4, 3, 8, 9), (5, 3, 12, 31), (3, 3, 3, 4)):
         q = torch.randint(-128, 128, shape).to(torch.int8)
         assert_same_bits(exported(q), Module()(q))
-
-
-def test_spellings_of_the_numbers() -> None:
-    """Ints, lists and tuples, as a function and as an op."""
-    case = Case(6, 8, 2, stride=(2, 2), padding=(1, 1), dtype=torch.float32)
-    a = case.arguments()
-    wanted = ops.int8_conv(**a)
-    for stride, padding in ((2, 1), ([2, 2], [1, 1]), ((2, 2), (1,)), ([2], (1, 1))):
-        given = a | {"stride": stride, "padding": padding}
-        assert_same_bits(ops.int8_conv(**given), wanted)
-        assert_same_bits(torch.ops.baraquant.int8_conv(**given), wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""static_quantized_linear, and the dtype of quantized_linear: the oracle's bits."""
+"""static_quantized_linear: the oracle's bits, and those of the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.checks.int8_mm import check, moved
+from tests.support.checks.int8_mm import check
 from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     POINT_DTYPES,
@@ -101,22 +101,3 @@ def test_special_values(smooth: bool, dtype: torch.dtype, device: str) -> None:
     if smooth:
         given = arguments((3,), 9, len(special), dtype, smooth=True)
         check("static_quantized_linear", given | {"smooth_scale": special}, device)
-
-
-@by_dtype
-@pytest.mark.parametrize("to", cases.FLOAT_DTYPES, ids=cases.name_of)
-def test_another_dtype_of_the_output(to: torch.dtype, dtype: torch.dtype, device: str) -> None:
-    """None is the input's; all that are computed with in the same type are taken."""
-    static = arguments((9,), 17, 40, dtype, bias=False)
-    dynamic = {k: static[k] for k in ("input", "weight", "weight_scale")}
-    calls = (("static_quantized_linear", static), ("quantized_linear", dynamic))
-    for name, given in calls:
-        if cases.compute_dtype(to) != cases.compute_dtype(dtype):
-            with pytest.raises(TypeError, match=rf"{name}: expected dtype to be .* got {to}"):
-                getattr(ops, name)(**moved(given, device), dtype=to)
-            continue
-        check(name, given | {"dtype": to}, device)
-        got = check(name, given | {"dtype": None}, device)
-        assert got.dtype == dtype
-        bias = torch.randn(17, generator=cases.generator(3), dtype=torch.float64).to(to)
-        check(name, given | {"dtype": to, "bias": bias}, device)

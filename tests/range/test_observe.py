@@ -135,31 +135,6 @@ def test_batches_that_are_skipped_are_counted_once(
     assert buffers.skipped == skipped == 9
 
 
-def test_the_counter_is_left_alone_where_nothing_is_observed(device: str) -> None:
-    """By an observer that is switched off, an empty batch, and a call that does not name it."""
-    x = torch.tensor([1.0, math.nan], device=device)
-    for dims in (0, 1):
-        buffers, off, on = Buffers(None, torch.float32, device), flag(0, device), flag(1, device)
-        buffers.skipped = buffers.skipped.reshape((1,) * dims)
-        buffers.step(x, (off, on), True)
-        buffers.step(x[:0], (on, on), True)
-        torch.ops.baraquant.observe_min_max_(x, buffers.low, buffers.high)
-        assert buffers.skipped.shape == (1,) * dims and buffers.skipped == 0
-        buffers.step(x, (on, off), True)
-        assert buffers.skipped == 1
-
-
-def test_what_a_skipped_batch_gives(device: str) -> None:
-    """It is rounded by the scale that stays: before any finite batch the given one."""
-    buffers, on = Buffers(None, torch.float32, device), flag(1, device)
-    bad = torch.tensor([0.6, math.nan, math.inf, -math.inf], device=device)
-    assert_same_bits(buffers.step(bad, (on, on), True), torch.tensor([0.5, math.nan, 1, -2.75]))
-    assert buffers.scale == 0.25 and buffers.point == 3
-    buffers.step(torch.tensor([3.5], device=device), (on, on), True)
-    assert_same_bits(buffers.step(bad, (on, on), True), torch.tensor([0.5, math.nan, 3.5, -4]))
-    assert buffers.scale == 0.5 and buffers.point == 0
-
-
 def test_zeros_of_both_signs(device: str) -> None:
     """-0 lies below +0 in the data; of equal values the running one is kept."""
     for values in itertools.permutations((0.0, -0.0, 0.0, -0.0), 4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""observe_fake_quantize in autograd: what it saves, repeats, in-place state, flags, empty input."""
+"""observe_fake_quantize in autograd: what it saves, repeats, in-place state, flags."""
 
 from __future__ import annotations
 
@@ -117,28 +117,6 @@ def test_double_backward(flags: tuple[int, int], symmetric: bool, device: str) -
     for got, incoming in ((dx, dy), (again, ddx)):
         right = rule.fake_quantize_backward(incoming) if flags[1] else incoming.detach()
         assert_same_bits(got, right)
-
-
-@by_flags
-@by_axis
-def test_empty_input_changes_nothing(axis: int | None, flags: tuple[int, int], device: str) -> None:
-    """Whether something was seen before or not."""
-    on = tuple(flag(f, device) for f in flags)
-    for seen in (False, True):
-        buffers = Buffers(axis, torch.float32, device)
-        if seen:
-            buffers.step(normal(0).to(device), (flag(1, device),) * 2, False)
-        before = [t.clone() for t in buffers.all]
-        for c in (None, 0.5):
-            x = torch.empty(0, SHAPE[1], 3, device=device, requires_grad=True)
-            y = buffers.step(x, on, True, averaging_constant=c)
-            assert y.shape == x.shape and y.requires_grad
-            y.sum().backward()
-            assert x.grad.shape == x.shape
-            args = x, buffers.low, buffers.high, axis, c
-            torch.ops.baraquant.observe_min_max_(*args)
-        for now, then in zip(buffers.all, before, strict=True):
-            assert_same_bits(now, then)
 
 
 def test_no_channels(device: str) -> None:

@@ -8,9 +8,7 @@ import re
 import pytest
 import torch
 
-from baraquant import ops
-from tests.support.bad_arguments.weight_only import BAD, OPS, PAIRS, K, N, Op
-from tests.support.cases import INT64_MAX
+from tests.support.bad_arguments.weight_only import BAD, OPS, PAIRS, Op
 from tests.support.family_cases.wrong_calls import RandomCalls, WrongCalls
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
@@ -33,18 +31,6 @@ def test_recorded_calls_say_the_same(op: Op, device: str) -> None:
             recorded = arguments | {leaf: right[leaf].requires_grad_()}
             with pytest.raises(bad.error, match=f"^{re.escape(message)}$"):
                 op(recorded)
-
-
-def test_a_group_may_be_larger_than_a_row(any_device: str) -> None:
-    right = Op().arguments(any_device)
-    one = torch.ones(N, 1, device=any_device)
-    given = {"weight_scale": one, "weight_zero_point": None}
-    for size in (K, K + 1, 2**31, 2**40, INT64_MAX):
-        y = ops.weight_only_linear(**right | given | {"group_size": size})
-        assert y.shape == (6, N)
-        if any_device != "meta":
-            plain = {"weight_scale": one.flatten(), "group_size": None}
-            assert torch.equal(y, ops.weight_only_linear(**right | given | plain))
 
 
 @by_op
