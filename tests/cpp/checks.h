@@ -7,7 +7,6 @@
 #include <cstring>
 #include <type_traits>
 
-#include "machine/cpu_isa.h"
 #include "machine/float_types.h"
 
 namespace checks {
@@ -44,18 +43,6 @@ bool same(T a, T b) {
   using C = baraquant::ComputeType<T>;
   const C x = baraquant::to_compute<C>(a), y = baraquant::to_compute<C>(b);
   return std::memcmp(&a, &b, sizeof(T)) == 0 || (x != x && y != y);
-}
-
-// Calls `check` for each instruction set of this machine.
-template <typename Check>
-void for_each_isa(const Check& check) {
-  for (const baraquant::CpuIsa isa : baraquant::kCpuIsas) {
-    if (supports(isa)) {
-      check(isa);
-    } else {
-      std::printf("not run, since this machine has none: %s\n", cpu_isa_name(isa));
-    }
-  }
 }
 
 // What main returns.

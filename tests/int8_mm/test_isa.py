@@ -33,7 +33,7 @@ Results = Iterator[tuple[object, Tensor]]
 def int8_mm_results() -> Results:
     """Every option, size, extreme value and special value that the other tests know."""
     options = int8_cases.RANDOM_CASES[::2] + int8_cases.edge_cases()[::3]
-    for case in options:
+    for case in options + int8_cases.one_by_one():
         yield case, call(case.op, case.arguments())
     for a in VALUES:
         for w in VALUES:

@@ -32,7 +32,7 @@ def test_random_cases(part: int, device: str) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_edges_of_every_size(part: int, device: str) -> None:
-    for case in int8_cases.edge_cases()[part::4]:
+    for case in (int8_cases.edge_cases() + int8_cases.one_by_one())[part::4]:
         check_case(case, device)
 
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What quantizers and layers refuse: a case for each rule, its text, and the class that says it."""
+"""What quantizers and layers refuse: a case for each rule, its text, and the class that says it.
+
+But for what C++ refuses by the same text: `tests/cpp_api/modules.cpp` has those calls.
+"""
 
 from __future__ import annotations
 
@@ -73,11 +76,7 @@ VALID: dict[str, dict[str, Any]] = {
 DYNAMIC, OBSERVED = ({"scale": None, "mode": mode} for mode in ("dynamic", "observed"))
 
 QUANTIZERS: list[Case] = [
-    ("FakeQuantize", V, "mode to be one of fixed, dynamic, observed, but got", {"mode": "static"}),
-    ("FakeQuantize", V, "a scale for mode 'fixed', but got None", {"scale": None}),
     ("FakeQuantize", V, "symmetric=False with mode", {"symmetric": False}),
-    ("FakeQuantize", V, "granularity to be one of per_tensor, .*row'", {"granularity": "per_row"}),
-    ("FakeQuantize", V, "an axis for per_channel", {"granularity": "per_channel"}),
     ("FakeQuantize", V, "no axis for per_tensor", {"axis": 0}),
     ("FakeQuantize", V, "no axis for per_token", {"granularity": "per_token", "axis": 0}),
     ("FakeQuantize", V, "group_size > 0 for per_group, but got None", {"granularity": "per_group"}),
@@ -97,19 +96,13 @@ QUANTIZERS: list[Case] = [
     ("FakeQuantize", V, r"lie in \[-128, 127\], but got 128", {"zero_point": 128}),
     ("FakeQuantize", V, r"shape of scale \(\[4\]\), but got \[3\]",
      {**CHANNEL, "scale": ones(4), "zero_point": int8(3)}),
-    ("FakeQuantize", T, "float32 or float64, but got torch.float16", {"scale": ones(1).half()}),
     ("FakeQuantize", T, "integer, but got torch.float32", {"zero_point": ones(1)}),
     ("FakeQuantize", T, "integer, but got torch.bool", {"zero_point": ones(1).bool()}),
-    ("FakeQuantize", V, "granularity .* for mode 'observed', but got 'per_token'",
-     {**OBSERVED, "granularity": "per_token"}),
     ("FakeQuantize", V, "channels > 0 .* but got None", {**OBSERVED, **CHANNEL}),
     ("FakeQuantize", V, "channels > 0 .* but got 0", {**OBSERVED, **CHANNEL, "channels": 0}),
     ("FakeQuantize", V, "no channels for per_tensor, but got 4", {**OBSERVED, "channels": 4}),
     ("FakeQuantize", V, r"to lie in \(0, 1\], but got 0", {**OBSERVED, "averaging_constant": 0}),
-    ("FakeQuantize", V, "averaging.* but got 1.5", {**OBSERVED, "averaging_constant": 1.5}),
     ("FakeQuantize", V, "averaging.* but got nan", {**OBSERVED, "averaging_constant": NAN}),
-    ("FakeQuantize", V, "scale_dtype .*'float64'", {"scale_dtype": "float64"}),
-    ("LearnedFakeQuantize", V, "scale_dtype .*'float64'", {"scale_dtype": "float64"}),
     ("LearnedFakeQuantize", V, "granularity to be per_tensor, .* or per_group",
      {"granularity": "per_token"}),
     ("LearnedFakeQuantize", V, "granularity to be one of", {"granularity": "per_row"}),
@@ -117,7 +110,6 @@ QUANTIZERS: list[Case] = [
     ("LearnedFakeQuantize", V, "shape to have one dimension", {**CHANNEL, "shape": (2, 2)}),
     ("LearnedFakeQuantize", V, r"shape to have \[1\] .*, but got \[3\]", {"shape": (3,)}),
     ("LearnedFakeQuantize", V, "quant_min < quant_max", {"quant_min": 7, "quant_max": -8}),
-    ("LearnedFakeQuantize", V, "quant_max > 0", {"quant_min": -8, "quant_max": 0}),
     ("FakeQuantizeInt4", V, "an even group_size > 0, but got 3", {"group_size": 3}),
     ("FakeQuantizeInt4", V, "scale, group_factor and group_zero_point together", {"scale": None}),
     ("FakeQuantizeInt4", T, "scale to be float32 or float64", {"scale": ones(4).half()}),
@@ -126,26 +118,18 @@ QUANTIZERS: list[Case] = [
     ("FakeQuantizeInt4", V, "the shape .rows, groups. and scale .rows.", {"scale": ones(3)}),
     ("LearnedFakeQuantizeInt4", V, "an even group_size > 0, but got 0", {"group_size": 0}),
     ("LearnedFakeQuantizeInt4", V, "an even group_size > 0, but got 2.0", {"group_size": 2.0}),
-    ("LearnedFakeQuantizeInt4", V, r"\[rows, groups\], but got \[4\]", {"shape": (4,)}),
     ("LearnedFakeQuantizeInt4", V, r"\[rows, groups\], but got \[4, -1\]", {"shape": (4, -1)}),
     ("LearnedFakeQuantizeInt4", V, r"\[rows, groups\], but got \[4, 2.0\]", {"shape": (4, 2.0)}),
-    ("LearnedFakeQuantizeInt4", V, "scale_rule to be one of search, max", {"scale_rule": "mean"}),
-    ("LearnedFakeQuantizeInt4", T, "dtype to be float32 or float64", {"dtype": torch.float16}),
 ]  # fmt: skip
 
 LAYERS: list[Case] = [
-    ("QuantizedLinear", T, "weight to be int8, .*float32", {"qweight": ones(5, 12)}),
     ("QuantizedLinear", V, "weight to have 2 dimensions", {"qweight": int8(5)}),
-    ("QuantizedLinear", V, "weight_scale to have 5 elements", {"weight_scale": ones(4)}),
     ("QuantizedLinear", T, "weight_scale .*float16", {"weight_scale": ones(5).half()}),
     ("QuantizedLinear", V, "bias to have 5", {"bias": ones(4)}),
     ("QuantizedLinear", T, "bias to be floating", {"bias": int8(5)}),
-    ("QuantizedLinear", V, r"bits to be an int in \[2, 8\], but got 9", {"bits": 9}),
     ("QuantizedLinear", V, "weight_bits to be an int", {"weight_bits": 1}),
     ("QuantizedLinear", V, "per_token or per_tensor", {"granularity": "per_group"}),
     ("QuantizedLinear", V, r"smooth to have 12 elements .* \[5\]", {"smooth": ones(5)}),
-    ("QuantizedLinear", V, "rotate or smooth, but got", {"smooth": ones(12), "rotate": 4}),
-    ("StaticQuantizedLinear", V, "act_scale to have one element", {"act_scale": ones(2)}),
     ("StaticQuantizedLinear", T, "act_zero_point to be integer", {"act_zero_point": ones(1)}),
     ("StaticQuantizedLinear", V, "smooth_scale to have 12 elements", {"smooth_scale": ones(3)}),
     ("StaticQuantizedLinear", V, "rotate or smooth_scale, but got",
@@ -169,18 +153,11 @@ LAYERS: list[Case] = [
     ("StaticQuantizedInt4Linear", V, "an even group_size > 0, but got 31", {"group_size": 31}),
     ("StaticQuantizedInt4Linear", V, r"bits to be an int in \[2, 8\]", {"bits": 9}),
     ("StaticQuantizedInt4Linear", V, "bias to have 24 elements", {"bias": ones(3)}),
-    ("WeightOnlyInt4Linear", V, "in_features to be an int >= 0, but got -1", {"in_features": -1}),
     ("WeightOnlyInt4Linear", V, "in_features to be an int", {"in_features": True}),
-    ("WeightOnlyInt4Linear", V, r"shape \[out_features, 23\]", {"in_features": 46}),
-    ("WeightOnlyInt4Linear", T, "packed to be uint8", {"packed": int8(12, 24)}),
-    ("WeightOnlyInt4Linear", V, r"the shape \[12, 3\]", {"weight_scale": ones(12, 2)}),
     ("WeightOnlyInt4Linear", V, "weight_scale to have 12 elements", {"group_size": None}),
     ("WeightOnlyInt4Linear", V, "group_size > 0", {"group_size": 0}),
     ("WeightOnlyInt4Linear", T, "weight_zero_point to be integer",
      {"weight_zero_point": ones(12, 3)}),
-    ("WeightOnlyInt4Linear", V, "the shape of weight_scale", {"weight_zero_point": int8(12)}),
-    ("WeightOnlyInt4Linear", V, r"bias to have 12 elements \(packed.size", {"bias": ones(3)}),
-    ("WeightOnlyInt4Linear", V, r"in \[2, 4\], but got 5", {"weight_bits": 5}),
     ("WeightOnlyInt4Linear", V, r"in \[2, 4\], but got 4.0", {"weight_bits": 4.0}),
     ("WeightOnlyInt4Linear", T, "dtype to be floating", {"dtype": torch.int8}),
     ("QuantizedEmbedding", T, "dtype to be floating", {"dtype": torch.int8}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -124,34 +123,6 @@ def test_one_product_in_all_three(
     assert served.weight.shape == (N, K) and served.weight.dtype == dtype
 
 
-@pytest.mark.parametrize("backward", ("float", "int8_input", "int8"))
-def test_gradients(backward: str, device: str) -> None:
-    """Those of qat_linear with the same integers."""
-    layer = layer_of(scheme(backward=backward), device=device)
-    x = inputs(torch.float32, device).requires_grad_()
-    y = layer(x)
-    dy = torch.randn_like(y)
-    found = torch.autograd.grad(y, (x, layer.weight, layer.bias), dy)
-    w8, scale, _ = layer.quantized_weight()
-    again = ops.qat_linear(
-        x, layer.weight, layer.bias, backward=backward, qweight=w8, weight_scale=scale
-    )
-    for got, right in zip(
-        found, torch.autograd.grad(again, (x, layer.weight, layer.bias), dy), strict=True
-    ):
-        assert torch.equal(got, right) and got.any()
-
-
-def test_a_served_layer_passes_the_gradient_on(device: str) -> None:
-    layer = layer_of(scheme(), device=device).eval()
-    served, found = converted(layer), []
-    for one in (layer, served):
-        x = inputs(torch.float32, device).requires_grad_()
-        one(x).square().sum().backward()
-        found.append(x.grad)
-    assert torch.equal(*found)
-
-
 @pytest.mark.parametrize("rotate", (None, 32))
 def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.manual_seed(1)
@@ -165,70 +136,20 @@ def test_conv1d_and_rotations(rotate: int | None) -> None:
 # --- models --------------------------------------------------------------------------------------
 
 
-class Mixed(nn.Module):
-    """Layers of several kinds, one weight twice, and sizes that no group divides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, K)
-        self.first = nn.Linear(K, K)
-        self.second = nn.Linear(K, K, bias=False)
-        self.second.weight = self.first.weight
-        self.odd = nn.Linear(K, 33)
-        self.last = nn.Linear(33, 4)
-        self.conv = nn.Conv1d(K, 32, 3, padding=1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        x = self.second(self.first(x).relu())
-        return self.last(self.odd(x).relu()).sum(1) + self.conv(x.mT).sum((1, 2))[:, None]
-
-
-def models() -> Iterator[tuple[str, nn.Module]]:
-    torch.manual_seed(5)
-    made = Mixed().eval()
-    x = torch.randint(0, 50, (2, 7), generator=cases.generator(1))
-    for name, config in (("factors", scheme()), ("asymmetric", scheme(symmetric=False))):
-        model = copy.deepcopy(made)
-        report = baraquant.quantize_(model, config, progress=False)
-        assert report.changed["first"] == report.changed["second"] == "QuantizedInt4Linear"
-        assert report.changed["embedding"] == "QuantizedEmbedding"
-        assert "group_size to divide in_features (33)" in report.left_out["last"]
-        assert model.first.packed is model.second.packed
-        error = (model(x) - made(x)).norm() / made(x).norm()
-        assert error < 0.3
-        yield name, model
-
-
-def test_models_are_saved_in_half_a_byte_for_a_weight(tmp_path: Any) -> None:
-    x = torch.randint(0, 50, (2, 7), generator=cases.generator(1))
-    for name, model in models():
-        baraquant.save(model, tmp_path / name)
-        loaded = baraquant.load_(Mixed, tmp_path / name)
-        assert torch.equal(loaded(x), model(x))
-        assert loaded.first.packed is loaded.second.packed
-        state = model.state_dict()
-        assert state["first.packed"].nbytes == K * K // 2
-        assert state["first.group_factor"].nbytes == K * K // 32
-        again = copy.deepcopy(loaded)
-        again.load_state_dict(state)
-        assert torch.equal(again(x), model(x))
-
-
-def test_damaged_files_are_refused(tmp_path: Any) -> None:
-    _, model = next(models())
-    cases_ = {
+def test_damaged_numbers_are_not_saved(tmp_path: Any) -> None:
+    bytes_ = {
         "group_factor": (torch.tensor(17, dtype=torch.uint8), r"integers in \[1, 16\]"),
         "packed": (torch.tensor(255, dtype=torch.uint8), "reaches .* 240"),
     }
-    for name, (value, words) in cases_.items():
-        damaged = copy.deepcopy(model)
+    for name, (value, words) in bytes_.items():
+        model = nn.Sequential(converted(layer_of(scheme())))
+        assert model[0].packed.nbytes == N * K // 2 and model[0].group_factor.nbytes == N * K // 32
         if name == "packed":
-            damaged.first.group_zero_point = torch.zeros_like(damaged.first.group_factor)
-            damaged.first.group_factor.fill_(16)
-        getattr(damaged.first, name).fill_(value)
-        with pytest.raises(ValueError, match=f"first: .*{name}.*{words}"):
-            baraquant.save(damaged, tmp_path / "bad")
+            model[0].group_zero_point = torch.zeros_like(model[0].group_factor)
+            model[0].group_factor.fill_(16)
+        getattr(model[0], name).fill_(value)
+        with pytest.raises(ValueError, match=f"0: .*{name}.*{words}"):
+            baraquant.save(model, tmp_path / "bad")
 
 
 def test_the_search_is_the_best_of_all_factors() -> None:

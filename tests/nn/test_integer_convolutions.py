@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 import baraquant.nn as bnn
 from baraquant import QuantConfig, TensorConfig, W8A8Static, ops
 from baraquant.nn import FakeQuantize
-from baraquant.qat import convert_, prepare_
+from baraquant.qat import prepare_
 from tests.support import cases
+from tests.support.models.one_layer import converted
 
 DTYPES = {d: cases.name_of(d) for d in cases.FLOAT_DTYPES}
 INPUTS = {
@@ -53,12 +53,6 @@ def floating(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def example(name: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
     return torch.randn(LAYERS[name][2], generator=cases.generator(seed)).to(dtype)
-
-
-def converted(model: nn.Module) -> Any:
-    model = copy.deepcopy(model)
-    convert_(model)
-    return model
 
 
 def pair(name: str, mode: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:

@@ -187,3 +187,17 @@ def test_a_static_input_has_no_scalar_parameter() -> None:
     calibration = [torch.randn(3, 16, generator=cases.generator(0))]
     baraquant.quantize_(model, both(baraquant.TensorConfig(8), OF_INPUT), calibration=calibration)
     assert all(parameter.dim() > 0 for parameter in model.parameters())
+
+
+REPRS = {
+    "smoothed": "QuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
+    "channel, input=int8 per_token asymmetric dynamic, smooth)",
+    "static": "StaticQuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
+    "channel, input=int8 per_tensor asymmetric static)",
+    "weight_only": "weight=int8 per_group(4) asymmetric",
+}
+
+
+@pytest.mark.parametrize("kind", REPRS)
+def test_repr(kind: str) -> None:
+    assert REPRS[kind] in repr(made(kind, 1))

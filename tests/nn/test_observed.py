@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import math
 from typing import Any
@@ -18,6 +17,7 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 import baraquant
 from baraquant import ops
 from baraquant.nn import FakeQuantize
+from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 
@@ -118,23 +118,6 @@ def test_it_follows_the_range(
         ):
             assert torch.equal(got, from_ends) and torch.equal(got, from_module)
         assert torch.equal(y, rounded(module, x)) and y.dtype == dtype
-
-
-@by_symmetry
-@by_granularity
-def test_gradient(granularity: str, symmetric: bool, device: str) -> None:
-    """That of a given scale: 0 where a held range clips."""
-    module = module_for(granularity, symmetric).to(device)
-    module(example(1, device=device))
-    module.disable_observer()
-    x = example(3, device=device).requires_grad_()
-    dy = example(2, device=device)
-    (got,) = torch.autograd.grad(module(x), x, dy)
-    (wanted,) = torch.autograd.grad(rounded(module, x), x, dy)
-    assert torch.equal(got, wanted)
-    assert (got == 0).any() and (got == dy).any()
-    module.disable_fake_quant()
-    assert torch.equal(torch.autograd.grad(module(x), x, dy)[0], dy)
 
 
 @by_granularity
@@ -273,9 +256,7 @@ def test_the_range_is_that_of_pytorch() -> None:
 @by_granularity
 def test_script(granularity: str, averaging: float | None) -> None:
     module = module_for(granularity, False, averaging)
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(copy.deepcopy(module)), file)
-    file.seek(0)
+    file = saved(torch.jit.save, torch.jit.script(copy.deepcopy(module)))
     for other in (torch.jit.script(copy.deepcopy(module)), torch.jit.load(file)):
         eager = copy.deepcopy(module)
         for call in ("", "disable_observer", "disable_fake_quant", "enable_observer", ""):

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""`layer.weight` of a served layer: the numbers that it computes with, for whoever reads them."""
+"""`layer.weight` of a served layer, and of a prepared one: the numbers that it computes with."""
 
 from __future__ import annotations
 
 import copy
-import io
 import operator
 import pickle
 from collections.abc import Callable
@@ -14,14 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 
 import baraquant
 from baraquant import W8A8
-from baraquant.qat import convert_
+from baraquant.qat import prepare_
+from tests.nn.test_quantizer_modules import saved
 from tests.support.models.one_layer import (
     AFTERWARDS,
     LAYERS,
     PAIRS,
+    converted,
     holder,
     inputs,
     quantized,
@@ -29,8 +31,6 @@ from tests.support.models.one_layer import (
     trained,
 )
 
-BITS = {"w4_channel": 4, "w4a8": 4, "w4_group": 4, "w3_group_asymmetric": 3, "learned": 4}
-BITS |= {"learned_asymmetric": 4}
 SHAPES = {
     "linear": (8, 16), "linear_no_bias": (8, 16), "conv1d": (8, 4, 3), "conv2d": (8, 2, 1, 3),
     "embedding": (12, 16),
@@ -39,20 +39,6 @@ SHAPES = {
 
 def weight_of(layer: str, scheme: str, **more) -> Tensor:
     return served(layer, scheme, **more).child.weight
-
-
-@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
-def test_it_is_the_weight_that_was_evaluated(layer: str, scheme: str) -> None:
-    """The same bits before and after `convert_`, and near the float weight."""
-    model = trained(layer, scheme)
-    rounded = model.child.weight.detach().clone()
-    wanted = dict(model.named_parameters())["child.weight"].detach().clone()
-    convert_(model)
-    weight = model.child.weight
-    assert torch.equal(weight, rounded)
-    limit = wanted.abs().amax() / (2 ** (BITS.get(scheme, 8) - 1) - 1)
-    assert (weight - wanted).abs().amax() <= 1.01 * limit
-    assert not torch.equal(weight, wanted)
 
 
 @pytest.mark.parametrize(("layer", "scheme"), PAIRS)
@@ -92,15 +78,6 @@ def test_weight_only_layers_compute_with_it(layer: str, scheme: str) -> None:
             wanted = F.linear(x, child.weight, child.bias)
         same = torch.allclose if "linear" in layer else torch.equal  # sums in another order
         assert same(child(x), wanted)
-
-
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "w4a8", "w8_tensor", "observed"])
-def test_integer_layers_are_near_it(scheme: str) -> None:
-    """The integer product differs from the floating one by the rounding of the input alone."""
-    child, x = served("linear", scheme).child, inputs("linear")
-    wanted = F.linear(x, child.weight, child.bias)
-    with torch.no_grad():
-        assert (child(x) - wanted).norm() < 0.01 * wanted.norm()
 
 
 @pytest.mark.parametrize("scheme", AFTERWARDS)
@@ -254,9 +231,7 @@ def test_assigning_another_weight_is_refused(layer: str) -> None:
 def test_copies_of_the_view_are_plain_numbers(layer: str, scheme: str) -> None:
     weight = weight_of(layer, scheme)
     numbers = torch.tensor(weight.tolist())
-    file = io.BytesIO()
-    torch.save(weight, file)
-    file.seek(0)
+    file = saved(torch.save, weight)
     for copied in (
         copy.deepcopy(weight),
         copy.copy(weight),
@@ -294,3 +269,136 @@ def test_a_file_keeps_the_floating_dtype(tmp_path) -> None:
         baraquant.load_(fresh, tmp_path / "model.safetensors")
         for got, wanted in zip(fresh, model, strict=True):
             assert got.weight.dtype == dtype and torch.equal(got.weight, wanted.weight)
+
+
+# --- of a prepared layer: the parameter in training, what is served in evaluation ---------------
+
+LEARNED = ("learned", "learned_asymmetric")
+
+
+def parameter_of(model: nn.Module) -> nn.Parameter:
+    return dict(model.named_parameters())["child.weight"]
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_in_training_it_is_the_parameter(layer: str, scheme: str) -> None:
+    model = trained(layer, scheme).train()
+    assert model.child.weight is parameter_of(model)
+    assert isinstance(model.child.weight, nn.Parameter)
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_in_evaluation_it_is_what_is_served(layer: str, scheme: str) -> None:
+    model = trained(layer, scheme)
+    parameter, weight = parameter_of(model), model.child.weight
+    assert isinstance(weight, Tensor) and torch.equal(
+        weight.detach(), converted(model).child.weight
+    )
+    assert not torch.equal(weight.detach(), parameter.detach())
+    assert weight.shape == parameter.shape and weight.dtype == parameter.dtype
+    assert weight.device == parameter.device and weight.requires_grad == parameter.requires_grad
+    assert weight.is_leaf == parameter.is_leaf and weight.grad is parameter.grad
+    # Training goes on: the numbers follow the parameter.
+    with torch.no_grad():
+        parameter.mul_(2)
+    if scheme not in (*LEARNED, "observed"):
+        assert torch.equal(model.child.weight.detach(), 2 * weight.detach().clone()) or torch.equal(
+            model.child.weight.detach(), converted(model).child.weight
+        )
+    assert torch.equal(model.child.weight.detach(), converted(model).child.weight)
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_names_are_those_of_the_float_model(layer: str, scheme: str) -> None:
+    plain, model = holder(layer), trained(layer, scheme)
+    names = [n for n, _ in plain.named_parameters()]
+    for mode in (True, False):
+        model.train(mode)
+        got = dict(model.named_parameters())
+        assert [n for n in got if "quant" not in n] == names
+        assert all(type(p) is nn.Parameter for p in got.values())
+        state = model.state_dict()
+        assert set(plain.state_dict()) <= set(state) and "child.qweight" not in state
+        assert torch.equal(state["child.weight"], parameter_of(model))
+
+
+@pytest.mark.parametrize(("layer", "scheme"), PAIRS)
+def test_gradients_go_straight_through(layer: str, scheme: str) -> None:
+    """What is read in evaluation passes its gradient to the parameter, where nothing clipped."""
+    model = trained(layer, scheme)
+    parameter = parameter_of(model)
+    parameter.grad = None
+    c = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+    (model.child.weight * c).sum().backward()
+    assert parameter.grad is not None
+    assert model.child.weight.grad is parameter.grad
+    if scheme in LEARNED:
+        clipped = (parameter.grad != c) & (parameter.grad == 0)
+        assert ((parameter.grad == c) | clipped).all() and clipped.float().mean() < 0.5
+    else:
+        assert torch.equal(parameter.grad, c)
+    (grad,) = torch.autograd.grad((2 * model.child.weight).sum(), parameter)
+    assert set(grad.unique().tolist()) <= {0.0, 2.0}
+
+
+@pytest.mark.parametrize("layer", ["linear", "embedding", "conv1d"])
+def test_a_weight_is_frozen_and_thawed(layer: str) -> None:
+    """Before it is prepared and after, through the weight itself as users do it."""
+    model = holder(layer)
+    model.child.weight.requires_grad_(False)
+    prepare_(model, W8A8())
+    for mode in (True, False):
+        model.train(mode)
+        assert not (model.child.weight * 2).requires_grad
+        for frees in (True, False):
+            model.child.weight.requires_grad_(frees)
+            assert parameter_of(model).requires_grad == model.child.weight.requires_grad == frees
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_assigning_a_parameter_ties_it(mode: bool) -> None:
+    """In training and in evaluation it becomes the parameter."""
+    model, other = trained("linear", "w8a8").train(mode), trained("linear_no_bias", "w8a8")
+    new = nn.Parameter(torch.randn(8, 16))
+    model.child.weight = new
+    other.train(mode).child.weight = new
+    assert parameter_of(model) is parameter_of(other) is new
+    assert torch.equal(model.eval().child.weight.detach(), converted(model).child.weight)
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_tying_to_a_weight_that_is_read(mode: bool) -> None:
+    """`head.weight = embedding.weight` ties the parameters, whatever the weight reads as."""
+    model = nn.ModuleDict({"e": nn.Embedding(8, 16), "h": nn.Linear(16, 8, bias=False)})
+    prepare_(model, W8A8())
+    model.train(mode)["h"].weight = model["e"].weight
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    assert parameters["e.weight"] is parameters["h.weight"]
+
+
+@pytest.mark.parametrize(("layer", "scheme"), [(a, b) for a, b in PAIRS if a != "linear_no_bias"])
+def test_copies_of_a_prepared_model(layer: str, scheme: str) -> None:
+    model, x = trained(layer, scheme), inputs(layer)
+    wanted, weight = model(x).detach(), model.child.weight.detach().clone()
+    file = saved(torch.save, model)
+    for copied in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+        AveragedModel(model).module,
+    ):
+        assert torch.equal(copied(x), wanted) and torch.equal(copied.child.weight, weight)
+        assert parameter_of(copied) is not parameter_of(model)
+        with torch.no_grad():
+            parameter_of(copied).mul_(3)
+        assert torch.equal(model(x), wanted)
+        assert not torch.equal(copied.child.weight, weight)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_resuming_a_checkpoint_in_evaluation(assign: bool) -> None:
+    model, other = trained("linear", "w8a8"), trained("linear", "w8a8", seed=1)
+    assert not torch.equal(model.child.weight, other.child.weight)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    other.load_state_dict(state, assign=assign)
+    assert torch.equal(model.child.weight, other.child.weight)

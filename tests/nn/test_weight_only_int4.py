@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A16, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant import W4A16, ops
 from baraquant.nn import (
     FakeQuantize,
-    FakeQuantizedLinear,
     QuantizedEmbedding,
     WeightOnlyInt4Linear,
     WeightOnlyLinear,
 )
 from baraquant.workflow.serialization.tensor_file import read_header
+from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 
 N, K = 12, 48
@@ -113,27 +112,6 @@ def test_reading_the_weight_takes_no_memory() -> None:
         one.qweight = one.qweight
 
 
-@pytest.mark.parametrize("bits", (2, 3, 4))
-@pytest.mark.parametrize("size", (None, 16))
-@pytest.mark.parametrize("symmetric", (True, False))
-@by_dtype
-def test_a_prepared_layer_becomes_it(
-    bits: int, size: int | None, symmetric: bool, dtype: torch.dtype, device: str
-) -> None:
-    grain: Any = "per_channel" if size is None else PerGroup(size)
-    x = torch.randn(5, K, generator=cases.generator(3)).to(device, dtype)
-    for activation in (None, TensorConfig(8, "per_token") if size else None):
-        config = QuantConfig(TensorConfig(bits, grain, symmetric), activation)
-        torch.manual_seed(0)
-        prepared = FakeQuantizedLinear(K, N, config=config).to(device, dtype).eval()
-        wanted = prepared(x)
-        model = nn.Sequential(prepared)
-        assert baraquant.qat.convert_(model).changed == {"0": "WeightOnlyInt4Linear"}
-        assert model[0].weight_bits == bits
-        assert torch.equal(model(x), wanted) and torch.equal(model[0].as_int8()(x), wanted)
-        assert torch.equal(model[0].weight + 0, prepared.weight + 0)
-
-
 # --- state dicts and copies ----------------------------------------------------------------------
 
 
@@ -177,10 +155,8 @@ def test_state_dicts_that_are_refused(value: Any, words: str) -> None:
 def test_scripted(case: dict[str, Any], rounds: str) -> None:
     one = layer(**case, input_fake_quant=ROUNDERS[rounds](0.05)).eval()
     x = torch.randn(3, one.in_features)
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.script(one), file)
-    file.seek(0)
-    assert torch.equal(torch.jit.load(file)(x), one(x))
+    loaded = torch.jit.load(saved(torch.jit.save, torch.jit.script(one)))
+    assert torch.equal(loaded(x), one(x))
 
 
 class Reads(nn.Module):

@@ -171,5 +171,5 @@ def test_every_folder_has_tests_that_make_quick_finds() -> None:
         assert found and all((toolchain.ROOT / test).is_dir() for test in found), name
     assert quick.tests_of("csrc/int8_mm/cpu/tile.h") == ["tests/int8_mm"]
     assert quick.tests_of("baraquant/workflow/serialization/save.py") == ["tests/serialization"]
-    assert quick.tests_of("tests/nn/test_linear.py") == ["tests/nn/test_linear.py"]
+    assert quick.tests_of("tests/nn/test_int4.py") == ["tests/nn/test_int4.py"]
     assert quick.tests_of("README.md") == []

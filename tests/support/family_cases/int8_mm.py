@@ -216,6 +216,17 @@ def edge_cases() -> list[Case]:
     return found
 
 
+def one_by_one() -> list[Case]:
+    """Every height, width and depth of a few tiles, for few rows of the input and for many."""
+    sizes = [(rows, 37, 67) for rows in range(1, 61)]
+    sizes += [(rows, n, 131) for rows in (3, 35) for n in range(1, 71)]
+    sizes += [(rows, 35, k) for rows in (1, 4, 35) for k in range(141)]
+    return [
+        Case((rows,), n, k, cases.INTEGER_DTYPES[seed % 2], seed=seed)
+        for seed, (rows, n, k) in enumerate(sizes)
+    ]
+
+
 # --- ranges --------------------------------------------------------------------------------------
 
 
