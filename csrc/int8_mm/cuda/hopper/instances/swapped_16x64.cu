@@ -1,10 +1,4 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#ifdef BARAQUANT_WITH_CUTLASS
 #include "int8_mm/cuda/hopper/gemm.cuh"
 
-namespace baraquant::int8_mm::hopper {
-
-template const Kernels& hopper_kernels<HopperTile::kSwapped16x64>();
-
-}  // namespace baraquant::int8_mm::hopper
-#endif
+BARAQUANT_INSTANCE(hopper_kernels, HopperTile::kSwapped16x64);
