@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What a file to_*.cu consists of: the kernels of kernels.h for one type of the output.
+// What a unit (scripts/toolchain.py) has for one type of the output: the kernels of kernels.h.
 #pragma once
 
 #include "int8_mm/cuda/gemv.cuh"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The kernels for all architectures from sm_80 on, which kernels.cu selects and launches. There is
-// a file for each type of the output; these compile in parallel. Any size and alignment is allowed.
+// a unit for each type of the output (scripts/toolchain.py); these compile in parallel. Any size and
+// alignment is allowed.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -41,7 +41,7 @@ struct Kernels {
   Kernel of[3];
 };
 
-// Each is instantiated in a separate file, instances/*.cu, so that they compile in parallel.
+// Each is instantiated in a unit of its own (scripts/toolchain.py), so that they compile in parallel.
 template <HopperTile tile>
 const Kernels& hopper_kernels();
 template <GroupedTile tile>
@@ -49,7 +49,7 @@ const Kernels& grouped_kernels();
 
 }  // namespace baraquant::int8_mm::hopper
 
-// All that such a file has besides the header of the kernels. It is empty without CUTLASS.
+// All that such a unit has besides the header of the kernels. It is empty without CUTLASS.
 #ifdef BARAQUANT_WITH_CUTLASS
 #define BARAQUANT_INSTANCE(kernels, tile)             \
   template const baraquant::int8_mm::hopper::Kernels& \

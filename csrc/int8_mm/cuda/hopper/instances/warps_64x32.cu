@@ -1,4 +1,0 @@
-// SPDX-License-Identifier: BSD-3-Clause
-#include "int8_mm/cuda/hopper/gemm.cuh"
-
-BARAQUANT_INSTANCE(hopper_kernels, HopperTile::kWarps64x32);
