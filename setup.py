@@ -129,7 +129,7 @@ def extensions() -> list[Extension]:
     if with_cuda:
         assert NVCC is not None
         device = "cuda"
-        sources += toolchain.library_sources(".cu")
+        sources += toolchain.cuda_sources()
         libraries += ["c10_cuda", "torch_cuda", "cudart"]
         architectures = toolchain.for_hopper(cuda_architectures())
         os.environ["TORCH_CUDA_ARCH_LIST"] = architectures  # BuildExtension makes -gencode of it

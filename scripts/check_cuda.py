@@ -23,12 +23,11 @@ import toolchain
 STAMPS = toolchain.ROOT / "build" / "check_cuda"
 # A kernel of CUTLASS takes a core most of a minute, and the others differ from these in numbers
 # alone: one of each schedule, for one type of the output.
-CUTLASS_FOLDER = toolchain.CSRC / "int8_mm" / "cuda" / "hopper" / "instances"
 CUTLASS_CHECKED = (
-    "pingpong_128x128.cu",
-    "cooperative_192x128.cu",
-    "two_warps_64x64.cu",
-    "grouped_128x128.cu",
+    "hopper_pingpong128x128",
+    "hopper_cooperative192x128",
+    "hopper_twowarps64x64",
+    "grouped_128x128",
 )
 CUTLASS_FLAGS = ["-DBARAQUANT_WITH_CUTLASS", "-DBARAQUANT_ONE_OUTPUT_TYPE"]
 ARCHITECTURE = ["-gencode", "arch=compute_90a,code=sm_90a"]
@@ -48,8 +47,10 @@ def flags() -> list[str]:
 
 def sources() -> list[Path]:
     """What is compiled; the slowest first."""
-    others = [p for p in toolchain.library_sources(".cu") if p.parent != CUTLASS_FOLDER]
-    return [*(CUTLASS_FOLDER / name for name in CUTLASS_CHECKED), *others]
+    units = {path.stem: path for path in toolchain.cuda_units()}
+    others = [path for stem, path in units.items() if stem.startswith("to_")]
+    slowest = [units[name] for name in CUTLASS_CHECKED]
+    return [*slowest, *others, *toolchain.library_sources(".cu")]
 
 
 def command(nvcc: Path, source: Path, target: Path) -> list[str]:

@@ -67,13 +67,36 @@ def compiled_units() -> list[Path]:
     """A source for each folder of TOGETHER that includes the folder's sources, written anew."""
     units = []
     for folder in TOGETHER:
-        unit = ROOT / "build" / "units" / f"{folder}.cpp"
         names = sorted(p.relative_to(CSRC) for p in (CSRC / folder).glob("*.cpp"))
-        text = "".join(f'#include "{name}"\n' for name in names)
-        unit.parent.mkdir(parents=True, exist_ok=True)
-        if not unit.exists() or unit.read_text() != text:  # an older one need not be compiled anew
-            unit.write_text(text)
-        units.append(unit)
+        units.append(_unit(f"{folder}.cpp", "".join(f'#include "{name}"\n' for name in names)))
+    return units
+
+
+def _unit(name: str, text: str) -> Path:
+    unit = ROOT / "build" / "units" / name
+    unit.parent.mkdir(parents=True, exist_ok=True)
+    if not unit.exists() or unit.read_text() != text:  # an older one need not be compiled anew
+        unit.write_text(text)
+    return unit
+
+
+def cuda_units() -> list[Path]:
+    """A source for each tile on Hopper and each type of the other kernels' output, written anew.
+
+    A kernel of CUTLASS's takes a core a minute: so they compile in parallel.
+    """
+    cuda = CSRC / "int8_mm" / "cuda"
+    units = []
+    for family, tile in re.findall(
+        r"\.tile = (\w+)Tile::k(\w+)", (cuda / "hopper" / "tiles.h").read_text()
+    ):
+        header = "gemm" if family == "Hopper" else "grouped_gemm"
+        text = f'#include "int8_mm/cuda/hopper/{header}.cuh"\n'
+        text += f"BARAQUANT_INSTANCE({family.lower()}_kernels, {family}Tile::k{tile});\n"
+        units.append(_unit(f"{family}_{tile}.cu".lower(), text))
+    for output in ("BFloat16", "Float16", "float", "double"):
+        text = f'#include "int8_mm/cuda/instance.cuh"\nBARAQUANT_OUTPUT_TYPE({output})\n'
+        units.append(_unit(f"to_{output}.cu".lower(), text))
     return units
 
 
@@ -83,6 +106,11 @@ def compiled_sources() -> list[Path]:
         path for path in library_sources(".cpp") if path.relative_to(CSRC).parts[0] not in TOGETHER
     ]
     return alone + compiled_units()
+
+
+def cuda_sources() -> list[Path]:
+    """What nvcc compiles for libbaraquant.so."""
+    return library_sources(".cu") + cuda_units()
 
 
 def families() -> list[str]:

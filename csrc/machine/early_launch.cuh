@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 namespace baraquant {
 
@@ -46,6 +47,19 @@ bool is_compiled_for_hopper() {
                      attributes.ptxVersion >= 90;
   if (has_place) known[device] = found ? kYes : kNo;
   return found;
+}
+
+// Calls f with flags that are known when it is compiled, as std::true_type or std::false_type.
+template <typename F>
+void with_flags(const F& f) {
+  f();
+}
+template <typename F, typename... Rest>
+void with_flags(const F& f, bool flag, Rest... rest) {
+  const auto next = [&](auto known) {
+    with_flags([&](auto... others) { f(known, others...); }, rest...);
+  };
+  flag ? next(std::true_type()) : next(std::false_type());
 }
 
 // How a kernel is launched.

@@ -83,7 +83,7 @@ def test_setup_runs_in_the_unpacked_sdist(sdist: Path, tmp_path: Path) -> None:
     code = (
         "import pathlib, toolchain; print(toolchain.ROOT);"
         "print(all(p.is_file() for p in toolchain.compiled_sources() + toolchain.headers()));"
-        "print(len(toolchain.compiled_sources()) + len(toolchain.library_sources('.cu')))"
+        "print(len(toolchain.compiled_sources()) + len(toolchain.cuda_sources()))"
     )
     path = {"PYTHONPATH": None}
     here, there = (

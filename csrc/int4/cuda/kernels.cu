@@ -155,20 +155,15 @@ unsigned blocks_for(int64_t threads) {
   return static_cast<unsigned>(std::min<int64_t>(divide_up(threads, kThreads), 1 << 20));
 }
 
-bool only_planned_integers(const char* name) {
-  return only_planned([&] {
-    KernelPlan plan = cuda_plan<float>(name, "256");
-    plan.compute_dtype = "int32";
-    return plan;
-  });
+template <typename C>
+bool only_planned_as(const char* name, const char* tile = "256") {
+  return only_planned([&] { return cuda_plan<C>(name, tile); });
 }
 
 struct Cuda {
   template <typename T>
   static void choose(const ChooseParams<T>& args) {
-    if (only_planned([] { return cuda_plan<ComputeType<T>>("choose_int4_qparams", "row"); })) {
-      return;
-    }
+    if (only_planned_as<ComputeType<T>>("choose_int4_qparams", "row")) return;
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     choose_int4_kernel<T><<<static_cast<unsigned>(args.rows), kThreads, 0, stream>>>(args);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -176,7 +171,7 @@ struct Cuda {
 
   template <typename T>
   static void quantize(const QuantizeParams<T>& args) {
-    if (only_planned([] { return cuda_plan<ComputeType<T>>("quantize_int4", "256"); })) return;
+    if (only_planned_as<ComputeType<T>>("quantize_int4")) return;
     const unsigned blocks = blocks_for(args.rows * packed_size(args.packed.columns));
     quantize_int4_kernel<T><<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -199,7 +194,7 @@ void expand_weight(const ExpandParams& args, const at::Tensor& target) {
   const bool by_chunks = packed.columns % kChunkColumns == 0 &&
                          packed.group_size % kChunkColumns == 0 && is_aligned(packed.values, 16) &&
                          is_aligned(args.target, 16);
-  if (only_planned_integers(by_chunks ? "expand_int4_chunks" : "expand_int4")) return;
+  if (only_planned_as<int32_t>(by_chunks ? "expand_int4_chunks" : "expand_int4")) return;
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
   const int64_t bytes = args.rows * packed_size(packed.columns);
   if (by_chunks) {
@@ -212,7 +207,7 @@ void expand_weight(const ExpandParams& args, const at::Tensor& target) {
 
 void pack(const PackParams& args, const at::Tensor& target) {
   const c10::cuda::CUDAGuard guard(target.device());
-  if (only_planned_integers("pack_int4")) return;
+  if (only_planned_as<int32_t>("pack_int4")) return;
   const unsigned blocks = blocks_for(args.rows * packed_size(args.columns));
   pack_int4_kernel<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(args);
   C10_CUDA_KERNEL_LAUNCH_CHECK();

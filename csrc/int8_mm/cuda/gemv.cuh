@@ -4,6 +4,8 @@
 // divide the depth of the same rows among them.
 #pragma once
 
+#include <utility>
+
 #include "int8_mm/cuda/generic/pipeline.cuh"
 #include "int8_mm/cuda/scale_vectors.cuh"
 #include "machine/early_launch.cuh"
@@ -111,35 +113,26 @@ void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaS
   const bool early = is_compiled_for_hopper<&vector_kernel<T, rows, false, true>>();
   constexpr int columns = rows == 1 ? 1 : 2;
   const Operands& f = args.operands;
-  const bool aligned =
-      f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
-  auto kernel =
-      aligned ? &vector_kernel<T, rows, false, true> : &vector_kernel<T, rows, false, false>;
-  if (f.is_unsigned) {
-    kernel = aligned ? &vector_kernel<T, rows, true, true> : &vector_kernel<T, rows, true, false>;
-  }
+  const bool aligned = has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
   const int64_t warps = divide_up(f.n, columns);
   // Eight warps on a multiprocessor suffice to use its share of the memory bandwidth.
   const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
   const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
-  launch_waiting(kernel, early, {blocks, 32 * kVectorWarps}, stream, args, shares);
+  with_flags(
+      [&](auto is_unsigned, auto is_aligned) {
+        launch_waiting(&vector_kernel<T, rows, is_unsigned(), is_aligned()>, early,
+                       {blocks, 32 * kVectorWarps}, stream, args, shares);
+      },
+      f.is_unsigned, aligned);
 }
 
 template <typename T>
-void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   int multiprocessors, cudaStream_t stream) {
-  static_assert(kMaxVectorRows == 4);
-  const GenericParams<T> args{operands, rescaling, output};
-  switch (operands.m) {
-    case 1:
-      return launch_vector_rows<T, 1>(args, multiprocessors, stream);
-    case 2:
-      return launch_vector_rows<T, 2>(args, multiprocessors, stream);
-    case 3:
-      return launch_vector_rows<T, 3>(args, multiprocessors, stream);
-    default:
-      return launch_vector_rows<T, 4>(args, multiprocessors, stream);
-  }
+void launch_vector(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
+  [&]<int... less>(std::integer_sequence<int, less...>) {
+    ((args.operands.m == less + 1 ? launch_vector_rows<T, less + 1>(args, multiprocessors, stream)
+                                  : void()),
+     ...);
+  }(std::make_integer_sequence<int, kMaxVectorRows>());
 }
 
 }  // namespace baraquant::int8_mm

@@ -17,6 +17,7 @@
 #include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/select.h"
+#include "int8_mm/cuda/unaligned.cuh"
 #include "int8_mm/launch.h"
 #include "machine/pack.cuh"
 
@@ -28,23 +29,16 @@ namespace {
 #ifdef BARAQUANT_WITH_CUTLASS
 constexpr bool kWithHopper = true;
 
-template <size_t... i>
-const hopper::Kernels& hopper_kernels(size_t tile, std::index_sequence<i...>) {
-  using Get = const hopper::Kernels& (*)();
-  static constexpr Get kOf[] = {&hopper::hopper_kernels<kHopperTiles[i].tile>...};
-  return kOf[tile]();
-}
-
-template <size_t... i>
-const hopper::Kernels& grouped_kernels(size_t tile, std::index_sequence<i...>) {
-  using Get = const hopper::Kernels& (*)();
-  static constexpr Get kOf[] = {&hopper::grouped_kernels<kGroupedTiles[i].tile>...};
-  return kOf[tile]();
-}
-
 const hopper::Kernels& kernels_on_hopper(bool is_grouped, int tile) {
-  if (!is_grouped) return hopper_kernels(tile, std::make_index_sequence<std::size(kHopperTiles)>());
-  return grouped_kernels(tile, std::make_index_sequence<std::size(kGroupedTiles)>());
+  const auto find = [&]<size_t... i, size_t... j>(std::index_sequence<i...>,
+                                                  std::index_sequence<j...>) {
+    using Get = const hopper::Kernels& (*)();
+    constexpr Get kOfTile[] = {&hopper::hopper_kernels<kHopperTiles[i].tile>...};
+    constexpr Get kOfGroups[] = {&hopper::grouped_kernels<kGroupedTiles[j].tile>...};
+    return is_grouped ? kOfGroups[tile] : kOfTile[tile];
+  };
+  return find(std::make_index_sequence<std::size(kHopperTiles)>(),
+              std::make_index_sequence<std::size(kGroupedTiles)>())();
 }
 #else
 constexpr bool kWithHopper = false;
@@ -64,8 +58,6 @@ constexpr int64_t kMinCopiedInputs = 5, kMinCopiedWeights = 17;
 
 struct Chip {
   int device, multiprocessors, major, minor;
-
-  std::string architecture() const { return "sm_" + std::to_string(major) + std::to_string(minor); }
 };
 
 int attribute(cudaDeviceAttr name, int device) {
@@ -112,22 +104,23 @@ struct HopperScratch {
 template <typename T>
 class HopperProduct {
  public:
-  HopperProduct(const Operands& f, const Rescaling<float>& r, T* output, const Chip& chip, int tile)
-      : kernel_(kernels_on_hopper(f.is_grouped(), tile).of[hopper::OutputIndex<T>::value]),
-        given_(f),
-        makes_signed_(f.is_unsigned),
-        makes_sums_(f.is_unsigned && r.weight_sum == nullptr) {
+  HopperProduct(const GenericParams<T>& args, const Chip& chip, int tile)
+      : kernel_(kernels_on_hopper(args.operands.is_grouped(), tile).of[hopper::kOutputIndex<T>]),
+        given_(args.operands),
+        makes_signed_(given_.is_unsigned),
+        makes_sums_(given_.is_unsigned && args.rescaling.weight_sum == nullptr) {
+    const Operands& f = given_;
     call_.operands = f;
     call_.operands.k = divide_up(f.k, kChunk) * kChunk;
-    call_.rescaling = r;
-    call_.output = output;
+    call_.rescaling = args.rescaling;
+    call_.output = args.output;
     call_.output_stride = divide_up(f.n, kAligned) * kAligned;
     call_.device = chip.device;
     call_.multiprocessors = chip.multiprocessors;
     call_.stream = c10::cuda::getCurrentCUDAStream();
     pads_input_ = !has_aligned_rows(f.input, f.k);
     pads_weight_ = !has_aligned_rows(f.weight, f.k);
-    makes_dense_ = call_.output_stride != f.n || !is_aligned(output, 16);
+    makes_dense_ = call_.output_stride != f.n || !is_aligned(args.output, 16);
     const int64_t depth = call_.operands.k, width = call_.output_stride;
     offsets_.input = offsets_.add(f.m * depth, pads_input_ || makes_signed_);
     offsets_.weight = offsets_.add(f.weight_rows() * depth, pads_weight_);
@@ -135,10 +128,6 @@ class HopperProduct {
     offsets_.weight_sum = offsets_.add(f.weight_rows() * int64_t(sizeof(int32_t)), makes_sums_);
     offsets_.output = offsets_.add(f.m * width * int64_t(sizeof(T)), makes_dense_);
     offsets_.workspace = offsets_.add(kernel_.workspace_bytes(call_), true);
-  }
-
-  static bool has_aligned_rows(const void* matrix, int64_t k) {
-    return k % kChunk == 0 && is_aligned(matrix, kChunk);
   }
 
   int64_t scratch_bytes() const { return offsets_.bytes; }
@@ -167,7 +156,6 @@ class HopperProduct {
 
  private:
   static constexpr int64_t kAligned = 16 / sizeof(T);
-  static constexpr int64_t kChunk = 16;
 
   const void* padded(const void* rows, int64_t count, uint8_t* result) {
     launch_pad_rows(rows, count, given_.k, result, call_.stream);
@@ -201,26 +189,27 @@ class HopperProduct {
 };
 
 template <typename T>
-bool allows_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+bool allows_hopper(const GenericParams<T>& args, const Chip& chip) {
+  const Operands& f = args.operands;
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const bool fits = f.m <= kMax && f.weight_rows() <= kMax && f.k > 0;
   const int64_t rows = divide_up(f.m, f.groups);  // rows that share a weight, on average
-  const bool aligned = HopperProduct<float>::has_aligned_rows(f.input, f.k) &&
-                       HopperProduct<float>::has_aligned_rows(f.weight, f.k);
+  const bool aligned = has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
   const bool repays_copies = rows >= kMinCopiedInputs && f.n >= kMinCopiedWeights;
   // The sums of the weight must be computed first: for few rows that takes as long as the product.
-  const bool finds_sums = f.is_unsigned && r.weight_sum == nullptr && rows < 128;
+  const bool finds_sums = f.is_unsigned && args.rescaling.weight_sum == nullptr && rows < 128;
   return fits && (aligned || repays_copies) && !finds_sums;
 }
 
 template <typename T>
-Selection select(const Operands& f, const Rescaling<ComputeType<T>>& r, const Chip& chip) {
+Selection select(const GenericParams<T>& args, const Chip& chip) {
+  const Operands& f = args.operands;
   const Situation situation{f.m,
                             f.n,
                             f.k,
                             chip.multiprocessors,
-                            allows_hopper<T>(f, r, chip),
+                            allows_hopper(args, chip),
                             f.is_grouped() ? f.groups : 0};
   const int index = forced.load(std::memory_order_relaxed);
   if (index < 0) return select(situation);
@@ -230,30 +219,15 @@ Selection select(const Operands& f, const Rescaling<ComputeType<T>>& r, const Ch
   return selection;
 }
 
-// Makes what baraquant.plan() shows for a product.
-struct MakePlan {
-  Selection selection;
-  Chip chip;
-  const char* compute_dtype;
-  int64_t scratch_bytes = 0;
-
-  KernelPlan operator()() const {
-    const bool is_hopper = selection.is_hopper();
-    KernelPlan plan;
-    plan.name = "int8_product_" + selection.family_name();
-    plan.backend = "cuda";
-    plan.architecture = chip.architecture() + (is_hopper ? "a" : "");
-    plan.tile = selection.tile_name();
-    plan.compute_dtype = compute_dtype;
-    plan.accumulator_dtype = "int32";
-    plan.workspace_bytes = scratch_bytes;
-    return plan;
-  }
-};
-
+// What baraquant.plan() shows for a product by a kernel that has code for Hopper alone (`by_hopper`), or
+// for all chips.
 template <typename C>
-const char* compute_name_of(const Rescaling<C>& r) {
-  return r.wants_sums() ? compute_name<int32_t>() : compute_name<C>();
+KernelPlan plan_of(const Rescaling<C>& r, const std::string& name, std::string tile, bool by_hopper,
+                   int64_t scratch_bytes = 0) {
+  KernelPlan plan = cuda_plan<C>("int8_product_" + name, std::move(tile), scratch_bytes, "int32");
+  if (r.wants_sums()) plan.compute_dtype = compute_name<int32_t>();
+  if (by_hopper) plan.architecture += 'a';
+  return plan;
 }
 
 struct Cuda {
@@ -263,12 +237,15 @@ struct Cuda {
     if constexpr (std::is_same_v<T, int32_t>) {  // by the kernels for float32, which write its bits
       return product<float>(f, r, reinterpret_cast<float*>(output));
     } else {
-      if (f.is_packed()) return packed(f, r, output, chip);
-      const Selection selection = select<T>(f, r, chip);
+      const GenericParams<T> args{f, r, output};
+      if (f.is_packed()) return packed(args, chip);
+      const Selection selection = select(args, chip);
       if (selection.is_hopper()) {
-        on_hopper(f, r, output, chip, selection);
-      } else if (!only_planned(MakePlan{selection, chip, compute_name_of(r)})) {
-        anywhere(f, r, output, chip, selection);
+        on_hopper(args, chip, selection);
+      } else if (!only_planned([&] {
+                   return plan_of(r, selection.family_name(), selection.tile_name(), false);
+                 })) {
+        anywhere(args, chip, selection);
       }
     }
   }
@@ -280,68 +257,61 @@ struct Cuda {
         [] { return cuda_plan<ComputeType<T>>("int8_rescale", std::to_string(kRescaledPack)); });
     if (planned) return;
     int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, c10::cuda::current_device());
-    launch_rescale<T>(sums, m, n, r, output, multiprocessors, c10::cuda::getCurrentCUDAStream());
+    const GenericParams<T> args{{.m = m, .n = n}, r, output};
+    launch_rescale(sums, args, multiprocessors, c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
  private:
   template <typename T>
-  static void packed(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
-                     const Chip& chip) {
+  static void packed(const GenericParams<T>& args, const Chip& chip) {
+    const Operands& f = args.operands;
     const bool by_warpgroups = sizeof(T) < 8 && warpgroup_rows::takes(f.m);
     const int64_t bytes = by_warpgroups
                               ? warpgroup_rows::arranged_bytes(f.m, f.n, f.k, kPackedColumns,
                                                                sizeof(int8_t), chip.multiprocessors)
                               : 0;
     const bool planned = only_planned([&] {
-      return KernelPlan{.name = "int8_product_packed",
-                        .backend = "cuda",
-                        .architecture = chip.architecture() + (by_warpgroups ? "a" : ""),
-                        .tile = by_warpgroups ? "64x128" : "16x128",
-                        .compute_dtype = compute_name<ComputeType<T>>(),
-                        .accumulator_dtype = "int32",
-                        .workspace_bytes = bytes};
+      return plan_of(args.rescaling, "packed", by_warpgroups ? "64x128" : "16x128", by_warpgroups,
+                     bytes);
     });
     if (planned) return;
     at::Tensor arranged;
     if (by_warpgroups) arranged = scratch(bytes);
-    launch_packed<T>(f, r, output, by_warpgroups ? arranged.mutable_data_ptr() : nullptr,
-                     chip.multiprocessors, c10::cuda::getCurrentCUDAStream());
+    launch_packed(args, by_warpgroups ? arranged.mutable_data_ptr() : nullptr, chip.multiprocessors,
+                  c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   template <typename T>
-  static void on_hopper(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
-                        const Chip& chip, const Selection& selection) {
+  static void on_hopper(const GenericParams<T>& args, const Chip& chip,
+                        const Selection& selection) {
     if constexpr (sizeof(T) < 8) {
-      HopperProduct<T> product(f, r, output, chip, selection.tile);
-      if (!only_planned(MakePlan{selection, chip, compute_name_of(r), product.scratch_bytes()})) {
-        product.launch();
-      }
+      HopperProduct<T> product(args, chip, selection.tile);
+      const bool planned = only_planned([&] {
+        return plan_of(args.rescaling, selection.family_name(), selection.tile_name(),
+                       /*by_hopper=*/true, product.scratch_bytes());
+      });
+      if (!planned) product.launch();
     }
   }
 
   template <typename T>
-  static void anywhere(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output,
-                       const Chip& chip, const Selection& selection) {
+  static void anywhere(const GenericParams<T>& args, const Chip& chip, const Selection& selection) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     if (selection.family == Family::kVector) {
-      launch_vector<T>(f, r, output, chip.multiprocessors, stream);
+      launch_vector(args, chip.multiprocessors, stream);
     } else {
-      launch_generic<T>(static_cast<GenericTile>(selection.tile), f, r, output, stream);
+      launch_generic(static_cast<GenericTile>(selection.tile), args, stream);
     }
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 
-void product_cuda(const ProductCall& call) {
+template <auto launch, typename Call>
+void on_device_of(const Call& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
-  Launch<Cuda>::product(call);
-}
-
-void rescale_cuda(const RescaleCall& call) {
-  const c10::cuda::CUDAGuard guard(call.output.device());
-  Launch<Cuda>::rescale(call);
+  launch(call);
 }
 
 // Whether a kernel multiplies with the packed weight; else it is expanded first.
@@ -381,9 +351,10 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&product_cuda, &takes_packed_cuda,
-                               [](const ProductCall&) { return false; }, &weight_sums_cuda,
-                               &rescale_cuda};
+  static const Kernels kernels{&on_device_of<&Launch<Cuda>::product, ProductCall>,
+                               &takes_packed_cuda, [](const ProductCall&) { return false; },
+                               &weight_sums_cuda,
+                               &on_device_of<&Launch<Cuda>::rescale, RescaleCall>};
   return kernels;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The kernels for all architectures from sm_80 on, which kernels.cu selects and launches. There is
-// a file for each type of the output; these compile in parallel. Any size and alignment is allowed.
+// a unit for each type of the output (scripts/toolchain.py); these compile in parallel. Any size and
+// alignment is allowed.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,25 +13,29 @@
 namespace baraquant::int8_mm {
 
 template <typename T>
-void launch_generic(GenericTile tile, const Operands& operands,
-                    const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream);
+struct GenericParams {
+  Operands operands;
+  Rescaling<ComputeType<T>> rescaling;
+  T* output;
+};
+
+template <typename T>
+void launch_generic(GenericTile tile, const GenericParams<T>& args, cudaStream_t stream);
 
 // m is at most kMaxVectorRows.
 template <typename T>
-void launch_vector(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   int multiprocessors, cudaStream_t stream);
+void launch_vector(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream);
 
 // The product with a packed weight, which takes_packed() allows. With `arranged`, memory for the
 // input (few_rows/warpgroup_rows.cuh), warpgroups multiply.
 template <typename T>
-void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   void* arranged, int multiprocessors, cudaStream_t stream);
+void launch_packed(const GenericParams<T>& args, void* arranged, int multiprocessors,
+                   cudaStream_t stream);
 
 // Turns sums [m, n] into outputs. A thread writes kRescaledPack neighbours of each of its rows.
 constexpr int kRescaledPack = 4;
 template <typename T>
-void launch_rescale(const int32_t* sums, int64_t m, int64_t n,
-                    const Rescaling<ComputeType<T>>& rescaling, T* output, int multiprocessors,
+void launch_rescale(const int32_t* sums, const GenericParams<T>& args, int multiprocessors,
                     cudaStream_t stream);
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,

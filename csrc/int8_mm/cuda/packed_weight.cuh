@@ -9,6 +9,7 @@
 #include "int4/cuda/decode.cuh"
 #include "int8_mm/cuda/kernels.h"
 #include "int8_mm/cuda/scale_vectors.cuh"
+#include "machine/mma.cuh"
 
 namespace baraquant::int8_mm {
 
@@ -111,19 +112,11 @@ struct PackedProduct {
 
   // sums += weight * input, wrapping.
   static __device__ __forceinline__ void multiply(int (&sums)[4], const uint32_t (&w)[4], uint2 x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     if constexpr (is_unsigned) {
-      asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-          : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
+      BARAQUANT_MMA("m16n8k32.row.col.s32.s8.u8.s32", "+r", sums, w, x.x, x.y);
     } else {
-      asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-          : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
+      BARAQUANT_MMA("m16n8k32.row.col.s32.s8.s8.s32", "+r", sums, w, x.x, x.y);
     }
-#endif
   }
 
   // Asks for the numbers that write() reads of a row of the weight.
@@ -204,44 +197,27 @@ struct PackedProduct {
 };
 
 template <typename T>
-void launch_packed(const Operands& operands, const Rescaling<ComputeType<T>>& rescaling, T* output,
-                   void* arranged, int multiprocessors, cudaStream_t stream) {
-  const GenericParams<T> args{operands, rescaling, output};
+void launch_packed(const GenericParams<T>& args, void* arranged, int multiprocessors,
+                   cudaStream_t stream) {
+  const Operands& operands = args.operands;
   const int shift = few_rows::group_shift(operands.k, operands.packed.group_size);
-  const bool stores_packs = operands.n % 4 == 0 && is_aligned(output, 4 * sizeof(T));
-  const auto launch = [&]<bool is_unsigned, bool has_zero_point, bool scales_sums>() {
-    using Product = PackedProduct<T, is_unsigned, has_zero_point, scales_sums>;
+  const bool stores_packs = operands.n % 4 == 0 && is_aligned(args.output, 4 * sizeof(T));
+  const auto launch = [&](auto is_unsigned, auto has_zero_point, auto scales_sums) {
+    using Product = PackedProduct<T, is_unsigned(), has_zero_point(), scales_sums()>;
     const Product product{operands.m, operands.n,
                           operands.k, operands.input_is_newest,
                           args,       operands.packed.groups(),
                           shift,      stores_packs};
-    if constexpr (!scales_sums && sizeof(T) < 8) {
+    if constexpr (!scales_sums() && sizeof(T) < 8) {
       if (arranged != nullptr) {
         return warpgroup_rows::launch(product, arranged, multiprocessors, stream);
       }
     }
     few_rows::launch(product, multiprocessors, stream);
   };
-  const auto launch_with = [&]<bool is_unsigned, bool has_zero_point>() {
-    // As measured on an H200.
-    if (shift >= few_rows::kStepShift && operands.m <= 16) {
-      launch.template operator()<is_unsigned, has_zero_point, true>();
-    } else {
-      launch.template operator()<is_unsigned, has_zero_point, false>();
-    }
-  };
-  const auto launch_for = [&]<bool is_unsigned>() {
-    if (operands.packed.zero_point != nullptr) {
-      launch_with.template operator()<is_unsigned, true>();
-    } else {
-      launch_with.template operator()<is_unsigned, false>();
-    }
-  };
-  if (operands.is_unsigned) {
-    launch_for.template operator()<true>();
-  } else {
-    launch_for.template operator()<false>();
-  }
+  // As measured on an H200.
+  const bool scales_sums = shift >= few_rows::kStepShift && operands.m <= 16;
+  with_flags(launch, operands.is_unsigned, operands.packed.zero_point != nullptr, scales_sums);
 }
 
 }  // namespace baraquant::int8_mm

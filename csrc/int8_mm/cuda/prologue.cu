@@ -109,8 +109,8 @@ void launch_make_dense(const void* rows, int64_t stride, int64_t m, int64_t n, i
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,
                         cudaStream_t stream) {
-  const bool aligned = k % kChunk == 0 && is_aligned(weight, kChunk);
-  auto kernel = aligned ? &weight_sums_kernel<true> : &weight_sums_kernel<false>;
+  auto kernel =
+      has_aligned_rows(weight, k) ? &weight_sums_kernel<true> : &weight_sums_kernel<false>;
   const auto blocks = static_cast<unsigned>(divide_up(n, kVectorWarps));
   kernel<<<blocks, 32 * kVectorWarps, 0, stream>>>(weight, n, k, sums);
 }

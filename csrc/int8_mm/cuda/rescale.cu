@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <typename T>
-void launch_rescale(const int32_t* sums, int64_t m, int64_t n,
-                    const Rescaling<ComputeType<T>>& rescaling, T* output, int multiprocessors,
+void launch_rescale(const int32_t* sums, const GenericParams<T>& args, int multiprocessors,
                     cudaStream_t stream) {
+  const int64_t m = args.operands.m, n = args.operands.n;
   const int64_t packs = divide_up(n, kRescaledPack);
   unsigned wide = kThreads;
   while (wide / 2 >= packs && wide > 1) wide /= 2;
@@ -69,17 +69,13 @@ void launch_rescale(const int32_t* sums, int64_t m, int64_t n,
                   static_cast<unsigned>(std::min({down, wanted, int64_t(65535)})));
   const bool aligned = n % kRescaledPack == 0 &&
                        is_aligned(sums, sizeof(int32_t) * kRescaledPack) &&
-                       is_aligned(output, sizeof(T) * kRescaledPack);
-  rescale_kernel<T><<<grid, block, 0, stream>>>(sums, m, n, rescaling, output, aligned);
+                       is_aligned(args.output, sizeof(T) * kRescaledPack);
+  rescale_kernel<T><<<grid, block, 0, stream>>>(sums, m, n, args.rescaling, args.output, aligned);
 }
 
-template void launch_rescale<float>(const int32_t*, int64_t, int64_t, const Rescaling<float>&,
-                                    float*, int, cudaStream_t);
-template void launch_rescale<double>(const int32_t*, int64_t, int64_t, const Rescaling<double>&,
-                                     double*, int, cudaStream_t);
-template void launch_rescale<Float16>(const int32_t*, int64_t, int64_t, const Rescaling<float>&,
-                                      Float16*, int, cudaStream_t);
-template void launch_rescale<BFloat16>(const int32_t*, int64_t, int64_t, const Rescaling<float>&,
-                                       BFloat16*, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const GenericParams<float>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const GenericParams<double>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const GenericParams<Float16>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const GenericParams<BFloat16>&, int, cudaStream_t);
 
 }  // namespace baraquant::int8_mm

@@ -5,19 +5,13 @@
 
 #include <type_traits>
 
+#include "int8_mm/cuda/kernels.h"
 #include "int8_mm/math.h"
 #include "int8_mm/operands.h"
 #include "machine/float_types.h"
 #include "machine/pack.cuh"
 
 namespace baraquant::int8_mm {
-
-template <typename T>
-struct GenericParams {
-  Operands operands;
-  Rescaling<ComputeType<T>> rescaling;
-  T* output;
-};
 
 template <typename C>
 struct RowScales {

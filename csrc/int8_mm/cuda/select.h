@@ -2,6 +2,7 @@
 // The kernels that a CUDA product can take, by name, and the choice among them.
 #pragma once
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -79,16 +80,13 @@ inline Selection select(const Situation& s) {
 
 inline std::vector<Selection> all_selections(bool with_hopper) {
   std::vector<Selection> all{{Family::kVector, 0}};
-  int tile = 0;
-  for ([[maybe_unused]] const auto& info : kGenericTiles) all.push_back({Family::kGeneric, tile++});
-  tile = 0;
-  for ([[maybe_unused]] const auto& info : kHopperTiles) {
-    if (with_hopper) all.push_back({Family::kHopper, tile++});
-  }
-  tile = 0;
-  for ([[maybe_unused]] const auto& info : kGroupedTiles) {
-    if (with_hopper) all.push_back({Family::kGrouped, tile++});
-  }
+  const auto add = [&](Family family, size_t tiles) {
+    for (size_t i = 0; i < tiles; ++i) all.push_back({family, static_cast<int>(i)});
+  };
+  add(Family::kGeneric, std::size(kGenericTiles));
+  if (!with_hopper) return all;
+  add(Family::kHopper, std::size(kHopperTiles));
+  add(Family::kGrouped, std::size(kGroupedTiles));
   return all;
 }
 

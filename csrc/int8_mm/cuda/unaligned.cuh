@@ -6,9 +6,16 @@
 
 #include <cstdint>
 
+#include "machine/pack.cuh"
+
 namespace baraquant::int8_mm {
 
 constexpr int kChunk = 16;
+
+// Whether each row of a matrix of rows of k bytes begins at a multiple of a chunk.
+inline bool has_aligned_rows(const void* matrix, int64_t k) {
+  return k % kChunk == 0 && is_aligned(matrix, kChunk);
+}
 
 // Reads the 16 bytes from `at` on, with zeros in place of those outside begin .. end - 1.
 __device__ __forceinline__ uint4 read_word(const uint8_t* at, const uint8_t* begin,

@@ -9,6 +9,7 @@
 #include "few_rows/few_rows.cuh"
 #include "few_rows/warpgroup_rows.cuh"
 #include "int4/math.h"
+#include "machine/mma.cuh"
 #include "machine/pack.cuh"
 
 namespace baraquant::weight_only {
@@ -144,19 +145,11 @@ struct FloatProduct {
   // sums += weight * input, in float32.
   static __device__ __forceinline__ void multiply(float (&sums)[4], const uint32_t (&w)[4],
                                                   uint2 x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     if constexpr (std::is_same_v<T, BFloat16>) {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
+      BARAQUANT_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", "+f", sums, w, x.x, x.y);
     } else {
-      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-          : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-          : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "r"(x.x), "r"(x.y));
+      BARAQUANT_MMA("m16n8k16.row.col.f32.f16.f16.f32", "+f", sums, w, x.x, x.y);
     }
-#endif
   }
 
   // Asks for the number that write() reads of a row of the weight.

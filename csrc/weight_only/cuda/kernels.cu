@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "frame/cuda_plan.cuh"
+#include "frame/elements.h"
 #include "machine/pack.cuh"
 #include "weight_only/cuda/float_product.cuh"
 #include "weight_only/launch.h"
@@ -41,11 +42,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T>
-const T* read(const at::Tensor& tensor) {
-  return tensor.defined() ? static_cast<const T*>(tensor.const_data_ptr()) : nullptr;
-}
-
 template <typename T, bool has_zero_point, bool is_packed>
 void launch(const FewRows& call, const at::Tensor& arranged, int multiprocessors) {
   const IntegerWeight& weight = call.weight;
@@ -54,13 +50,13 @@ void launch(const FewRows& call, const at::Tensor& arranged, int multiprocessors
       .m = call.input.size(0),
       .n = call.output.size(1),
       .k = columns,
-      .input = read<T>(call.input),
-      .values = read<uint8_t>(weight.values),
-      .scale = read<float>(weight.scale),
-      .zero_point = read<int32_t>(weight.zero_point),
+      .input = elements<T>(call.input),
+      .values = elements<uint8_t>(weight.values),
+      .scale = elements<float>(weight.scale),
+      .zero_point = elements<int32_t>(weight.zero_point),
       .groups = groups,
       .group_shift = few_rows::group_shift(columns, weight.group_size),
-      .bias = read<T>(call.bias),
+      .bias = elements<T>(call.bias),
       .output = static_cast<T*>(call.output.mutable_data_ptr()),
       .stores_packs =
           call.output.size(1) % 4 == 0 && is_aligned(call.output.const_data_ptr(), 4 * sizeof(T))};
@@ -105,9 +101,9 @@ void launch_dequantize(const IntegerWeight& weight, const at::Tensor& target) {
   const auto words_of_group = static_cast<uint32_t>(divide_up(weight.group_size, kPacked));
   dequantize_packed_kernel<T>
       <<<static_cast<unsigned>(target.size(0)), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          reinterpret_cast<const uint32_t*>(read<uint8_t>(weight.values)),
-          read<float>(weight.scale), read<int32_t>(weight.zero_point), words, words_of_group,
-          static_cast<T*>(target.mutable_data_ptr()));
+          reinterpret_cast<const uint32_t*>(elements<uint8_t>(weight.values)),
+          elements<float>(weight.scale), elements<int32_t>(weight.zero_point), words,
+          words_of_group, static_cast<T*>(target.mutable_data_ptr()));
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -146,19 +142,12 @@ void few_rows_cuda(const FewRows& call) {
   }
   at::Tensor arranged;
   if (by_warpgroups) arranged = at::empty({bytes}, call.input.options().dtype(at::kByte));
-  const auto launch_as = [&]<typename T, bool is_packed>() {
-    call.weight.zero_point.defined() ? launch<T, true, is_packed>(call, arranged, multiprocessors)
-                                     : launch<T, false, is_packed>(call, arranged, multiprocessors);
+  const auto launch_as = [&](auto is_half, auto has_zero_point, auto is_packed) {
+    using T = std::conditional_t<is_half(), Float16, BFloat16>;
+    launch<T, has_zero_point(), is_packed()>(call, arranged, multiprocessors);
   };
-  const auto launch_for = [&]<typename T>() {
-    call.weight.is_packed() ? launch_as.template operator()<T, true>()
-                            : launch_as.template operator()<T, false>();
-  };
-  if (call.input.scalar_type() == at::kHalf) {
-    launch_for.template operator()<Float16>();
-  } else {
-    launch_for.template operator()<BFloat16>();
-  }
+  with_flags(launch_as, call.input.scalar_type() == at::kHalf, call.weight.zero_point.defined(),
+             call.weight.is_packed());
 }
 
 }  // namespace

@@ -11,11 +11,11 @@ namespace baraquant::int8_mm {
 // A block computes an m x n tile of the output, and advances k bytes along the depth at a time. Its
 // warps divide the tile into warps_m x warps_n parts. If warps_k > 1 they divide the depth too, and
 // add up their sums at the end.
-template <int m_, int n_, int k_, int warps_m_, int warps_n_, int warps_k_, int stages_>
+template <GenericTile tile>
 struct Geometry {
-  static constexpr int m = m_, n = n_, k = k_;
-  static constexpr int warps_m = warps_m_, warps_n = warps_n_, warps_k = warps_k_;
-  static constexpr int stages = stages_;
+  static constexpr GenericTileInfo kRow = info_of(tile);
+  static constexpr int m = kRow.m, n = kRow.n, k = kRow.k, stages = kRow.stages;
+  static constexpr int warps_m = kRow.warps.m, warps_n = kRow.warps.n, warps_k = kRow.warps.k;
   static constexpr int threads = 32 * warps_m * warps_n * warps_k;
   static constexpr int warp_m = m / warps_m, warp_n = n / warps_n;
   static constexpr int fragments_m = warp_m / 16, fragments_n = warp_n / 8;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "machine/async_copy.cuh"
+#include "machine/mma.cuh"
 #include "machine/shared_memory.cuh"
 
 namespace baraquant::int8_mm {
@@ -50,19 +51,11 @@ __device__ __forceinline__ void load_weight_fragments(uint32_t (&b)[2], uint32_t
 template <bool is_unsigned>
 __device__ __forceinline__ void multiply_fragments(int (&sums)[4], const uint32_t (&a)[4],
                                                    const uint32_t (&b)[2]) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   if constexpr (is_unsigned) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    BARAQUANT_MMA("m16n8k32.row.col.s32.u8.s8.s32", "+r", sums, a, b[0], b[1]);
   } else {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    BARAQUANT_MMA("m16n8k32.row.col.s32.s8.s8.s32", "+r", sums, a, b[0], b[1]);
   }
-#endif
 }
 
 }  // namespace baraquant::int8_mm

@@ -5,40 +5,15 @@
 // tiles are copied asynchronously, else through registers, from the 16-byte words around them.
 #pragma once
 
+#include <iterator>
+#include <utility>
+
 #include "int8_mm/cuda/generic/copier.cuh"
 #include "int8_mm/cuda/groups.cuh"
 #include "int8_mm/cuda/scale_vectors.cuh"
+#include "machine/early_launch.cuh"
 
 namespace baraquant::int8_mm {
-
-// --- types ---------------------------------------------------------------------------------------
-
-template <GenericTile tile>
-struct GeometryOf;
-template <>
-struct GeometryOf<GenericTile::k128x256> {
-  using type = Geometry<128, 256, 64, 2, 4, 1, 4>;
-};
-template <>
-struct GeometryOf<GenericTile::k128x128> {
-  using type = Geometry<128, 128, 64, 2, 2, 1, 4>;
-};
-template <>
-struct GeometryOf<GenericTile::k64x128> {
-  using type = Geometry<64, 128, 128, 2, 2, 1, 3>;
-};
-template <>
-struct GeometryOf<GenericTile::k64x64> {
-  using type = Geometry<64, 64, 256, 2, 2, 2, 3>;
-};
-template <>
-struct GeometryOf<GenericTile::k32x64> {
-  using type = Geometry<32, 64, 256, 1, 2, 4, 4>;
-};
-template <>
-struct GeometryOf<GenericTile::k16x32> {
-  using type = Geometry<16, 32, 256, 1, 1, 4, 4>;
-};
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -271,55 +246,38 @@ template <typename G, typename T, bool is_unsigned, bool aligned>
 void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
   const Operands& f = args.operands;
   const int64_t columns = divide_up(f.n, G::n);
+  const auto launch = [&](auto kernel, int64_t rows, auto... more) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, G::bytes);
+    const auto blocks = static_cast<unsigned>(rows * columns);
+    kernel<<<blocks, G::threads, G::bytes, stream>>>(args, more...);
+  };
   if (f.is_grouped()) {
     const int64_t rows = max_group_tiles<G>(f);
-    constexpr auto kernel = &grouped_generic_kernel<G, T, is_unsigned, aligned>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, G::bytes);
-    kernel<<<static_cast<unsigned>(rows * columns), G::threads, G::bytes, stream>>>(args, rows);
+    launch(&grouped_generic_kernel<G, T, is_unsigned, aligned>, rows, rows);
   } else {
-    constexpr auto kernel = &generic_kernel<G, T, is_unsigned, aligned>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, G::bytes);
-    const auto blocks = static_cast<unsigned>(divide_up(f.m, G::m) * columns);
-    kernel<<<blocks, G::threads, G::bytes, stream>>>(args);
+    launch(&generic_kernel<G, T, is_unsigned, aligned>, divide_up(f.m, G::m));
   }
 }
 
 template <GenericTile tile, typename T>
 void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
-  using G = typename GeometryOf<tile>::type;
-  static_assert(G::m == kGenericTiles[static_cast<int>(tile)].m);
-  static_assert(G::n == kGenericTiles[static_cast<int>(tile)].n);
-  static_assert(G::k == kGenericTiles[static_cast<int>(tile)].k);
+  using G = Geometry<tile>;
   const Operands& f = args.operands;
-  const bool aligned =
-      f.k % kChunk == 0 && is_aligned(f.input, kChunk) && is_aligned(f.weight, kChunk);
-  auto launch = aligned ? &launch_generic_kernel<G, T, false, true>
-                        : &launch_generic_kernel<G, T, false, false>;
-  if (f.is_unsigned) {
-    launch = aligned ? &launch_generic_kernel<G, T, true, true>
-                     : &launch_generic_kernel<G, T, true, false>;
-  }
-  launch(args, stream);
+  const bool aligned = has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
+  with_flags(
+      [&](auto is_unsigned, auto is_aligned) {
+        launch_generic_kernel<G, T, is_unsigned(), is_aligned()>(args, stream);
+      },
+      f.is_unsigned, aligned);
 }
 
 template <typename T>
-void launch_generic(GenericTile tile, const Operands& operands,
-                    const Rescaling<ComputeType<T>>& rescaling, T* output, cudaStream_t stream) {
-  const GenericParams<T> args{operands, rescaling, output};
-  switch (tile) {
-    case GenericTile::k128x256:
-      return launch_generic_tile<GenericTile::k128x256>(args, stream);
-    case GenericTile::k128x128:
-      return launch_generic_tile<GenericTile::k128x128>(args, stream);
-    case GenericTile::k64x128:
-      return launch_generic_tile<GenericTile::k64x128>(args, stream);
-    case GenericTile::k64x64:
-      return launch_generic_tile<GenericTile::k64x64>(args, stream);
-    case GenericTile::k32x64:
-      return launch_generic_tile<GenericTile::k32x64>(args, stream);
-    case GenericTile::k16x32:
-      return launch_generic_tile<GenericTile::k16x32>(args, stream);
-  }
+void launch_generic(GenericTile tile, const GenericParams<T>& args, cudaStream_t stream) {
+  [&]<size_t... i>(std::index_sequence<i...>) {
+    ((kGenericTiles[i].tile == tile ? launch_generic_tile<kGenericTiles[i].tile>(args, stream)
+                                    : void()),
+     ...);
+  }(std::make_index_sequence<std::size(kGenericTiles)>());
 }
 
 }  // namespace baraquant::int8_mm

@@ -16,71 +16,66 @@ enum class GenericTile { k128x256, k128x128, k64x128, k64x64, k32x64, k16x32 };
 struct GenericTileInfo {
   GenericTile tile;
   const char* name;
-  int m, n, k;
+  int m = 0, n = 0, k = 0;
+  struct {
+    int m, n, k;
+  } warps;           // that divide the tile and its depth
+  int stages;        // tiles in the ring of buffers
   int blocks;        // that share a multiprocessor, where its memory allows it
   double one, full;  // microseconds that one of them takes, and so many together
   const char* reason;
 };
 
 // The times are those of k = 4096 on an H100, rounded.
-constexpr GenericTileInfo kGenericTiles[] = {
-    {.tile = GenericTile::k128x256,
-     .name = "128x256x64",
-     .m = 128,
-     .n = 256,
-     .k = 64,
-     .blocks = 1,
-     .one = 45,
-     .full = 45,
-     .reason = "the most products for each byte read"},
-    {.tile = GenericTile::k128x128,
-     .name = "128x128x64",
-     .m = 128,
-     .n = 128,
-     .k = 64,
-     .blocks = 2,
-     .one = 38,
-     .full = 49,
-     .reason = "nearly as many: where the larger tiles would leave multiprocessors idle"},
-    {.tile = GenericTile::k64x128,
-     .name = "64x128x128",
-     .m = 64,
-     .n = 128,
-     .k = 128,
-     .blocks = 2,
-     .one = 21,
-     .full = 28,
-     .reason = "for 512 rows by a weight of 4096"},
-    {.tile = GenericTile::k64x64,
-     .name = "64x64x256",
-     .m = 64,
-     .n = 64,
-     .k = 256,
-     .blocks = 2,
-     .one = 14,
-     .full = 19,
-     .reason = "for 256 rows; the warps divide the depth, and so do those of smaller tiles"},
-    {.tile = GenericTile::k32x64,
-     .name = "32x64x256",
-     .m = 32,
-     .n = 64,
-     .k = 256,
-     .blocks = 2,
-     .one = 12,
-     .full = 14,
-     .reason = "for 128 rows, which so many blocks read that all multiprocessors work"},
-    {.tile = GenericTile::k16x32,
-     .name = "16x32x256",
-     .m = 16,
-     .n = 32,
-     .k = 256,
-     .blocks = 4,
-     .one = 10.5,
-     .full = 11.5,
-     .reason = "few rows: many narrow tiles, so that all multiprocessors stream the weights"},
-};
-
-static_assert(is_table(kGenericTiles));
+constexpr auto kGenericTiles = table_of<GenericTileInfo>(
+    {{.tile = GenericTile::k128x256,
+      .name = "128x256x64",
+      .warps = {2, 4, 1},
+      .stages = 4,
+      .blocks = 1,
+      .one = 45,
+      .full = 45,
+      .reason = "the most products for each byte read"},
+     {.tile = GenericTile::k128x128,
+      .name = "128x128x64",
+      .warps = {2, 2, 1},
+      .stages = 4,
+      .blocks = 2,
+      .one = 38,
+      .full = 49,
+      .reason = "nearly as many: where the larger tiles would leave multiprocessors idle"},
+     {.tile = GenericTile::k64x128,
+      .name = "64x128x128",
+      .warps = {2, 2, 1},
+      .stages = 3,
+      .blocks = 2,
+      .one = 21,
+      .full = 28,
+      .reason = "for 512 rows by a weight of 4096"},
+     {.tile = GenericTile::k64x64,
+      .name = "64x64x256",
+      .warps = {2, 2, 2},
+      .stages = 3,
+      .blocks = 2,
+      .one = 14,
+      .full = 19,
+      .reason = "for 256 rows; the warps divide the depth, and so do those of smaller tiles"},
+     {.tile = GenericTile::k32x64,
+      .name = "32x64x256",
+      .warps = {1, 2, 4},
+      .stages = 4,
+      .blocks = 2,
+      .one = 12,
+      .full = 14,
+      .reason = "for 128 rows, which so many blocks read that all multiprocessors work"},
+     {.tile = GenericTile::k16x32,
+      .name = "16x32x256",
+      .warps = {1, 1, 4},
+      .stages = 4,
+      .blocks = 4,
+      .one = 10.5,
+      .full = 11.5,
+      .reason = "few rows: many narrow tiles, so that all multiprocessors stream the weights"}});
 
 constexpr const GenericTileInfo& info_of(GenericTile tile) {
   return kGenericTiles[static_cast<int>(tile)];

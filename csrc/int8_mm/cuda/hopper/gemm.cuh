@@ -9,13 +9,11 @@
 // it would not wait.
 #define CUTLASS_ENABLE_GDC_FOR_SM90 1
 
-#include "cute/tensor.hpp"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "int8_mm/cuda/hopper/instances.h"
+
+#ifdef BARAQUANT_WITH_CUTLASS
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
-#include "int8_mm/cuda/hopper/epilogue.cuh"
-#include "int8_mm/cuda/hopper/instances.h"
 #include "int8_mm/cuda/hopper/launcher.cuh"
 
 namespace baraquant::int8_mm::hopper {
@@ -23,37 +21,6 @@ namespace baraquant::int8_mm::hopper {
 // Products of up to this many rows are launched before the kernel ends that quantizes the input: on
 // an H200 that saves 0.4 to 1.9 us. With more rows it makes no difference.
 constexpr int64_t kMaxEarlyRows = 128;
-
-template <HopperSchedule schedule>
-struct ScheduleOf;
-template <>
-struct ScheduleOf<HopperSchedule::kPingpong> {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
-  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
-};
-template <>
-struct ScheduleOf<HopperSchedule::kCooperative> {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
-  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
-};
-template <>
-struct ScheduleOf<HopperSchedule::kWarpSpecialized> {
-  using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
-  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
-};
-
-// A row of kHopperTiles in CUTLASS's types. There the first side of a swapped tile is along n.
-template <HopperTile tile>
-struct Tile {
-  static constexpr HopperTileInfo kRow = info_of(tile);
-  static constexpr bool swapped = kRow.swapped;
-  static_assert(!swapped || kRow.cluster_m == 1);
-  using Shape = cute::Shape<cute::Int<swapped ? kRow.n : kRow.m>,
-                            cute::Int<swapped ? kRow.m : kRow.n>, cute::Int<kRow.k>>;
-  using Cluster = cute::Shape<cute::Int<kRow.cluster_m>, cute::_1, cute::_1>;
-  using Schedule = typename ScheduleOf<kRow.schedule>::Mainloop;
-  using EpilogueSchedule = typename ScheduleOf<kRow.schedule>::Epilogue;
-};
 
 // The bytes of shared memory that each block has, where so many share a multiprocessor. This keeps a
 // kilobyte for each of them.
@@ -80,27 +47,13 @@ struct AfterWait : Base {
 
 template <typename T, typename Tile>
 struct Gemm {
-  using Output = typename Stored<T>::type;
-  static constexpr int kOutputAlignment = 16 / sizeof(Output);
   static constexpr bool swapped = Tile::swapped;
-
-  using OutputLayout =
-      cute::conditional_t<swapped, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape,
-      typename Tile::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
-      OutputLayout, kOutputAlignment, Output, OutputLayout, kOutputAlignment,
-      typename Tile::EpilogueSchedule,
-      Rescale<Output, typename Tile::Shape, swapped>>::CollectiveOp;
+  using Output = Stored<T>;
+  using Epilogue = EpilogueOf<T, Tile>;
   using EpilogueMemory = typename Epilogue::SharedStorage;
   static constexpr int kOfBlock = shared_memory_of_block(Tile::kRow.blocks);
-  using Mainloop = AfterWait<typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16,
-      int8_t, cutlass::layout::ColumnMajor, 16, int32_t, typename Tile::Shape,
-      typename Tile::Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<kSharedMemory - kOfBlock +
-                                                        int{sizeof(EpilogueMemory)}>,
-      typename Tile::Schedule>::CollectiveOp>;
+  using Mainloop =
+      AfterWait<MainloopOf<Tile, kSharedMemory - kOfBlock + int{sizeof(EpilogueMemory)}>>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop,
                                                       Epilogue, cutlass::gemm::PersistentScheduler>;
   static_assert(Kernel::SharedStorageSize <= kOfBlock);
@@ -142,3 +95,4 @@ const Kernels& hopper_kernels() {
 }
 
 }  // namespace baraquant::int8_mm::hopper
+#endif

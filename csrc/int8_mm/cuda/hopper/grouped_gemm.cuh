@@ -3,51 +3,22 @@
 // lie in a table on the device (GroupTable). The rest is as in gemm.cuh.
 #pragma once
 
-#include "cute/tensor.hpp"
-#include "cutlass/epilogue/collective/collective_builder.hpp"
-#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "int8_mm/cuda/hopper/instances.h"
+
+#ifdef BARAQUANT_WITH_CUTLASS
 #include "cutlass/gemm/group_array_problem_shape.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
-#include "int8_mm/cuda/hopper/epilogue.cuh"
 #include "int8_mm/cuda/hopper/launcher.cuh"
 #include "int8_mm/cuda/kernels.h"
 
 namespace baraquant::int8_mm::hopper {
 
-// A row of kGroupedTiles in CUTLASS's types.
-template <GroupedTile tile>
-struct TileOfGroups {
-  static constexpr GroupedTileInfo kRow = info_of(tile);
-  static constexpr bool swapped = kRow.swapped;
-  static_assert(!swapped || kRow.cluster_n == 1);
-  using Shape = cute::Shape<cute::Int<swapped ? kRow.n : kRow.m>,
-                            cute::Int<swapped ? kRow.m : kRow.n>, cute::Int<kRow.k>>;
-  using Cluster = cute::Shape<cute::_1, cute::Int<kRow.cluster_n>, cute::_1>;
-  using Schedule = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong;
-  using EpilogueSchedule = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;
-};
-
 template <typename T, typename Tile>
 struct GroupedGemm {
-  using Output = typename Stored<T>::type;
-  static constexpr int kOutputAlignment = 16 / sizeof(Output);
   static constexpr bool swapped = Tile::swapped;
-
-  using OutputLayout =
-      cute::conditional_t<swapped, cutlass::layout::ColumnMajor*, cutlass::layout::RowMajor*>;
-  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape,
-      typename Tile::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
-      OutputLayout, kOutputAlignment, Output, OutputLayout, kOutputAlignment,
-      typename Tile::EpilogueSchedule,
-      Rescale<Output, typename Tile::Shape, swapped, /*grouped=*/true>>::CollectiveOp;
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor*, 16,
-      int8_t, cutlass::layout::ColumnMajor*, 16, int32_t, typename Tile::Shape,
-      typename Tile::Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
-          sizeof(typename Epilogue::SharedStorage))>,
-      typename Tile::Schedule>::CollectiveOp;
+  using Output = Stored<T>;
+  using Epilogue = EpilogueOf<T, Tile>;
+  using Mainloop = MainloopOf<Tile, int{sizeof(typename Epilogue::SharedStorage)}>;
   using Shape = cute::Shape<int, int, int>;
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<Shape>,
                                                       Mainloop, Epilogue>;
@@ -105,8 +76,9 @@ struct GroupedGemm {
 
 template <GroupedTile tile>
 const Kernels& grouped_kernels() {
-  static constexpr Kernels kKernels = kernels_for_each_output<GroupedGemm, TileOfGroups<tile>>();
+  static constexpr Kernels kKernels = kernels_for_each_output<GroupedGemm, Tile<tile>>();
   return kKernels;
 }
 
 }  // namespace baraquant::int8_mm::hopper
+#endif

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <type_traits>
+
 #include "int8_mm/cuda/tiles.h"
 #include "int8_mm/operands.h"
 #include "machine/float_types.h"
@@ -28,30 +30,30 @@ struct Kernel {
   bool (*launch)(const Call&) = nullptr;  // returns false if CUTLASS refuses
 };
 
+// The place of an output's type in Kernels.
 template <typename T>
-struct OutputIndex;  // 0, 1, 2
-template <>
-struct OutputIndex<float> {
-  static constexpr int value = 0;
-};
-template <>
-struct OutputIndex<Float16> {
-  static constexpr int value = 1;
-};
-template <>
-struct OutputIndex<BFloat16> {
-  static constexpr int value = 2;
-};
+constexpr int kOutputIndex = std::is_same_v<T, BFloat16>  ? 2
+                             : std::is_same_v<T, Float16> ? 1
+                                                          : 0;
 
-// The kernels of one tile, in the order of OutputIndex.
+// The kernels of one tile, in the order of kOutputIndex.
 struct Kernels {
   Kernel of[3];
 };
 
-// Each is instantiated in a separate file, instances/*.cu, so that they compile in parallel.
+// Each is instantiated in a unit of its own (scripts/toolchain.py), so that they compile in parallel.
 template <HopperTile tile>
 const Kernels& hopper_kernels();
 template <GroupedTile tile>
 const Kernels& grouped_kernels();
 
 }  // namespace baraquant::int8_mm::hopper
+
+// All that such a unit has besides the header of the kernels. It is empty without CUTLASS.
+#ifdef BARAQUANT_WITH_CUTLASS
+#define BARAQUANT_INSTANCE(kernels, tile)             \
+  template const baraquant::int8_mm::hopper::Kernels& \
+  baraquant::int8_mm::hopper::kernels<baraquant::int8_mm::tile>()
+#else
+#define BARAQUANT_INSTANCE(kernels, tile) static_assert(true)
+#endif

@@ -1,28 +1,81 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// What single and grouped products on Hopper have in common: the types of their outputs, and the
-// launch of a CUTLASS kernel.
+// What single and grouped products on Hopper have in common: their types, and the launch of a CUTLASS
+// kernel.
 #pragma once
 
 #include <atomic>
 
 #include "cute/tensor.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/device/gemm_universal_adapter.h"
+#include "int8_mm/cuda/hopper/epilogue.cuh"
 #include "int8_mm/cuda/hopper/instances.h"
 
 namespace baraquant::int8_mm::hopper {
 
 template <typename T>
-struct Stored {
-  using type = float;
+using Stored =
+    std::conditional_t<std::is_same_v<T, BFloat16>, cutlass::bfloat16_t,
+                       std::conditional_t<std::is_same_v<T, Float16>, cutlass::half_t, float>>;
+
+template <HopperSchedule schedule, bool grouped>
+struct ScheduleOf;
+template <>
+struct ScheduleOf<HopperSchedule::kPingpong, false> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
 template <>
-struct Stored<Float16> {
-  using type = cutlass::half_t;
+struct ScheduleOf<HopperSchedule::kCooperative, false> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
 };
 template <>
-struct Stored<BFloat16> {
-  using type = cutlass::bfloat16_t;
+struct ScheduleOf<HopperSchedule::kWarpSpecialized, false> {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
+template <>
+struct ScheduleOf<HopperSchedule::kPingpong, true> {
+  using Mainloop = cutlass::gemm::KernelPtrArrayTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedPingpong;
+};
+
+// A row of kHopperTiles or kGroupedTiles in CUTLASS's types. There the first side of a swapped tile is
+// along n, and the matrices of groups are given by pointers.
+template <auto tile>
+struct Tile {
+  static constexpr auto kRow = info_of(tile);
+  static constexpr bool swapped = kRow.swapped,
+                        grouped = std::is_same_v<decltype(tile), GroupedTile>;
+  static_assert(!swapped || (kRow.cluster_m == 1 && kRow.cluster_n == 1));
+  using Shape = cute::Shape<cute::Int<swapped ? kRow.n : kRow.m>,
+                            cute::Int<swapped ? kRow.m : kRow.n>, cute::Int<kRow.k>>;
+  using Cluster = cute::Shape<cute::Int<kRow.cluster_m>, cute::Int<kRow.cluster_n>, cute::_1>;
+  using Schedule = ScheduleOf<kRow.schedule, grouped>;
+  template <typename Layout>
+  using Given = cute::conditional_t<grouped, Layout*, Layout>;
+  using InputLayout = Given<cutlass::layout::RowMajor>;
+  using WeightLayout = Given<cutlass::layout::ColumnMajor>;
+  using OutputLayout = cute::conditional_t<swapped, WeightLayout, InputLayout>;
+};
+
+template <typename T, typename Tile>
+using EpilogueOf = typename cutlass::epilogue::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape,
+    typename Tile::Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
+    typename Tile::OutputLayout, 16 / sizeof(T), Stored<T>, typename Tile::OutputLayout,
+    16 / sizeof(T), typename Tile::Schedule::Epilogue,
+    Rescale<Stored<T>, typename Tile::Shape, Tile::swapped, Tile::grouped>>::CollectiveOp;
+
+// `carveout`: the bytes of shared memory that its stages do not take.
+template <typename Tile, int carveout>
+using MainloopOf = typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, typename Tile::InputLayout, 16,
+    int8_t, typename Tile::WeightLayout, 16, int32_t, typename Tile::Shape, typename Tile::Cluster,
+    cutlass::gemm::collective::StageCountAutoCarveout<carveout>,
+    typename Tile::Schedule::Mainloop>::CollectiveOp;
 
 // Launches a CUTLASS kernel.
 template <typename Kernel>

@@ -33,125 +33,91 @@ struct HopperTime {
   double launch = 0, round = 0, depth = 0;
 };
 
-// A row of the table defines a kernel: hopper/gemm.cuh takes its template arguments from it.
-struct HopperTileInfo {
-  HopperTile tile;
+// A row of a table defines a kernel: hopper/gemm.cuh and grouped_gemm.cuh take their template
+// arguments from it.
+template <typename Tile>
+struct TileInfo {
+  Tile tile;
   const char* name;  // in plans: m x n x k, and how the tile is computed
-  int m, n, k;
+  int m = 0, n = 0, k = 0;
   int cluster_m = 1;     // blocks along m that load the weight together
+  int cluster_n = 1;     // and along n, the input
   bool swapped = false;  // computed as y^T = w x^T, so that m may be as small as 8
-  HopperSchedule schedule;
+  HopperSchedule schedule = HopperSchedule::kPingpong;
   int blocks = 1;        // that share a multiprocessor
   HopperTime time = {};  // none: chosen by the rows alone
   const char* reason;
 };
+using HopperTileInfo = TileInfo<HopperTile>;
 
-constexpr HopperTileInfo kHopperTiles[] = {
-    {.tile = HopperTile::kSwapped16x64,
-     .name = "16x64x256_swapped",
-     .m = 16,
-     .n = 64,
-     .k = 256,
-     .swapped = true,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .reason =
-         "m up to 16, short weights: they take the 64 rows that the instruction needs, and m its "
-         "free side"},
-    {.tile = HopperTile::kSwapped32x64,
-     .name = "32x64x256_swapped",
-     .m = 32,
-     .n = 64,
-     .k = 256,
-     .swapped = true,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .reason = "m up to 32, and weights of one round of tiles"},
-    {.tile = HopperTile::kTwoSwapped32x64,
-     .name = "32x64x256_swapped_two_blocks",
-     .m = 32,
-     .n = 64,
-     .k = 256,
-     .swapped = true,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .blocks = 2,
-     .reason = "m up to 32, and more tiles: one block begins while another multiplies"},
-    {.tile = HopperTile::kWarps64x32,
-     .name = "64x32x256_warp_specialized",
-     .m = 64,
-     .n = 32,
-     .k = 256,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .reason = "m of 33 to 64: tiles so narrow that all multiprocessors stream the weights"},
-    {.tile = HopperTile::kWarps64x64,
-     .name = "64x64x256_warp_specialized",
-     .m = 64,
-     .n = 64,
-     .k = 256,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .time = {0, 0.9, 7.5},
-     .reason = "m of 33 to 128, and weights of one round of tiles"},
-    {.tile = HopperTile::kTwoWarps64x64,
-     .name = "64x64x256_warp_specialized_two_blocks",
-     .m = 64,
-     .n = 64,
-     .k = 256,
-     .schedule = HopperSchedule::kWarpSpecialized,
-     .blocks = 2,
-     .reason = "m of 33 to 64, and more tiles: one block begins while another multiplies"},
-    {.tile = HopperTile::kCooperative64x128,
-     .name = "64x128x128_swapped_cooperative",
-     .m = 64,
-     .n = 128,
-     .k = 128,
-     .swapped = true,
-     .schedule = HopperSchedule::kCooperative,
-     .time = {1.7, 1.2, 7.8},
-     .reason = "the smallest round, for m about 256 where larger tiles leave multiprocessors idle"},
-    {.tile = HopperTile::kCooperative96x128,
-     .name = "96x128x128_swapped_cooperative",
-     .m = 96,
-     .n = 128,
-     .k = 128,
-     .swapped = true,
-     .schedule = HopperSchedule::kCooperative,
-     .time = {0.3, 2.0, 10.2},
-     .reason = "m about 192 or 384, of which larger tiles compute more than there is"},
-    {.tile = HopperTile::kCooperative128x128,
-     .name = "128x128x128_swapped_cooperative",
-     .m = 128,
-     .n = 128,
-     .k = 128,
-     .swapped = true,
-     .schedule = HopperSchedule::kCooperative,
-     .time = {1.3, 3.2, 11.8},
-     .reason = "grids of one round, and an odd number of tiles along m"},
-    {.tile = HopperTile::kCooperative192x128,
-     .name = "192x128x128_swapped_cooperative",
-     .m = 192,
-     .n = 128,
-     .k = 128,
-     .swapped = true,
-     .schedule = HopperSchedule::kCooperative,
-     .time = {0.3, 3.4, 16.9},
-     .reason = "m about 384, 768 or 1536, where it saves a round"},
-    {.tile = HopperTile::kCooperative256x128,
-     .name = "256x128x128_cooperative",
-     .m = 256,
-     .n = 128,
-     .k = 128,
-     .schedule = HopperSchedule::kCooperative,
-     .time = {0.4, 3.8, 21.6},
-     .reason = "the least traffic, and so the least power, for each product"},
-    {.tile = HopperTile::kPingpong128x128,
-     .name = "128x128x128_pingpong_cluster2x1",
-     .m = 128,
-     .n = 128,
-     .k = 128,
-     .cluster_m = 2,
-     .schedule = HopperSchedule::kPingpong,
-     .time = {3.7, 0.8, 12.6},
-     .reason = "one warp group multiplies while the other stores: many rounds, and short k"},
-};
-static_assert(is_table(kHopperTiles));
+constexpr auto kHopperTiles = table_of<HopperTileInfo>(
+    {{.tile = HopperTile::kSwapped16x64,
+      .name = "16x64x256_swapped",
+      .swapped = true,
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .reason =
+          "m up to 16, short weights: they take the 64 rows that the instruction needs, and m its "
+          "free side"},
+     {.tile = HopperTile::kSwapped32x64,
+      .name = "32x64x256_swapped",
+      .swapped = true,
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .reason = "m up to 32, and weights of one round of tiles"},
+     {.tile = HopperTile::kTwoSwapped32x64,
+      .name = "32x64x256_swapped_two_blocks",
+      .swapped = true,
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .blocks = 2,
+      .reason = "m up to 32, and more tiles: one block begins while another multiplies"},
+     {.tile = HopperTile::kWarps64x32,
+      .name = "64x32x256_warp_specialized",
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .reason = "m of 33 to 64: tiles so narrow that all multiprocessors stream the weights"},
+     {.tile = HopperTile::kWarps64x64,
+      .name = "64x64x256_warp_specialized",
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .time = {0, 0.9, 7.5},
+      .reason = "m of 33 to 128, and weights of one round of tiles"},
+     {.tile = HopperTile::kTwoWarps64x64,
+      .name = "64x64x256_warp_specialized_two_blocks",
+      .schedule = HopperSchedule::kWarpSpecialized,
+      .blocks = 2,
+      .reason = "m of 33 to 64, and more tiles: one block begins while another multiplies"},
+     {.tile = HopperTile::kCooperative64x128,
+      .name = "64x128x128_swapped_cooperative",
+      .swapped = true,
+      .schedule = HopperSchedule::kCooperative,
+      .time = {1.7, 1.2, 7.8},
+      .reason =
+          "the smallest round, for m about 256 where larger tiles leave multiprocessors idle"},
+     {.tile = HopperTile::kCooperative96x128,
+      .name = "96x128x128_swapped_cooperative",
+      .swapped = true,
+      .schedule = HopperSchedule::kCooperative,
+      .time = {0.3, 2.0, 10.2},
+      .reason = "m about 192 or 384, of which larger tiles compute more than there is"},
+     {.tile = HopperTile::kCooperative128x128,
+      .name = "128x128x128_swapped_cooperative",
+      .swapped = true,
+      .schedule = HopperSchedule::kCooperative,
+      .time = {1.3, 3.2, 11.8},
+      .reason = "grids of one round, and an odd number of tiles along m"},
+     {.tile = HopperTile::kCooperative192x128,
+      .name = "192x128x128_swapped_cooperative",
+      .swapped = true,
+      .schedule = HopperSchedule::kCooperative,
+      .time = {0.3, 3.4, 16.9},
+      .reason = "m about 384, 768 or 1536, where it saves a round"},
+     {.tile = HopperTile::kCooperative256x128,
+      .name = "256x128x128_cooperative",
+      .schedule = HopperSchedule::kCooperative,
+      .time = {0.4, 3.8, 21.6},
+      .reason = "the least traffic, and so the least power, for each product"},
+     {.tile = HopperTile::kPingpong128x128,
+      .name = "128x128x128_pingpong_cluster2x1",
+      .cluster_m = 2,
+      .time = {3.7, 0.8, 12.6},
+      .reason = "one warp group multiplies while the other stores: many rounds, and short k"}});
 
 constexpr const HopperTileInfo& info_of(HopperTile tile) {
   return kHopperTiles[static_cast<int>(tile)];
@@ -201,46 +167,24 @@ inline HopperTile choose_hopper_tile(int64_t m, int64_t n, int64_t k, int multip
 
 enum class GroupedTile { k128x128, k64x256, k32x128 };
 
-// Like HopperTileInfo, for hopper/grouped_gemm.cuh.
-struct GroupedTileInfo {
-  GroupedTile tile;
-  const char* name;
-  int m, n, k;
-  int cluster_n;  // blocks along n that load the input together
-  bool swapped;
-  const char* reason;
-};
+using GroupedTileInfo = TileInfo<GroupedTile>;
 
-constexpr GroupedTileInfo kGroupedTiles[] = {
-    {.tile = GroupedTile::k128x128,
-     .name = "128x128x128_pingpong_cluster1x2",
-     .m = 128,
-     .n = 128,
-     .k = 128,
-     .cluster_n = 2,
-     .swapped = false,
-     .reason =
-         "the fastest where a group has more than 64 rows; clusters along n fit groups of any "
-         "rows"},
-    {.tile = GroupedTile::k64x256,
-     .name = "64x256x128_pingpong_cluster1x2",
-     .m = 64,
-     .n = 256,
-     .k = 128,
-     .cluster_n = 2,
-     .swapped = false,
-     .reason = "33 to 64 rows in a group: half as much of a tile lies beyond its end"},
-    {.tile = GroupedTile::k32x128,
-     .name = "32x128x256_swapped_pingpong",
-     .m = 32,
-     .n = 128,
-     .k = 256,
-     .cluster_n = 1,
-     .swapped = true,
-     .reason = "up to 32 rows: the weights take the 64 rows that the instruction needs, and m its "
-               "free side"},
-};
-static_assert(is_table(kGroupedTiles));
+constexpr auto kGroupedTiles = table_of<GroupedTileInfo>(
+    {{.tile = GroupedTile::k128x128,
+      .name = "128x128x128_pingpong_cluster1x2",
+      .cluster_n = 2,
+      .reason =
+          "the fastest where a group has more than 64 rows; clusters along n fit groups of any "
+          "rows"},
+     {.tile = GroupedTile::k64x256,
+      .name = "64x256x128_pingpong_cluster1x2",
+      .cluster_n = 2,
+      .reason = "33 to 64 rows in a group: half as much of a tile lies beyond its end"},
+     {.tile = GroupedTile::k32x128,
+      .name = "32x128x256_swapped_pingpong",
+      .swapped = true,
+      .reason = "up to 32 rows: the weights take the 64 rows that the instruction needs, and m its "
+                "free side"}});
 
 constexpr const GroupedTileInfo& info_of(GroupedTile tile) {
   return kGroupedTiles[static_cast<int>(tile)];
