@@ -325,15 +325,6 @@ def test_a_weight_that_is_not_finite_is_looked_at_again() -> None:
         assert torch.equal(model(example()), twin(example()))
 
 
-def test_a_state_of_an_older_version_has_no_counter() -> None:
-    module, other = STARTS["per_channel"](True), STARTS["per_channel"](True)
-    module(example())
-    state = module.state_dict()
-    del state["skipped_batches"]
-    other.load_state_dict(state)
-    assert torch.equal(other.eval()(example()), module.eval()(example()))
-
-
 def test_an_average_that_was_copied_too_early_names_the_cause() -> None:
     model = nn.Sequential(nn.Linear(8, 4))
     prepare_(model, CONFIGS["linear"])

@@ -174,7 +174,7 @@ def test_a_batch_that_is_not_finite_takes_no_part(
 
 
 def test_a_state_dict_without_a_counter_is_loaded(device: str) -> None:
-    """One of before it was counted; with `assign` too, into a module on the meta device."""
+    """One of PyTorch's own observers; with `assign` too, into a module on the meta device."""
     seen = module_for("per_channel").to(device)
     seen(example(device=device))
     seen.skipped_batches.fill_(3)

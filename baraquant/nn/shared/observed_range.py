@@ -100,12 +100,15 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
         self.zero_point.copy_(torch.where(known, zero_point, self.zero_point))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        counter, low = prefix + "skipped_batches", state_dict.get(prefix + "min_val")
+        if self.is_observed and low is not None and counter not in state_dict:
+            # PyTorch's own observers do not count.
+            state_dict[counter] = torch.zeros((), dtype=torch.int64, device=low.device)
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._is_seen = False
         if self.scale_dtype != "float32" and "scale" in self._buffers:
             # The state may be that of a module whose scales were not rounded.
             self._buffers["scale"] = rounded_scale(self.scale, self.scale_dtype)
-        counter = prefix + "skipped_batches"
         if self.is_observed and counter in state_dict and not self.skipped_batches.is_meta:
             self._skipped_together = int(self.skipped_batches)
 
