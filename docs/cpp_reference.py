@@ -52,6 +52,9 @@ class Header:
         # Macros of torch, of which the parser knows nothing.
         source = re.sub(r"\bBARAQUANT_API\s+", "", self.text)
         source = re.sub(r"^TORCH_MODULE\(\w+\);\n", "", source, flags=re.MULTILINE)
+        # What declares the clones of a module ends its public part.
+        source = re.sub(r"^#define (?:.*\\\n)+.*\n", "", source, flags=re.MULTILINE)
+        source = re.sub(r"^  BARAQUANT_CLONES$", " private:", source, flags=re.MULTILINE)
         source = re.sub(r"\bTORCH_ARG\((.*), (\w+)\)", rf"\1 \2{ARGUMENT}", source)
         return [*lines, *self.of_namespace(parse_string(source).namespace, "")]
 
@@ -76,7 +79,13 @@ class Header:
         if name.removesuffix("Impl") in self.holders:
             holder = name.removesuffix("Impl")
             said += [f"``{holder}`` is the holder of it, a ``torch::nn::ModuleHolder``.", ""]
-        bases = ", ".join(f"{base.access} {base.typename.format()}" for base in declared.bases)
+        # A parameter of a template has no page.
+        parameters = {one.name for one in getattr(declared.template, "params", ())}
+        bases = ", ".join(
+            f"{base.access} {base.typename.format()}"
+            for base in declared.bases
+            if base.typename.format() not in parameters
+        )
         signature = f"{namespace}{name}" + (f" : {bases}" if bases else "")
         for alias in scope.using_alias:
             if alias.access == "public":

@@ -28,9 +28,9 @@ auto within(const std::string& place, const F& call) {
   try {
     return call();
   } catch (const c10::ValueError& error) {
-    fail(place, shown(error.msg()));
+    fail(place, shown(std::string_view(error.msg())));
   } catch (const c10::TypeError& error) {
-    fail(place, shown(error.msg()));
+    fail(place, shown(std::string_view(error.msg())));
   }
 }
 
