@@ -146,8 +146,8 @@ def observe_fake_quantize(a: Any) -> Tensor:
         _observe(a, parts)
         chosen = qparams_of_range(a.min_val, a.max_val, a.quant_min, a.quant_max, a.symmetric)
         known = is_known(a.min_val, a.max_val)
-        a.scale.copy_(torch.where(known, chosen[0], a.scale))
-        a.zero_point.copy_(torch.where(known, chosen[1], a.zero_point))
+        for own, new in zip((a.scale, a.zero_point), chosen, strict=True):
+            own.copy_(torch.where(known, new, own).reshape(own.shape))  # [] may stand for [1]
     if not a.fake_quant_enabled:
         return a.input.clone()
     # These are copies: the next call may change the originals before the backward pass.
