@@ -198,9 +198,7 @@ FakeQuantizeTernaryImpl::FakeQuantizeTernaryImpl(const FakeQuantizeOptions& give
                            .scale_dtype(given.scale_dtype())) {}
 
 torch::Tensor FakeQuantizeTernaryImpl::round(const torch::Tensor& input) {
-  const auto [integers, step, zeros] = quantize(input.detach());
-  return straight_through(ops_of(options).fake_quantize(input.detach(), step, zeros, std::nullopt),
-                          input);
+  return straight_through(FakeQuantizeImpl::round(input.detach()), input);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeTernaryImpl::qparams_of_rows(
