@@ -133,17 +133,14 @@ def comment(docstring: str, names: set[str]) -> list[str]:
 
 def declaration(schema: Schema) -> str:
     """A function."""
-    types = ", ".join(PARAMETERS[a.type] for a in schema.arguments)
     values = ", ".join(
         f"std::move({a.name})" if a.type.startswith("SymInt") else a.name for a in schema.arguments
     )
     parameters = ", ".join(a.parameter for a in schema.arguments)
-    returned = "" if schema.returns == "void" else "return "
+    overload = f', "{schema.overload}"' if schema.overload else ""
     return (
         f"inline {schema.returns} {schema.name}({parameters}) {{\n"
-        f"  static const auto op = api::find<{schema.returns}({types})>"
-        f'("{schema.name}", "{schema.overload}");\n'
-        f"  {returned}op.call({values});\n"
+        f'  return api::call<{schema.returns}, "{schema.name}"{overload}>({values});\n'
         "}"
     )
 
@@ -152,7 +149,7 @@ def header(family: str, title: str, ops: list[tuple[list[str], list[Schema]]]) -
     """The text of a header below its first two lines, from docstrings and overloads."""
     inner = "baraquant::backward" if family == "backward" else "baraquant"
     lines = [f"/// @file\n/// {title}"]
-    lines += ["#pragma once", "", '#include "find.h"', "", f"namespace {inner} {{", ""]
+    lines += ["#pragma once", "", '#include "call.h"', "", f"namespace {inner} {{", ""]
     for docstring, schemas in ops:
         for schema in schemas:
             given = {argument.name for argument in schema.arguments}

@@ -4,7 +4,7 @@
 /// Quantize, dequantize and fake_quantize with given scales and zero points.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -34,11 +34,8 @@ inline at::Tensor quantize_per_tensor(const at::Tensor& input, const at::Tensor&
                                       int64_t quant_min = -128, int64_t quant_max = 127,
                                       at::ScalarType dtype = at::kChar,
                                       std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, at::ScalarType, std::optional<bool>)>(
-          "quantize_per_tensor", "");
-  return op.call(input, scale, zero_point, quant_min, quant_max, dtype, save_mask);
+  return api::call<at::Tensor, "quantize_per_tensor">(input, scale, zero_point, quant_min,
+                                                      quant_max, dtype, save_mask);
 }
 
 /// The same; the scale is a tensor and the zero point a number.
@@ -46,11 +43,8 @@ inline at::Tensor quantize_per_tensor(const at::Tensor& input, const at::Tensor&
                                       int64_t zero_point, int64_t quant_min = -128,
                                       int64_t quant_max = 127, at::ScalarType dtype = at::kChar,
                                       std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
-                           at::ScalarType, std::optional<bool>)>("quantize_per_tensor",
-                                                                 "scale_tensor");
-  return op.call(input, scale, zero_point, quant_min, quant_max, dtype, save_mask);
+  return api::call<at::Tensor, "quantize_per_tensor", "scale_tensor">(
+      input, scale, zero_point, quant_min, quant_max, dtype, save_mask);
 }
 
 /// The same; the scale is a number and the zero point a number.
@@ -58,10 +52,8 @@ inline at::Tensor quantize_per_tensor(const at::Tensor& input, double scale,
                                       std::optional<int64_t> zero_point, int64_t quant_min = -128,
                                       int64_t quant_max = 127, at::ScalarType dtype = at::kChar,
                                       std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, double, std::optional<int64_t>, int64_t, int64_t,
-                           at::ScalarType, std::optional<bool>)>("quantize_per_tensor", "number");
-  return op.call(input, scale, zero_point, quant_min, quant_max, dtype, save_mask);
+  return api::call<at::Tensor, "quantize_per_tensor", "number">(input, scale, zero_point, quant_min,
+                                                                quant_max, dtype, save_mask);
 }
 
 /// Quantize `input` with a scale for each index of `axis`.
@@ -89,11 +81,8 @@ inline at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor
                                        int64_t quant_min = -128, int64_t quant_max = 127,
                                        at::ScalarType dtype = at::kChar,
                                        std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, int64_t, at::ScalarType, std::optional<bool>)>(
-          "quantize_per_channel", "");
-  return op.call(input, scale, zero_point, axis, quant_min, quant_max, dtype, save_mask);
+  return api::call<at::Tensor, "quantize_per_channel">(input, scale, zero_point, axis, quant_min,
+                                                       quant_max, dtype, save_mask);
 }
 
 /// Quantize `input` with a scale for each vector along the last dimension.
@@ -121,11 +110,8 @@ inline at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& 
                                      int64_t quant_min = -128, int64_t quant_max = 127,
                                      at::ScalarType dtype = at::kChar,
                                      std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, at::ScalarType, std::optional<bool>)>(
-          "quantize_per_token", "");
-  return op.call(input, scale, zero_point, quant_min, quant_max, dtype, save_mask);
+  return api::call<at::Tensor, "quantize_per_token">(input, scale, zero_point, quant_min, quant_max,
+                                                     dtype, save_mask);
 }
 
 /// Quantize `input` with a scale for each run of `group_size` elements along `axis`.
@@ -156,11 +142,9 @@ inline at::Tensor quantize_per_group(const at::Tensor& input, const at::Tensor& 
                                      int64_t quant_min = -128, int64_t quant_max = 127,
                                      at::ScalarType dtype = at::kChar,
                                      std::optional<bool> save_mask = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, c10::SymInt, int64_t,
-      int64_t, int64_t, at::ScalarType, std::optional<bool>)>("quantize_per_group", "");
-  return op.call(input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max, dtype,
-                 save_mask);
+  return api::call<at::Tensor, "quantize_per_group">(input, scale, zero_point,
+                                                     std::move(group_size), axis, quant_min,
+                                                     quant_max, dtype, save_mask);
 }
 
 /// Dequantize `input` with one scale for the whole tensor.
@@ -183,30 +167,22 @@ inline at::Tensor quantize_per_group(const at::Tensor& input, const at::Tensor& 
 inline at::Tensor dequantize_per_tensor(const at::Tensor& input, const at::Tensor& scale,
                                         const std::optional<at::Tensor>& zero_point,
                                         std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           std::optional<at::ScalarType>)>("dequantize_per_tensor", "");
-  return op.call(input, scale, zero_point, dtype);
+  return api::call<at::Tensor, "dequantize_per_tensor">(input, scale, zero_point, dtype);
 }
 
 /// The same; the scale is a tensor and the zero point a number.
 inline at::Tensor dequantize_per_tensor(const at::Tensor& input, const at::Tensor& scale,
                                         int64_t zero_point,
                                         std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t,
-                           std::optional<at::ScalarType>)>("dequantize_per_tensor", "scale_tensor");
-  return op.call(input, scale, zero_point, dtype);
+  return api::call<at::Tensor, "dequantize_per_tensor", "scale_tensor">(input, scale, zero_point,
+                                                                        dtype);
 }
 
 /// The same; the scale is a number and the zero point a number.
 inline at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale,
                                         std::optional<int64_t> zero_point,
                                         std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, double, std::optional<int64_t>,
-                           std::optional<at::ScalarType>)>("dequantize_per_tensor", "number");
-  return op.call(input, scale, zero_point, dtype);
+  return api::call<at::Tensor, "dequantize_per_tensor", "number">(input, scale, zero_point, dtype);
 }
 
 /// Dequantize `input` with a scale for each index of `axis`.
@@ -228,10 +204,7 @@ inline at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale,
 inline at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& scale,
                                          const std::optional<at::Tensor>& zero_point, int64_t axis,
                                          std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, std::optional<at::ScalarType>)>("dequantize_per_channel", "");
-  return op.call(input, scale, zero_point, axis, dtype);
+  return api::call<at::Tensor, "dequantize_per_channel">(input, scale, zero_point, axis, dtype);
 }
 
 /// Dequantize `input` with a scale for each vector along the last dimension.
@@ -252,10 +225,7 @@ inline at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tens
 inline at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor& scale,
                                        const std::optional<at::Tensor>& zero_point,
                                        std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           std::optional<at::ScalarType>)>("dequantize_per_token", "");
-  return op.call(input, scale, zero_point, dtype);
+  return api::call<at::Tensor, "dequantize_per_token">(input, scale, zero_point, dtype);
 }
 
 /// Dequantize `input` with a scale for each run of `group_size` elements along `axis`.
@@ -279,11 +249,8 @@ inline at::Tensor dequantize_per_group(const at::Tensor& input, const at::Tensor
                                        const std::optional<at::Tensor>& zero_point,
                                        c10::SymInt group_size, int64_t axis = -1,
                                        std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           c10::SymInt, int64_t, std::optional<at::ScalarType>)>(
-          "dequantize_per_group", "");
-  return op.call(input, scale, zero_point, std::move(group_size), axis, dtype);
+  return api::call<at::Tensor, "dequantize_per_group">(input, scale, zero_point,
+                                                       std::move(group_size), axis, dtype);
 }
 
 /// Fake-quantize `input` with one scale for the whole tensor.
@@ -310,10 +277,8 @@ inline at::Tensor fake_quantize_per_tensor(const at::Tensor& input, const at::Te
                                            const std::optional<at::Tensor>& zero_point,
                                            int64_t quant_min = -128, int64_t quant_max = 127,
                                            std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, std::optional<bool>)>("fake_quantize_per_tensor", "");
-  return op.call(input, scale, zero_point, quant_min, quant_max, save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_tensor">(input, scale, zero_point, quant_min,
+                                                           quant_max, save_mask);
 }
 
 /// The same; the scale is a tensor and the zero point a number.
@@ -321,10 +286,8 @@ inline at::Tensor fake_quantize_per_tensor(const at::Tensor& input, const at::Te
                                            int64_t zero_point, int64_t quant_min = -128,
                                            int64_t quant_max = 127,
                                            std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t,
-                           std::optional<bool>)>("fake_quantize_per_tensor", "scale_tensor");
-  return op.call(input, scale, zero_point, quant_min, quant_max, save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_tensor", "scale_tensor">(
+      input, scale, zero_point, quant_min, quant_max, save_mask);
 }
 
 /// The same; the scale is a number and the zero point a number.
@@ -332,10 +295,8 @@ inline at::Tensor fake_quantize_per_tensor(const at::Tensor& input, double scale
                                            std::optional<int64_t> zero_point,
                                            int64_t quant_min = -128, int64_t quant_max = 127,
                                            std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, double, std::optional<int64_t>, int64_t, int64_t,
-                           std::optional<bool>)>("fake_quantize_per_tensor", "number");
-  return op.call(input, scale, zero_point, quant_min, quant_max, save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_tensor", "number">(
+      input, scale, zero_point, quant_min, quant_max, save_mask);
 }
 
 /// Fake-quantize `input` with a scale for each index of `axis`.
@@ -362,11 +323,8 @@ inline at::Tensor fake_quantize_per_channel(const at::Tensor& input, const at::T
                                             int64_t axis, int64_t quant_min = -128,
                                             int64_t quant_max = 127,
                                             std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, int64_t, std::optional<bool>)>(
-          "fake_quantize_per_channel", "");
-  return op.call(input, scale, zero_point, axis, quant_min, quant_max, save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_channel">(input, scale, zero_point, axis,
+                                                            quant_min, quant_max, save_mask);
 }
 
 /// Fake-quantize `input` with a scale for each vector along the last dimension.
@@ -392,10 +350,8 @@ inline at::Tensor fake_quantize_per_token(const at::Tensor& input, const at::Ten
                                           const std::optional<at::Tensor>& zero_point,
                                           int64_t quant_min = -128, int64_t quant_max = 127,
                                           std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           int64_t, int64_t, std::optional<bool>)>("fake_quantize_per_token", "");
-  return op.call(input, scale, zero_point, quant_min, quant_max, save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_token">(input, scale, zero_point, quant_min,
+                                                          quant_max, save_mask);
 }
 
 /// Fake-quantize `input` with a scale for each run of `group_size` elements along `axis`.
@@ -424,12 +380,8 @@ inline at::Tensor fake_quantize_per_group(const at::Tensor& input, const at::Ten
                                           c10::SymInt group_size, int64_t axis = -1,
                                           int64_t quant_min = -128, int64_t quant_max = 127,
                                           std::optional<bool> save_mask = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           c10::SymInt, int64_t, int64_t, int64_t, std::optional<bool>)>(
-          "fake_quantize_per_group", "");
-  return op.call(input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max,
-                 save_mask);
+  return api::call<at::Tensor, "fake_quantize_per_group">(
+      input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max, save_mask);
 }
 
 }  // namespace baraquant

@@ -4,7 +4,7 @@
 /// The gradients of the affine ops, for programs that call them by hand.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant::backward {
 
@@ -28,11 +28,8 @@ inline at::Tensor quantize_per_tensor_backward(const at::Tensor& grad, const at:
                                                const at::Tensor& scale,
                                                const std::optional<at::Tensor>& zero_point,
                                                int64_t quant_min = -128, int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t)>(
-          "quantize_per_tensor_backward", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<at::Tensor, "quantize_per_tensor_backward">(grad, input, scale, zero_point,
+                                                               quant_min, quant_max);
 }
 
 /// Gradient of quantize_per_channel in its input.
@@ -57,11 +54,8 @@ inline at::Tensor quantize_per_channel_backward(const at::Tensor& grad, const at
                                                 const std::optional<at::Tensor>& zero_point,
                                                 int64_t axis, int64_t quant_min = -128,
                                                 int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t, int64_t)>(
-          "quantize_per_channel_backward", "");
-  return op.call(grad, input, scale, zero_point, axis, quant_min, quant_max);
+  return api::call<at::Tensor, "quantize_per_channel_backward">(grad, input, scale, zero_point,
+                                                                axis, quant_min, quant_max);
 }
 
 /// Gradient of quantize_per_token in its input.
@@ -85,11 +79,8 @@ inline at::Tensor quantize_per_token_backward(const at::Tensor& grad, const at::
                                               const at::Tensor& scale,
                                               const std::optional<at::Tensor>& zero_point,
                                               int64_t quant_min = -128, int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t)>(
-          "quantize_per_token_backward", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<at::Tensor, "quantize_per_token_backward">(grad, input, scale, zero_point,
+                                                              quant_min, quant_max);
 }
 
 /// Gradient of quantize_per_group in its input.
@@ -116,10 +107,8 @@ inline at::Tensor quantize_per_group_backward(const at::Tensor& grad, const at::
                                               const std::optional<at::Tensor>& zero_point,
                                               c10::SymInt group_size, int64_t axis = -1,
                                               int64_t quant_min = -128, int64_t quant_max = 127) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      c10::SymInt, int64_t, int64_t, int64_t)>("quantize_per_group_backward", "");
-  return op.call(grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
+  return api::call<at::Tensor, "quantize_per_group_backward">(
+      grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
 }
 
 /// Gradient of dequantize_per_tensor in its input.
@@ -138,10 +127,7 @@ inline at::Tensor quantize_per_group_backward(const at::Tensor& grad, const at::
 inline at::Tensor dequantize_per_tensor_backward(
     const at::Tensor& grad, const at::Tensor& scale,
     std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, std::optional<at::ScalarType>)>(
-          "dequantize_per_tensor_backward", "");
-  return op.call(grad, scale, dtype);
+  return api::call<at::Tensor, "dequantize_per_tensor_backward">(grad, scale, dtype);
 }
 
 /// Gradient of dequantize_per_channel in its input.
@@ -162,10 +148,7 @@ inline at::Tensor dequantize_per_tensor_backward(
 inline at::Tensor dequantize_per_channel_backward(
     const at::Tensor& grad, const at::Tensor& scale, int64_t axis,
     std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t,
-                           std::optional<at::ScalarType>)>("dequantize_per_channel_backward", "");
-  return op.call(grad, scale, axis, dtype);
+  return api::call<at::Tensor, "dequantize_per_channel_backward">(grad, scale, axis, dtype);
 }
 
 /// Gradient of dequantize_per_token in its input.
@@ -185,10 +168,7 @@ inline at::Tensor dequantize_per_channel_backward(
 inline at::Tensor dequantize_per_token_backward(
     const at::Tensor& grad, const at::Tensor& scale,
     std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, std::optional<at::ScalarType>)>(
-          "dequantize_per_token_backward", "");
-  return op.call(grad, scale, dtype);
+  return api::call<at::Tensor, "dequantize_per_token_backward">(grad, scale, dtype);
 }
 
 /// Gradient of dequantize_per_group in its input.
@@ -210,10 +190,8 @@ inline at::Tensor dequantize_per_token_backward(
 inline at::Tensor dequantize_per_group_backward(
     const at::Tensor& grad, const at::Tensor& scale, c10::SymInt group_size, int64_t axis = -1,
     std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, c10::SymInt, int64_t,
-                           std::optional<at::ScalarType>)>("dequantize_per_group_backward", "");
-  return op.call(grad, scale, std::move(group_size), axis, dtype);
+  return api::call<at::Tensor, "dequantize_per_group_backward">(grad, scale, std::move(group_size),
+                                                                axis, dtype);
 }
 
 /// Gradient of fake_quantize_per_tensor in its input.
@@ -237,11 +215,8 @@ inline at::Tensor fake_quantize_per_tensor_backward(const at::Tensor& grad, cons
                                                     const std::optional<at::Tensor>& zero_point,
                                                     int64_t quant_min = -128,
                                                     int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t)>(
-          "fake_quantize_per_tensor_backward", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<at::Tensor, "fake_quantize_per_tensor_backward">(grad, input, scale, zero_point,
+                                                                    quant_min, quant_max);
 }
 
 /// Gradient of fake_quantize_per_channel in its input.
@@ -267,11 +242,8 @@ inline at::Tensor fake_quantize_per_channel_backward(const at::Tensor& grad,
                                                      const std::optional<at::Tensor>& zero_point,
                                                      int64_t axis, int64_t quant_min = -128,
                                                      int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t, int64_t)>(
-          "fake_quantize_per_channel_backward", "");
-  return op.call(grad, input, scale, zero_point, axis, quant_min, quant_max);
+  return api::call<at::Tensor, "fake_quantize_per_channel_backward">(grad, input, scale, zero_point,
+                                                                     axis, quant_min, quant_max);
 }
 
 /// Gradient of fake_quantize_per_token in its input.
@@ -296,11 +268,8 @@ inline at::Tensor fake_quantize_per_token_backward(const at::Tensor& grad, const
                                                    const std::optional<at::Tensor>& zero_point,
                                                    int64_t quant_min = -128,
                                                    int64_t quant_max = 127) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, int64_t, int64_t)>(
-          "fake_quantize_per_token_backward", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<at::Tensor, "fake_quantize_per_token_backward">(grad, input, scale, zero_point,
+                                                                   quant_min, quant_max);
 }
 
 /// Gradient of fake_quantize_per_group in its input.
@@ -328,10 +297,8 @@ inline at::Tensor fake_quantize_per_group_backward(const at::Tensor& grad, const
                                                    c10::SymInt group_size, int64_t axis = -1,
                                                    int64_t quant_min = -128,
                                                    int64_t quant_max = 127) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      c10::SymInt, int64_t, int64_t, int64_t)>("fake_quantize_per_group_backward", "");
-  return op.call(grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
+  return api::call<at::Tensor, "fake_quantize_per_group_backward">(
+      grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
 }
 
 /// Gradients of fake_quantize_per_tensor in input, scale and zero point.
@@ -357,10 +324,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_tensor_b
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
     const std::optional<at::Tensor>& zero_point, int64_t quant_min = -128,
     int64_t quant_max = 127) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      int64_t, int64_t)>("fake_quantize_per_tensor_backward_qparams", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "fake_quantize_per_tensor_backward_qparams">(grad, input, scale, zero_point,
+                                                                quant_min, quant_max);
 }
 
 /// Gradients of fake_quantize_per_channel in input, scale and zero point.
@@ -387,10 +353,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_channel_
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
     const std::optional<at::Tensor>& zero_point, int64_t axis, int64_t quant_min = -128,
     int64_t quant_max = 127) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      int64_t, int64_t, int64_t)>("fake_quantize_per_channel_backward_qparams", "");
-  return op.call(grad, input, scale, zero_point, axis, quant_min, quant_max);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "fake_quantize_per_channel_backward_qparams">(grad, input, scale, zero_point,
+                                                                 axis, quant_min, quant_max);
 }
 
 /// Gradients of fake_quantize_per_token in input, scale and zero point.
@@ -417,10 +382,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_token_ba
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
     const std::optional<at::Tensor>& zero_point, int64_t quant_min = -128,
     int64_t quant_max = 127) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      int64_t, int64_t)>("fake_quantize_per_token_backward_qparams", "");
-  return op.call(grad, input, scale, zero_point, quant_min, quant_max);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "fake_quantize_per_token_backward_qparams">(grad, input, scale, zero_point,
+                                                               quant_min, quant_max);
 }
 
 /// Gradients of fake_quantize_per_group in input, scale and zero point.
@@ -449,10 +413,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_group_ba
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
     const std::optional<at::Tensor>& zero_point, c10::SymInt group_size, int64_t axis = -1,
     int64_t quant_min = -128, int64_t quant_max = 127) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      c10::SymInt, int64_t, int64_t, int64_t)>("fake_quantize_per_group_backward_qparams", "");
-  return op.call(grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "fake_quantize_per_group_backward_qparams">(
+      grad, input, scale, zero_point, std::move(group_size), axis, quant_min, quant_max);
 }
 
 }  // namespace baraquant::backward

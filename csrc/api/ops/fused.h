@@ -4,7 +4,7 @@
 /// Norms, activations and a rotation of vectors, and the same quantized.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -23,20 +23,15 @@ namespace baraquant {
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor rms_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                            double eps) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, double)>("rms_norm",
-                                                                                         "");
-  return op.call(input, weight, eps);
+  return api::call<at::Tensor, "rms_norm">(input, weight, eps);
 }
 
 /// The same of input + residual, which is returned as well, after the other results.
 inline std::tuple<at::Tensor, at::Tensor> rms_norm(const at::Tensor& input,
                                                    const std::optional<at::Tensor>& weight,
                                                    double eps, const at::Tensor& residual) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, double, const at::Tensor&)>("rms_norm",
-                                                                                       "residual");
-  return op.call(input, weight, eps, residual);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "rms_norm", "residual">(input, weight, eps,
+                                                                               residual);
 }
 
 /// Divide each vector by its root mean square, and quantize it.
@@ -64,10 +59,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> rms_norm_quantize_per_toke
     const at::Tensor& input, const std::optional<at::Tensor>& weight, double eps,
     bool symmetric = true, int64_t quant_min = -128, int64_t quant_max = 127,
     at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, double, bool, int64_t, int64_t,
-      at::ScalarType)>("rms_norm_quantize_per_token", "");
-  return op.call(input, weight, eps, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "rms_norm_quantize_per_token">(
+      input, weight, eps, symmetric, quant_min, quant_max, dtype);
 }
 
 /// The same of input + residual, which is returned as well, after the other results.
@@ -75,10 +68,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rms_norm_quant
     const at::Tensor& input, const std::optional<at::Tensor>& weight, double eps,
     const at::Tensor& residual, bool symmetric = true, int64_t quant_min = -128,
     int64_t quant_max = 127, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, double, const at::Tensor&, bool, int64_t,
-      int64_t, at::ScalarType)>("rms_norm_quantize_per_token", "residual");
-  return op.call(input, weight, eps, residual, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>,
+                   "rms_norm_quantize_per_token", "residual">(
+      input, weight, eps, residual, symmetric, quant_min, quant_max, dtype);
 }
 
 /// Shift and scale each vector along the last dimension to mean 0 and variance 1.
@@ -98,10 +90,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> rms_norm_quant
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor layer_norm(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                              const std::optional<at::Tensor>& bias, double eps) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&,
-                           const std::optional<at::Tensor>&, double)>("layer_norm", "");
-  return op.call(input, weight, bias, eps);
+  return api::call<at::Tensor, "layer_norm">(input, weight, bias, eps);
 }
 
 /// The same of input + residual, which is returned as well, after the other results.
@@ -109,10 +98,8 @@ inline std::tuple<at::Tensor, at::Tensor> layer_norm(const at::Tensor& input,
                                                      const std::optional<at::Tensor>& weight,
                                                      const std::optional<at::Tensor>& bias,
                                                      double eps, const at::Tensor& residual) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double,
-      const at::Tensor&)>("layer_norm", "residual");
-  return op.call(input, weight, bias, eps, residual);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "layer_norm", "residual">(
+      input, weight, bias, eps, residual);
 }
 
 /// Shift and scale each vector to mean 0 and variance 1, and quantize it.
@@ -141,10 +128,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> layer_norm_quantize_per_to
     const at::Tensor& input, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, double eps, bool symmetric = true,
     int64_t quant_min = -128, int64_t quant_max = 127, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double,
-      bool, int64_t, int64_t, at::ScalarType)>("layer_norm_quantize_per_token", "");
-  return op.call(input, weight, bias, eps, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "layer_norm_quantize_per_token">(
+      input, weight, bias, eps, symmetric, quant_min, quant_max, dtype);
 }
 
 /// The same of input + residual, which is returned as well, after the other results.
@@ -153,11 +138,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> layer_norm_qua
     const std::optional<at::Tensor>& bias, double eps, const at::Tensor& residual,
     bool symmetric = true, int64_t quant_min = -128, int64_t quant_max = 127,
     at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double,
-      const at::Tensor&, bool, int64_t, int64_t, at::ScalarType)>("layer_norm_quantize_per_token",
-                                                                  "residual");
-  return op.call(input, weight, bias, eps, residual, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>,
+                   "layer_norm_quantize_per_token", "residual">(
+      input, weight, bias, eps, residual, symmetric, quant_min, quant_max, dtype);
 }
 
 /// Multiply `up` by the SiLU of `gate`: the activation of a gated feed-forward layer.
@@ -172,9 +155,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> layer_norm_qua
 /// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&)>("silu_mul", "");
-  return op.call(gate, up);
+  return api::call<at::Tensor, "silu_mul">(gate, up);
 }
 
 /// Multiply `up` by the SiLU of `gate`, and quantize each vector of the product.
@@ -199,10 +180,8 @@ inline at::Tensor silu_mul(const at::Tensor& gate, const at::Tensor& up) {
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_quantize_per_token(
     const at::Tensor& gate, const at::Tensor& up, bool symmetric = true, int64_t quant_min = -128,
     int64_t quant_max = 127, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, bool, int64_t, int64_t, at::ScalarType)>(
-      "silu_mul_quantize_per_token", "");
-  return op.call(gate, up, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "silu_mul_quantize_per_token">(
+      gate, up, symmetric, quant_min, quant_max, dtype);
 }
 
 /// Compute the Gaussian error linear unit.
@@ -217,8 +196,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> silu_mul_quantize_per_toke
 /// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "none") {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, std::string_view)>("gelu", "");
-  return op.call(input, approximate);
+  return api::call<at::Tensor, "gelu">(input, approximate);
 }
 
 /// Compute the Gaussian error linear unit, and quantize each vector of it.
@@ -244,10 +222,8 @@ inline at::Tensor gelu(const at::Tensor& input, std::string_view approximate = "
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> gelu_quantize_per_token(
     const at::Tensor& input, std::string_view approximate = "none", bool symmetric = true,
     int64_t quant_min = -128, int64_t quant_max = 127, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, std::string_view, bool, int64_t, int64_t, at::ScalarType)>(
-      "gelu_quantize_per_token", "");
-  return op.call(input, approximate, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "gelu_quantize_per_token">(
+      input, approximate, symmetric, quant_min, quant_max, dtype);
 }
 
 /// Rotate each `block` neighbours along the last dimension by a Hadamard matrix.
@@ -262,8 +238,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> gelu_quantize_per_token(
 /// @throws c10::TypeError A tensor has an unsupported dtype.
 /// @throws c10::NotImplementedError The input is on a device other than CPU, CUDA and Meta.
 inline at::Tensor hadamard(const at::Tensor& input, int64_t block) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t)>("hadamard", "");
-  return op.call(input, block);
+  return api::call<at::Tensor, "hadamard">(input, block);
 }
 
 /// Rotate each `block` neighbours by a Hadamard matrix, and quantize each vector.
@@ -289,10 +264,8 @@ inline at::Tensor hadamard(const at::Tensor& input, int64_t block) {
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> hadamard_quantize_per_token(
     const at::Tensor& input, int64_t block, bool symmetric = true, int64_t quant_min = -128,
     int64_t quant_max = 127, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, int64_t, bool, int64_t, int64_t, at::ScalarType)>(
-      "hadamard_quantize_per_token", "");
-  return op.call(input, block, symmetric, quant_min, quant_max, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "hadamard_quantize_per_token">(
+      input, block, symmetric, quant_min, quant_max, dtype);
 }
 
 }  // namespace baraquant

@@ -4,7 +4,7 @@
 /// Weights of four bits, and their products.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -27,10 +27,8 @@ namespace baraquant {
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const at::Tensor& weight,
                                                                           int64_t group_size,
                                                                           bool symmetric = true) {
-  static const auto op =
-      api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, int64_t, bool)>(
-          "choose_int4_qparams", "");
-  return op.call(weight, group_size, symmetric);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "choose_int4_qparams">(
+      weight, group_size, symmetric);
 }
 
 /// Quantize a weight to four bits with a factor for each group, and pack it.
@@ -54,10 +52,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
                                 const at::Tensor& group_factor, int64_t group_size,
                                 const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
-                           const std::optional<at::Tensor>&)>("quantize_int4", "");
-  return op.call(weight, scale, group_factor, group_size, group_zero_point);
+  return api::call<at::Tensor, "quantize_int4">(weight, scale, group_factor, group_size,
+                                                group_zero_point);
 }
 
 /// Turn packed numbers of four bits into the int8 weight that they stand for.
@@ -80,10 +76,8 @@ inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scal
 inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor,
                               int64_t group_size, c10::SymInt in_features,
                               const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, c10::SymInt,
-                           const std::optional<at::Tensor>&)>("expand_int4", "");
-  return op.call(packed, group_factor, group_size, std::move(in_features), group_zero_point);
+  return api::call<at::Tensor, "expand_int4">(packed, group_factor, group_size,
+                                              std::move(in_features), group_zero_point);
 }
 
 /// Pack integers of -8 to 7, two in a byte.
@@ -100,8 +94,7 @@ inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor pack_int4(const at::Tensor& integers) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&)>("pack_int4", "");
-  return op.call(integers);
+  return api::call<at::Tensor, "pack_int4">(integers);
 }
 
 /// Multiply integers by a weight of four bits: int8_linear of the expanded weight.
@@ -138,13 +131,9 @@ inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
                               const std::optional<at::Tensor>& input_zero_point = std::nullopt,
                               const std::optional<at::Tensor>& weight_sum = std::nullopt,
                               at::ScalarType dtype = at::kFloat) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      int64_t, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, at::ScalarType)>(
-      "int4_linear", "");
-  return op.call(input, packed, input_scale, weight_scale, group_factor, group_size, bias,
-                 group_zero_point, input_zero_point, weight_sum, dtype);
+  return api::call<at::Tensor, "int4_linear">(input, packed, input_scale, weight_scale,
+                                              group_factor, group_size, bias, group_zero_point,
+                                              input_zero_point, weight_sum, dtype);
 }
 
 /// Quantize each token with the scale of its data, and multiply it by a weight of four bits.
@@ -183,13 +172,9 @@ inline at::Tensor quantized_int4_linear(
     const std::optional<at::Tensor>& group_zero_point = std::nullopt, bool symmetric = true,
     const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128,
     int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, bool,
-      const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>(
-      "quantized_int4_linear", "");
-  return op.call(input, packed, weight_scale, group_factor, group_size, bias, group_zero_point,
-                 symmetric, weight_sum, quant_min, quant_max, dtype);
+  return api::call<at::Tensor, "quantized_int4_linear">(
+      input, packed, weight_scale, group_factor, group_size, bias, group_zero_point, symmetric,
+      weight_sum, quant_min, quant_max, dtype);
 }
 
 /// Quantize the input with one given scale, and multiply it by a weight of four bits.
@@ -232,15 +217,9 @@ inline at::Tensor static_quantized_int4_linear(
     const std::optional<at::Tensor>& smooth_scale = std::nullopt,
     const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128,
     int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t,
-      const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>(
-      "static_quantized_int4_linear", "");
-  return op.call(input, packed, weight_scale, group_factor, group_size, act_scale, bias,
-                 group_zero_point, act_zero_point, smooth_scale, weight_sum, quant_min, quant_max,
-                 dtype);
+  return api::call<at::Tensor, "static_quantized_int4_linear">(
+      input, packed, weight_scale, group_factor, group_size, act_scale, bias, group_zero_point,
+      act_zero_point, smooth_scale, weight_sum, quant_min, quant_max, dtype);
 }
 
 }  // namespace baraquant

@@ -4,7 +4,7 @@
 /// The convolution of integers.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -52,13 +52,9 @@ inline at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,
                             at::IntArrayRef stride = 1, at::IntArrayRef padding = 0,
                             at::IntArrayRef dilation = 1, int64_t groups = 1,
                             std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, at::IntArrayRef, at::IntArrayRef, at::IntArrayRef, int64_t,
-      std::optional<at::ScalarType>)>("int8_conv", "");
-  return op.call(input, weight, input_scale, weight_scale, bias, input_zero_point, weight_sum,
-                 stride, padding, dilation, groups, dtype);
+  return api::call<at::Tensor, "int8_conv">(input, weight, input_scale, weight_scale, bias,
+                                            input_zero_point, weight_sum, stride, padding, dilation,
+                                            groups, dtype);
 }
 
 }  // namespace baraquant

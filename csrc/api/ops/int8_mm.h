@@ -4,7 +4,7 @@
 /// Products of integers.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -39,12 +39,8 @@ inline at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
                               const std::optional<at::Tensor>& input_zero_point = std::nullopt,
                               const std::optional<at::Tensor>& weight_sum = std::nullopt,
                               at::ScalarType dtype = at::kFloat) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, at::ScalarType)>("int8_linear", "");
-  return op.call(input, weight, input_scale, weight_scale, bias, input_zero_point, weight_sum,
-                 dtype);
+  return api::call<at::Tensor, "int8_linear">(input, weight, input_scale, weight_scale, bias,
+                                              input_zero_point, weight_sum, dtype);
 }
 
 /// Multiply an input that is smoothed and quantized with one scale by quantized weights.
@@ -83,11 +79,8 @@ inline at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& 
                                      const std::optional<at::Tensor>& act_zero_point = std::nullopt,
                                      const std::optional<at::Tensor>& weight_sum = std::nullopt,
                                      at::ScalarType dtype = at::kFloat) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, at::ScalarType)>("smoothquant_linear", "");
-  return op.call(input, weight, weight_scale, act_scale, bias, act_zero_point, weight_sum, dtype);
+  return api::call<at::Tensor, "smoothquant_linear">(input, weight, weight_scale, act_scale, bias,
+                                                     act_zero_point, weight_sum, dtype);
 }
 
 /// The same; the scale is a number and the zero point a number.
@@ -97,12 +90,8 @@ inline at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& 
                                      std::optional<int64_t> act_zero_point = std::nullopt,
                                      const std::optional<at::Tensor>& weight_sum = std::nullopt,
                                      at::ScalarType dtype = at::kFloat) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-                           const std::optional<at::Tensor>&, std::optional<int64_t>,
-                           const std::optional<at::Tensor>&, at::ScalarType)>("smoothquant_linear",
-                                                                              "number");
-  return op.call(input, weight, weight_scale, act_scale, bias, act_zero_point, weight_sum, dtype);
+  return api::call<at::Tensor, "smoothquant_linear", "number">(
+      input, weight, weight_scale, act_scale, bias, act_zero_point, weight_sum, dtype);
 }
 
 /// Quantize each token to int8 with the scale of its own data, and multiply in integers.
@@ -138,12 +127,8 @@ inline at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& we
                                    const std::optional<at::Tensor>& weight_sum = std::nullopt,
                                    int64_t quant_min = -128, int64_t quant_max = 127,
                                    std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      bool, const std::optional<at::Tensor>&, int64_t, int64_t, std::optional<at::ScalarType>)>(
-      "quantized_linear", "");
-  return op.call(input, weight, weight_scale, bias, symmetric, weight_sum, quant_min, quant_max,
-                 dtype);
+  return api::call<at::Tensor, "quantized_linear">(input, weight, weight_scale, bias, symmetric,
+                                                   weight_sum, quant_min, quant_max, dtype);
 }
 
 /// Quantize the input to int8 with one scale that is given, and multiply in integers.
@@ -184,13 +169,9 @@ inline at::Tensor static_quantized_linear(
     const std::optional<at::Tensor>& smooth_scale = std::nullopt,
     const std::optional<at::Tensor>& weight_sum = std::nullopt, int64_t quant_min = -128,
     int64_t quant_max = 127, std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, int64_t, int64_t,
-      std::optional<at::ScalarType>)>("static_quantized_linear", "");
-  return op.call(input, weight, weight_scale, act_scale, bias, act_zero_point, smooth_scale,
-                 weight_sum, quant_min, quant_max, dtype);
+  return api::call<at::Tensor, "static_quantized_linear">(input, weight, weight_scale, act_scale,
+                                                          bias, act_zero_point, smooth_scale,
+                                                          weight_sum, quant_min, quant_max, dtype);
 }
 
 /// Quantize weights and tokens to int8 and multiply them in integers, differentiably.
@@ -240,12 +221,9 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
                              std::string_view rounding = "nearest",
                              const std::optional<at::Tensor>& qweight = std::nullopt,
                              const std::optional<at::Tensor>& weight_scale = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, bool, int64_t,
-      int64_t, int64_t, int64_t, std::string_view, std::string_view,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&)>("qat_linear", "");
-  return op.call(input, weight, bias, symmetric, weight_quant_min, weight_quant_max, quant_min,
-                 quant_max, backward, rounding, qweight, weight_scale);
+  return api::call<at::Tensor, "qat_linear">(input, weight, bias, symmetric, weight_quant_min,
+                                             weight_quant_max, quant_min, quant_max, backward,
+                                             rounding, qweight, weight_scale);
 }
 
 /// Multiply the integers of each group of tokens by the weight of the group.
@@ -284,12 +262,8 @@ inline at::Tensor int8_grouped_linear(
     const std::optional<at::Tensor>& bias = std::nullopt,
     const std::optional<at::Tensor>& input_zero_point = std::nullopt,
     const std::optional<at::Tensor>& weight_sum = std::nullopt, at::ScalarType dtype = at::kFloat) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, at::ScalarType)>("int8_grouped_linear", "");
-  return op.call(input, weight, offsets, input_scale, weight_scale, bias, input_zero_point,
-                 weight_sum, dtype);
+  return api::call<at::Tensor, "int8_grouped_linear">(
+      input, weight, offsets, input_scale, weight_scale, bias, input_zero_point, weight_sum, dtype);
 }
 
 /// Quantize each token to int8, and multiply it by the weight of its group in integers.
@@ -332,12 +306,9 @@ inline at::Tensor quantized_grouped_linear(
     bool symmetric = true, const std::optional<at::Tensor>& weight_sum = std::nullopt,
     int64_t quant_min = -128, int64_t quant_max = 127,
     std::optional<at::ScalarType> dtype = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const std::optional<at::Tensor>&, bool, const std::optional<at::Tensor>&, int64_t, int64_t,
-      std::optional<at::ScalarType>)>("quantized_grouped_linear", "");
-  return op.call(input, weight, offsets, weight_scale, bias, symmetric, weight_sum, quant_min,
-                 quant_max, dtype);
+  return api::call<at::Tensor, "quantized_grouped_linear">(input, weight, offsets, weight_scale,
+                                                           bias, symmetric, weight_sum, quant_min,
+                                                           quant_max, dtype);
 }
 
 /// Quantize weights and tokens to int8 and multiply them in groups, differentiably.
@@ -382,12 +353,9 @@ inline at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& 
                                      int64_t weight_quant_max = 127, int64_t quant_min = -128,
                                      int64_t quant_max = 127, std::string_view backward = "float",
                                      std::string_view rounding = "nearest") {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, bool, int64_t, int64_t, int64_t,
-                           int64_t, std::string_view, std::string_view)>("qat_grouped_linear", "");
-  return op.call(input, weight, offsets, bias, symmetric, weight_quant_min, weight_quant_max,
-                 quant_min, quant_max, backward, rounding);
+  return api::call<at::Tensor, "qat_grouped_linear">(input, weight, offsets, bias, symmetric,
+                                                     weight_quant_min, weight_quant_max, quant_min,
+                                                     quant_max, backward, rounding);
 }
 
 /// Multiply integers and return their exact sums.
@@ -415,10 +383,7 @@ inline at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& 
 inline at::Tensor int8_product(const at::Tensor& input, const at::Tensor& weight,
                                const std::optional<at::Tensor>& input_zero_point = std::nullopt,
                                const std::optional<at::Tensor>& weight_sum = std::nullopt) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                           const std::optional<at::Tensor>&)>("int8_product", "");
-  return op.call(input, weight, input_zero_point, weight_sum);
+  return api::call<at::Tensor, "int8_product">(input, weight, input_zero_point, weight_sum);
 }
 
 /// Scale the sums of a product of integers back to numbers: the last step of `int8_linear`.
@@ -445,11 +410,7 @@ inline at::Tensor rescale_product(const at::Tensor& input, const at::Tensor& inp
                                   const at::Tensor& weight_scale,
                                   const std::optional<at::Tensor>& bias = std::nullopt,
                                   at::ScalarType dtype = at::kFloat) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                           const std::optional<at::Tensor>&, at::ScalarType)>("rescale_product",
-                                                                              "");
-  return op.call(input, input_scale, weight_scale, bias, dtype);
+  return api::call<at::Tensor, "rescale_product">(input, input_scale, weight_scale, bias, dtype);
 }
 
 }  // namespace baraquant

@@ -4,7 +4,7 @@
 /// Scales and zero points from the range of the data.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -30,10 +30,8 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_tensor(const at::Te
                                                                     int64_t quant_min = -128,
                                                                     int64_t quant_max = 127,
                                                                     bool symmetric = true) {
-  static const auto op =
-      api::find<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, int64_t, int64_t, bool)>(
-          "choose_qparams_per_tensor", "");
-  return op.call(input, quant_min, quant_max, symmetric);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "choose_qparams_per_tensor">(
+      input, quant_min, quant_max, symmetric);
 }
 
 /// Choose a scale and zero point for each index of `axis`.
@@ -60,9 +58,8 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_channel(const at::T
                                                                      int64_t quant_min = -128,
                                                                      int64_t quant_max = 127,
                                                                      bool symmetric = true) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, int64_t, int64_t, int64_t, bool)>("choose_qparams_per_channel", "");
-  return op.call(input, axis, quant_min, quant_max, symmetric);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "choose_qparams_per_channel">(
+      input, axis, quant_min, quant_max, symmetric);
 }
 
 /// Choose a scale and zero point for each vector along the last dimension.
@@ -87,10 +84,8 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_token(const at::Ten
                                                                    int64_t quant_min = -128,
                                                                    int64_t quant_max = 127,
                                                                    bool symmetric = true) {
-  static const auto op =
-      api::find<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, int64_t, int64_t, bool)>(
-          "choose_qparams_per_token", "");
-  return op.call(input, quant_min, quant_max, symmetric);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "choose_qparams_per_token">(
+      input, quant_min, quant_max, symmetric);
 }
 
 /// Choose a scale and zero point for each run of `group_size` elements along `axis`.
@@ -117,10 +112,8 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_token(const at::Ten
 inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_group(
     const at::Tensor& input, c10::SymInt group_size, int64_t axis = -1, int64_t quant_min = -128,
     int64_t quant_max = 127, bool symmetric = true) {
-  static const auto op =
-      api::find<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, c10::SymInt, int64_t, int64_t,
-                                                   int64_t, bool)>("choose_qparams_per_group", "");
-  return op.call(input, std::move(group_size), axis, quant_min, quant_max, symmetric);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "choose_qparams_per_group">(
+      input, std::move(group_size), axis, quant_min, quant_max, symmetric);
 }
 
 /// Quantize `input` with one scale, chosen from the range of the whole tensor.
@@ -144,10 +137,9 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_group(
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_tensor(
     const at::Tensor& input, int64_t quant_min = -128, int64_t quant_max = 127,
     bool symmetric = true, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, int64_t, int64_t, bool, at::ScalarType)>(
-      "dynamic_range_quantize_per_tensor", "");
-  return op.call(input, quant_min, quant_max, symmetric, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "dynamic_range_quantize_per_tensor">(input, quant_min, quant_max, symmetric,
+                                                        dtype);
 }
 
 /// Quantize `input` with a scale for each index of `axis`, chosen from the channel's range.
@@ -173,10 +165,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_channel(
     const at::Tensor& input, int64_t axis, int64_t quant_min = -128, int64_t quant_max = 127,
     bool symmetric = true, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, int64_t, int64_t, int64_t, bool, at::ScalarType)>(
-      "dynamic_range_quantize_per_channel", "");
-  return op.call(input, axis, quant_min, quant_max, symmetric, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "dynamic_range_quantize_per_channel">(input, axis, quant_min, quant_max,
+                                                         symmetric, dtype);
 }
 
 /// Quantize each vector along the last dimension with a scale chosen from its own range.
@@ -200,10 +191,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_token(
     const at::Tensor& input, int64_t quant_min = -128, int64_t quant_max = 127,
     bool symmetric = true, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, int64_t, int64_t, bool, at::ScalarType)>(
-      "dynamic_range_quantize_per_token", "");
-  return op.call(input, quant_min, quant_max, symmetric, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "dynamic_range_quantize_per_token">(input, quant_min, quant_max, symmetric,
+                                                       dtype);
 }
 
 /// Quantize each run of `group_size` elements along `axis` with a scale from its own range.
@@ -230,10 +220,9 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_group(
     const at::Tensor& input, c10::SymInt group_size, int64_t axis = -1, int64_t quant_min = -128,
     int64_t quant_max = 127, bool symmetric = true, at::ScalarType dtype = at::kChar) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&, c10::SymInt, int64_t, int64_t, int64_t, bool, at::ScalarType)>(
-      "dynamic_range_quantize_per_group", "");
-  return op.call(input, std::move(group_size), axis, quant_min, quant_max, symmetric, dtype);
+  return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>,
+                   "dynamic_range_quantize_per_group">(input, std::move(group_size), axis,
+                                                       quant_min, quant_max, symmetric, dtype);
 }
 
 /// Fake-quantize `input` with one scale, chosen from the range of the whole tensor.
@@ -255,9 +244,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 inline at::Tensor dynamic_fake_quantize_per_tensor(const at::Tensor& input,
                                                    int64_t quant_min = -128,
                                                    int64_t quant_max = 127, bool symmetric = true) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t, int64_t, bool)>(
-      "dynamic_fake_quantize_per_tensor", "");
-  return op.call(input, quant_min, quant_max, symmetric);
+  return api::call<at::Tensor, "dynamic_fake_quantize_per_tensor">(input, quant_min, quant_max,
+                                                                   symmetric);
 }
 
 /// Fake-quantize `input` with a scale for each index of `axis`, from the channel's range.
@@ -281,9 +269,8 @@ inline at::Tensor dynamic_fake_quantize_per_channel(const at::Tensor& input, int
                                                     int64_t quant_min = -128,
                                                     int64_t quant_max = 127,
                                                     bool symmetric = true) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t, int64_t, int64_t, bool)>(
-      "dynamic_fake_quantize_per_channel", "");
-  return op.call(input, axis, quant_min, quant_max, symmetric);
+  return api::call<at::Tensor, "dynamic_fake_quantize_per_channel">(input, axis, quant_min,
+                                                                    quant_max, symmetric);
 }
 
 /// Fake-quantize each vector along the last dimension with a scale from its own range.
@@ -304,9 +291,8 @@ inline at::Tensor dynamic_fake_quantize_per_channel(const at::Tensor& input, int
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dynamic_fake_quantize_per_token(const at::Tensor& input, int64_t quant_min = -128,
                                                   int64_t quant_max = 127, bool symmetric = true) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t, int64_t, bool)>(
-      "dynamic_fake_quantize_per_token", "");
-  return op.call(input, quant_min, quant_max, symmetric);
+  return api::call<at::Tensor, "dynamic_fake_quantize_per_token">(input, quant_min, quant_max,
+                                                                  symmetric);
 }
 
 /// Fake-quantize each run of `group_size` elements along `axis` with a scale of its own.
@@ -330,10 +316,8 @@ inline at::Tensor dynamic_fake_quantize_per_token(const at::Tensor& input, int64
 inline at::Tensor dynamic_fake_quantize_per_group(const at::Tensor& input, c10::SymInt group_size,
                                                   int64_t axis = -1, int64_t quant_min = -128,
                                                   int64_t quant_max = 127, bool symmetric = true) {
-  static const auto op =
-      api::find<at::Tensor(const at::Tensor&, c10::SymInt, int64_t, int64_t, int64_t, bool)>(
-          "dynamic_fake_quantize_per_group", "");
-  return op.call(input, std::move(group_size), axis, quant_min, quant_max, symmetric);
+  return api::call<at::Tensor, "dynamic_fake_quantize_per_group">(
+      input, std::move(group_size), axis, quant_min, quant_max, symmetric);
 }
 
 /// Update a running minimum and maximum with those of `input`, in place.
@@ -366,10 +350,8 @@ inline void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val,
                              const at::Tensor& max_val, std::optional<int64_t> axis = std::nullopt,
                              std::optional<double> averaging_constant = std::nullopt,
                              const std::optional<at::Tensor>& skipped_batches = std::nullopt) {
-  static const auto op = api::find<void(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                        std::optional<int64_t>, std::optional<double>,
-                                        const std::optional<at::Tensor>&)>("observe_min_max_", "");
-  op.call(input, min_val, max_val, axis, averaging_constant, skipped_batches);
+  return api::call<void, "observe_min_max_">(input, min_val, max_val, axis, averaging_constant,
+                                             skipped_batches);
 }
 
 /// Update a running range, choose scale and zero point from it, and fake-quantize `input`.
@@ -420,12 +402,9 @@ inline at::Tensor observe_fake_quantize(
     int64_t quant_min = -128, int64_t quant_max = 127, bool symmetric = true,
     std::optional<double> averaging_constant = std::nullopt,
     const std::optional<at::Tensor>& skipped_batches = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-      const at::Tensor&, const at::Tensor&, std::optional<int64_t>, int64_t, int64_t, bool,
-      std::optional<double>, const std::optional<at::Tensor>&)>("observe_fake_quantize", "");
-  return op.call(input, min_val, max_val, scale, zero_point, observer_enabled, fake_quant_enabled,
-                 axis, quant_min, quant_max, symmetric, averaging_constant, skipped_batches);
+  return api::call<at::Tensor, "observe_fake_quantize">(
+      input, min_val, max_val, scale, zero_point, observer_enabled, fake_quant_enabled, axis,
+      quant_min, quant_max, symmetric, averaging_constant, skipped_batches);
 }
 
 }  // namespace baraquant

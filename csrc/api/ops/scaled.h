@@ -4,7 +4,7 @@
 /// Scaled quantization, transposes and random states, for a backward of integers.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -27,10 +27,8 @@ namespace baraquant {
 inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_per_token(
     const at::Tensor& input, const at::Tensor& factor,
     const std::optional<at::Tensor>& random = std::nullopt) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>(
-      "scaled_quantize_per_token", "");
-  return op.call(input, factor, random);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "scaled_quantize_per_token">(input, factor,
+                                                                                    random);
 }
 
 /// Multiply each row by a factor and quantize each column to int8; return the transpose.
@@ -51,10 +49,8 @@ inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_per_token(
 inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_transposed(
     const at::Tensor& input, const at::Tensor& factor,
     const std::optional<at::Tensor>& random = std::nullopt) {
-  static const auto op = api::find<std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&)>(
-      "scaled_quantize_transposed", "");
-  return op.call(input, factor, random);
+  return api::call<std::tuple<at::Tensor, at::Tensor>, "scaled_quantize_transposed">(input, factor,
+                                                                                     random);
 }
 
 /// Return the transpose of an int8 matrix as a new, contiguous one.
@@ -69,8 +65,7 @@ inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_transposed(
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor transpose_int8(const at::Tensor& input) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&)>("transpose_int8", "");
-  return op.call(input);
+  return api::call<at::Tensor, "transpose_int8">(input);
 }
 
 /// Draw a state for stochastic rounding from PyTorch's default generator of a device.
@@ -87,8 +82,7 @@ inline at::Tensor transpose_int8(const at::Tensor& input) {
 ///     take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor draw_random(const at::Tensor& like, int64_t count = 1) {
-  static const auto op = api::find<at::Tensor(const at::Tensor&, int64_t)>("draw_random", "");
-  return op.call(like, count);
+  return api::call<at::Tensor, "draw_random">(like, count);
 }
 
 }  // namespace baraquant

@@ -4,7 +4,7 @@
 /// The product of a floating input and a weight of integers.
 #pragma once
 
-#include "find.h"
+#include "call.h"
 
 namespace baraquant {
 
@@ -33,10 +33,8 @@ inline at::Tensor weight_only_linear(
     const std::optional<at::Tensor>& bias = std::nullopt,
     const std::optional<at::Tensor>& weight_zero_point = std::nullopt,
     std::optional<c10::SymInt> group_size = std::nullopt) {
-  static const auto op = api::find<at::Tensor(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, std::optional<c10::SymInt>)>("weight_only_linear", "");
-  return op.call(input, weight, weight_scale, bias, weight_zero_point, std::move(group_size));
+  return api::call<at::Tensor, "weight_only_linear">(input, weight, weight_scale, bias,
+                                                     weight_zero_point, std::move(group_size));
 }
 
 }  // namespace baraquant
