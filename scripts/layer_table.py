@@ -5,14 +5,13 @@
     python scripts/layer_table.py --check    exit with 1 if something is stale, white space aside
 
 Written are, for the classes that C++ has, the options of their constructors,
-csrc/api/nn/layer_options.h; the options of a copy, and those of all classes as one struct,
-csrc/nn/copied_options.h; and the forms in which files hold them, csrc/files/form_table.cpp.
+csrc/api/nn/layer_options.h; those of all classes as one struct, csrc/nn/given.h; and the forms in
+which files hold them, csrc/files/form_table.cpp.
 baraquant/workflow/forms.py explains the table.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import textwrap
 from collections.abc import Callable, Iterator
@@ -46,7 +45,6 @@ TYPES = {
     "dtype": "torch::Dtype",
     "rounder": "std::shared_ptr<FakeQuantizeImpl>",
 }
-DEVICE = "const std::optional<torch::Device>& device"
 
 
 @dataclass(frozen=True)
@@ -155,35 +153,21 @@ def structs(found: list[Class], texts: dict[str, str]) -> Iterator[str]:
         yield "};\n"
 
 
-def copies(found: list[Class]) -> Iterator[str]:
-    """The functions that return the options of a copy."""
-    for one in found:
-        yield f"// The options of a copy of a {one.name}."
-        yield f"inline {one.options} copied_options(const {one.name}Impl& layer, {DEVICE}) {{"
-        yield f"return {one.made(_copied)};"
-        yield "}\n"
-
-
 def givens(found: list[Class]) -> Iterator[str]:
-    """The struct that holds the options of any of these layers, and what makes it of them."""
+    """The struct that holds the options of any of these layers, and the list of its fields."""
     types: dict[str, str] = {}
     for a in (argument for one in found for argument in one.arguments):
         is_plain = a.kind in ("int", "dtype")
         types[a.name] = f"std::optional<{TYPES[a.kind]}>" if is_plain else TYPES[a.kind]
     yield "// The options of any of these layers; what a layer does not have is undefined or false."
     yield "struct Given {"
-    yield from (f"{kind} {name}{{}};" for name, kind in types.items())
+    for kind in dict.fromkeys(types.values()):
+        yield f"{kind} {', '.join(f'{name}{{}}' for name in types if types[name] == kind)};"
     yield "};\n"
-    for one in {one.options: one for one in reversed(found)}.values():
-        yield f"inline Given given_of(const {one.options}& options) {{\nGiven given;"
-        yield from (f"given.{a.name} = options.{a.name}();" for a in one.arguments)
-        yield "return given;\n}\n"
-
-
-def _copied(argument: Argument) -> str:
-    if argument.kind in ("tensor", "rounder"):
-        return f"cloned(layer.{argument.name}, device)"
-    return f"layer.{argument.name}()"
+    yield "// Calls X with the name of each.\n// clang-format off"
+    every = textwrap.wrap(" ".join(f"X({name})" for name in types), 94)
+    yield " \\\n  ".join(["#define BARAQUANT_ARGUMENTS(X)", *every])
+    yield "// clang-format on\n"
 
 
 def _stored(argument: Argument) -> str:
@@ -246,10 +230,8 @@ def outputs() -> dict[Path, str]:
             "baraquant::nn",
             structs(found, texts),
         ),
-        "csrc/nn/copied_options.h": text(
-            '#pragma once\n\n#include "api/nn/int4.h"\n#include "nn/clone.h"\n',
-            "baraquant::nn",
-            itertools.chain(copies(found), givens(found)),
+        "csrc/nn/given.h": text(
+            '#pragma once\n\n#include "api/nn/layer_options.h"\n', "baraquant::nn", givens(found)
         ),
         "csrc/files/form_table.cpp": text(
             '#include "api/nn/int4.h"\n#include "files/forms.h"\n',

@@ -52,11 +52,11 @@ inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
   }
 
 // The clone of a module that the constructor makes of the last arguments, and that `finish` completes.
-// Both may name `device`.
+// Both may name `device`; the constructor may be private.
 #define BARAQUANT_CLONE_BY(Class, finish, ...)                             \
   std::shared_ptr<torch::nn::Module> Class::clone(                         \
       [[maybe_unused]] const std::optional<torch::Device>& device) const { \
-    auto copy = std::make_shared<Class>(__VA_ARGS__);                      \
+    const std::shared_ptr<Class> copy(new Class(__VA_ARGS__));             \
     finish;                                                                \
     return copy;                                                           \
   }                                                                        \

@@ -6,8 +6,8 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/copied_options.h"
 #include "nn/product.h"
+#include "nn/served.h"
 
 namespace baraquant::nn {
 
@@ -32,9 +32,10 @@ bool is_around_zero(const FakeQuantizeImpl& rounder) {
 
 QuantizedConv2dImpl::QuantizedConv2dImpl(const DequantizedOptions& options,
                                          const torch::nn::Conv2dOptions& given)
-    : DequantizedLayer("QuantizedConv2d",
-                       given_of(DequantizedOptions(options).rotate(std::nullopt)), 4),
-      conv(given) {
+    : QuantizedConv2dImpl(given_of(DequantizedOptions(options).rotate(std::nullopt)), given) {}
+
+QuantizedConv2dImpl::QuantizedConv2dImpl(const Given& layer, const torch::nn::Conv2dOptions& given)
+    : DequantizedLayer("QuantizedConv2d", layer, 4), conv(given) {
   const int64_t groups = conv.groups(), outputs = qweight.size(0);
   int64_t inputs = 0;
   const bool fits = groups > 0 && outputs % groups == 0 &&
@@ -85,15 +86,8 @@ torch::Tensor QuantizedConv2dImpl::float_output(const torch::Tensor& input) {
   return float_conv2d(rounded_input(input), float_weight(input.scalar_type()), bias, conv);
 }
 
-std::shared_ptr<torch::nn::Module> QuantizedConv2dImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<QuantizedConv2dImpl>(copied_options(*this, device), conv);
-  copy->channels_last = channels_last;
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(QuantizedConv2dImpl)
+BARAQUANT_CLONE_BY(QuantizedConv2dImpl, copy->channels_last = channels_last;
+                   copy->train(is_training()), copy_of(*this, device), conv)
 
 void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedConv2d(" << conv.in_channels() << ", " << conv.out_channels()
@@ -105,9 +99,12 @@ void QuantizedConv2dImpl::pretty_print(std::ostream& stream) const {
 // ---- QuantizedEmbedding -------------------------------------------------------------------------
 
 QuantizedEmbeddingImpl::QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& options)
-    : QuantizedLayer("QuantizedEmbedding"), padding_idx_(options.padding_idx()) {
-  store_integers(given_of(options));
-  store_scales(given_of(options));
+    : QuantizedEmbeddingImpl(given_of(options)) {}
+
+QuantizedEmbeddingImpl::QuantizedEmbeddingImpl(const Given& given)
+    : QuantizedLayer("QuantizedEmbedding"), padding_idx_(given.padding_idx) {
+  store_integers(given);
+  store_scales(given);
 }
 
 torch::Tensor QuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
@@ -128,7 +125,7 @@ torch::Tensor QuantizedEmbeddingImpl::dequantized(const torch::Tensor& rows,
   return dequantize_per_group(rows, scale, maybe(zero_point), *group_size_, -1, dtype_);
 }
 
-BARAQUANT_CLONE(QuantizedEmbeddingImpl, copied_options(*this, device))
+BARAQUANT_CLONE(QuantizedEmbeddingImpl, copy_of(*this, device))
 
 void QuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::QuantizedEmbedding(" << qweight.size(0) << ", " << qweight.size(1)

@@ -210,14 +210,7 @@ std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeTernaryImpl::qparams_of_row
   return {step, torch::zeros_like(step, torch::kInt32)};
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizeTernaryImpl::clone(
-    const std::optional<torch::Device>&) const {
-  auto copy = std::make_shared<FakeQuantizeTernaryImpl>(options);
-  copy->rounds_ = rounds_;
-  copy->train(is_training());
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizeTernaryImpl)
+BARAQUANT_CLONE_BY(FakeQuantizeTernaryImpl, copy->rounds_ = rounds_;
+                   copy->train(is_training()), options)
 
 }  // namespace baraquant::nn

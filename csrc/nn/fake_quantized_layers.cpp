@@ -154,17 +154,9 @@ std::optional<torch::Tensor> FakeQuantizedLinearImpl::constant_bias() const {
   return bias.defined() ? maybe(bias_to_add().detach()) : std::nullopt;
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizedLinearImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto copy = std::make_shared<FakeQuantizedLinearImpl>(cloned_parameter(weight, device),
-                                                        cloned_parameter(bias, device), config(),
-                                                        /*rotates=*/false);
-  copy->awaits_rotation_ = awaits_rotation_;
-  clone_into(*copy, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizedLinearImpl)
+BARAQUANT_CLONE_BY(FakeQuantizedLinearImpl, copy->awaits_rotation_ = awaits_rotation_;
+                   clone_into(*copy, device), cloned_parameter(weight, device),
+                   cloned_parameter(bias, device), config(), /*rotates=*/false)
 
 void FakeQuantizedLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizedLinear(in_features=" << in_features()

@@ -4,9 +4,9 @@
 
 #include "api/nn/int4.h"
 #include "api/ops.h"
-#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
+#include "nn/served.h"
 #include "nn/text.h"
 
 namespace baraquant::nn {
@@ -178,14 +178,7 @@ torch::Tensor Int4Linear::static_product(const torch::Tensor& rows, const torch:
 template class DynamicInput<Int4Linear>;
 template class StaticInput<Int4Linear>;
 
-QuantizedInt4LinearImpl::QuantizedInt4LinearImpl(const QuantizedInt4LinearOptions& options)
-    : DynamicInput("QuantizedInt4Linear", given_of(options)) {}
-
-StaticQuantizedInt4LinearImpl::StaticQuantizedInt4LinearImpl(
-    const StaticQuantizedInt4LinearOptions& options)
-    : StaticInput("StaticQuantizedInt4Linear", given_of(options)) {}
-
-BARAQUANT_CLONE(QuantizedInt4LinearImpl, copied_options(*this, device))
-BARAQUANT_CLONE(StaticQuantizedInt4LinearImpl, copied_options(*this, device))
+BARAQUANT_SERVED(QuantizedInt4Linear, DynamicInput, QuantizedInt4LinearOptions)
+BARAQUANT_SERVED(StaticQuantizedInt4Linear, StaticInput, StaticQuantizedInt4LinearOptions)
 
 }  // namespace baraquant::nn

@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "api/ops.h"
-#include "nn/copied_options.h"
+#include "nn/given.h"
 #include "nn/text.h"
 
 namespace baraquant::nn {

@@ -4,9 +4,9 @@
 
 #include "api/nn/inference.h"
 #include "api/ops.h"
-#include "nn/copied_options.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
+#include "nn/served.h"
 #include "nn/text.h"
 
 namespace baraquant::nn {
@@ -107,8 +107,8 @@ std::string StaticInput<Weight>::input_text() const {
 template class DynamicInput<Int8Linear>;
 template class StaticInput<Int8Linear>;
 
-QuantizedLinearImpl::QuantizedLinearImpl(const QuantizedLinearOptions& options)
-    : DynamicInput("QuantizedLinear", given_of(options)) {}
+BARAQUANT_SERVED(QuantizedLinear, DynamicInput, QuantizedLinearOptions)
+BARAQUANT_SERVED(StaticQuantizedLinear, StaticInput, StaticQuantizedLinearOptions)
 
 torch::Tensor QuantizedLinearImpl::forward(const torch::Tensor& input) {
   const bool is_recorded = torch::GradMode::is_enabled() && input.requires_grad();
@@ -139,12 +139,6 @@ torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
   return int8_linear(input.values, qweight, input.scale, weight_scale, maybe(bias), zeros,
                      std::nullopt, input.dtype);
 }
-
-StaticQuantizedLinearImpl::StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options)
-    : StaticInput("StaticQuantizedLinear", given_of(options)) {}
-
-BARAQUANT_CLONE(QuantizedLinearImpl, copied_options(*this, device))
-BARAQUANT_CLONE(StaticQuantizedLinearImpl, copied_options(*this, device))
 
 // ---- Layers of floating products ----------------------------------------------------------------
 
@@ -178,11 +172,8 @@ torch::Tensor FloatingLinear::forward(const torch::Tensor& input) {
                             weight_scale, maybe(own_bias), maybe(weight_zero_point), group_size_);
 }
 
-WeightOnlyLinearImpl::WeightOnlyLinearImpl(const DequantizedOptions& options)
-    : FloatingLinear("WeightOnlyLinear", given_of(options)) {}
-
-WeightOnlyInt4LinearImpl::WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options)
-    : FloatingLinear("WeightOnlyInt4Linear", given_of(options)) {}
+BARAQUANT_SERVED(WeightOnlyLinear, FloatingLinear, DequantizedOptions)
+BARAQUANT_SERVED(WeightOnlyInt4Linear, FloatingLinear, WeightOnlyInt4LinearOptions)
 
 torch::Tensor WeightOnlyInt4LinearImpl::int8_weight() const {
   // In a group of all columns with the factor 1, the numbers stand for themselves.
@@ -191,8 +182,5 @@ torch::Tensor WeightOnlyInt4LinearImpl::int8_weight() const {
   const auto factor = torch::ones({packed.size(0), groups}, packed.options());
   return expand_int4(packed, factor, size, in_features_);
 }
-
-BARAQUANT_CLONE(WeightOnlyLinearImpl, copied_options(*this, device))
-BARAQUANT_CLONE(WeightOnlyInt4LinearImpl, copied_options(*this, device))
 
 }  // namespace baraquant::nn

@@ -157,6 +157,7 @@ class BARAQUANT_API QuantizedLinearImpl : public DynamicInput<Int8Linear> {
   /// @throws c10::ValueError The inputs have one scale in all, or the shapes do not fit.
   torch::Tensor multiply(const QuantizedInput& input) const;
   BARAQUANT_CLONES
+  explicit QuantizedLinearImpl(const Given& given);
 
   void check_per_token() const;
 };
@@ -170,6 +171,7 @@ class BARAQUANT_API StaticQuantizedLinearImpl : public StaticInput<Int8Linear> {
  public:
   explicit StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options);
   BARAQUANT_CLONES
+  explicit StaticQuantizedLinearImpl(const Given& given);
 };
 TORCH_MODULE(StaticQuantizedLinear);
 
@@ -205,6 +207,7 @@ class BARAQUANT_API WeightOnlyLinearImpl : public FloatingLinear {
  public:
   explicit WeightOnlyLinearImpl(const DequantizedOptions& options);
   BARAQUANT_CLONES
+  explicit WeightOnlyLinearImpl(const Given& given);
 };
 TORCH_MODULE(WeightOnlyLinear);
 
@@ -218,6 +221,7 @@ class BARAQUANT_API WeightOnlyInt4LinearImpl : public FloatingLinear {
   explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
   torch::Tensor int8_weight() const override;
   BARAQUANT_CLONES
+  explicit WeightOnlyInt4LinearImpl(const Given& given);
 };
 TORCH_MODULE(WeightOnlyInt4Linear);
 
@@ -244,6 +248,7 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   /// replaces gives it: PyTorch chooses its algorithm by that.
   bool channels_last = false;
   BARAQUANT_CLONES
+  QuantizedConv2dImpl(const Given& given, const torch::nn::Conv2dOptions& conv);
 
   torch::Tensor float_weight(torch::Dtype dtype);
   torch::Tensor float_output(const torch::Tensor& input);
@@ -266,6 +271,7 @@ class BARAQUANT_API QuantizedEmbeddingImpl : public QuantizedLayer {
 
   void pretty_print(std::ostream& stream) const override;
   BARAQUANT_CLONES
+  explicit QuantizedEmbeddingImpl(const Given& given);
 
   torch::Tensor dequantized(const torch::Tensor& rows, const torch::Tensor& scale,
                             const torch::Tensor& zero_point) const;

@@ -201,6 +201,7 @@ class BARAQUANT_API QuantizedInt4LinearImpl : public DynamicInput<Int4Linear> {
  public:
   explicit QuantizedInt4LinearImpl(const QuantizedInt4LinearOptions& options);
   BARAQUANT_CLONES
+  explicit QuantizedInt4LinearImpl(const Given& given);
 };
 TORCH_MODULE(QuantizedInt4Linear);
 
@@ -212,6 +213,7 @@ class BARAQUANT_API StaticQuantizedInt4LinearImpl : public StaticInput<Int4Linea
  public:
   explicit StaticQuantizedInt4LinearImpl(const StaticQuantizedInt4LinearOptions& options);
   BARAQUANT_CLONES
+  explicit StaticQuantizedInt4LinearImpl(const Given& given);
 };
 TORCH_MODULE(StaticQuantizedInt4Linear);
 
