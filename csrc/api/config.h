@@ -9,6 +9,8 @@
 /// They have the fields, the defaults and the errors of Python's classes of the same names.
 #pragma once
 
+#include <torch/arg.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -42,20 +44,10 @@ class BARAQUANT_API TensorConfig {
   TensorConfig() = default;
   explicit TensorConfig(int64_t bits) : bits_(bits) {}
 
-  /// The width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
-  TensorConfig& bits(int64_t bits) {
-    bits_ = bits;
-    return *this;
-  }
   /// Which values share a scale. For a weight: PerTensor(), PerChannel() or PerGroup(size). For an
   /// activation: PerTensor(), PerToken() or PerGroup(size).
   TensorConfig& granularity(const Granularity& granularity) {
     granularity_ = granularity;
-    return *this;
-  }
-  /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
-  TensorConfig& symmetric(bool symmetric) {
-    symmetric_ = symmetric;
     return *this;
   }
   /// true computes the scale from the values in each call. false keeps a scale that training or
@@ -64,34 +56,10 @@ class BARAQUANT_API TensorConfig {
     dynamic_ = dynamic;
     return *this;
   }
-  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
-  TensorConfig& learned(bool learned) {
-    learned_ = learned;
-    return *this;
-  }
-  /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
-  /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
-  /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of layers keep a floating scale for each
-  /// group.
-  TensorConfig& group_factors(bool group_factors) {
-    group_factors_ = group_factors;
-    return *this;
-  }
-  /// For weights with 2 bits: true makes their integers -1, 0 and 1, and the scale the mean of the
-  /// absolute values that share it (nn::FakeQuantizeTernary).
-  TensorConfig& ternary(bool ternary) {
-    ternary_ = ternary;
-    return *this;
-  }
 
-  int64_t bits() const { return bits_; }
   const std::string& granularity() const { return granularity_.name; }
   std::optional<int64_t> group_size() const { return granularity_.group_size; }
-  bool symmetric() const { return symmetric_; }
   bool dynamic() const { return dynamic_.value_or(!learned_); }
-  bool learned() const { return learned_; }
-  bool group_factors() const { return group_factors_; }
-  bool ternary() const { return ternary_; }
   /// Whether the integers of products in training come from the weight's fake quantizer.
   bool gives_integers() const { return group_factors_ || (ternary_ && !group_size().has_value()); }
   int64_t quant_min() const { return ternary_ ? -1 : -(int64_t{1} << (bits_ - 1)); }
@@ -104,13 +72,24 @@ class BARAQUANT_API TensorConfig {
   std::string str() const;
   bool operator==(const TensorConfig& other) const;
 
+  /// The width of the integers, 2 to 8. They are signed: 4 bits are [-8, 7].
+  TORCH_ARG(int64_t, bits) = 8;
+  /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
+  TORCH_ARG(bool, symmetric) = true;
+  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
+  TORCH_ARG(bool, learned) = false;
+  /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
+  /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
+  /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of
+  /// layers keep a floating scale for each group.
+  TORCH_ARG(bool, group_factors) = false;
+  /// For weights with 2 bits: true makes their integers -1, 0 and 1, and the scale the mean of the
+  /// absolute values that share it (nn::FakeQuantizeTernary).
+  TORCH_ARG(bool, ternary) = false;
+
  private:
-  int64_t bits_ = 8;
   Granularity granularity_ = PerChannel();
-  bool symmetric_ = true;
   std::optional<bool> dynamic_;
-  bool learned_ = false;
-  bool group_factors_ = false, ternary_ = false;
 };
 
 /// A scheme: how the weights and the inputs of layers become integers.
@@ -142,9 +121,9 @@ class BARAQUANT_API QuantConfig {
   QuantConfig& conv_inputs(std::optional<bool> conv_inputs);
   /// How linear layers compute their gradients in training: "float" (the default), "int8_input" (the
   /// gradient of the input by a product of integers) or "int8" (that of the weight too). The last two
-  /// need a symmetric dynamic weight per channel or group_factors(), a dynamic activation per token and the scale_dtype
-  /// "float32". `rounding` says how they round gradients to integers: to the "nearest", or
-  /// "stochastic". Layers without a product of integers keep "float".
+  /// need a symmetric dynamic weight per channel or group_factors(), a dynamic activation per token
+  /// and the scale_dtype "float32". `rounding` says how they round gradients to integers: to the
+  /// "nearest", or "stochastic". Layers without a product of integers keep "float".
   /// @throws c10::ValueError Another name, or a scheme whose products are floating in training.
   QuantConfig& backward(std::string_view name, std::string_view rounding = "nearest");
 
