@@ -42,7 +42,7 @@ ROOMS = {
     "schema.cpp": {"schemas", "CompositeImplicitAutograd"},
     "autograd.cpp": {"Autograd", "ADInplaceOrView"},
     "autocast.cpp": {"AutocastCPU", "AutocastCUDA"},
-    "dispatch.cpp": {"CPU", "CUDA", "Meta"},
+    "dispatch.cpp": {"CPU", "CUDA", "Meta", "DEVICES"},
     "lazy_values.cpp": {"Conjugate", "Negative", "ZeroTensor"},
     "kernels.cpp": {"schemas"},  # of private ops, with which tests choose a kernel
     "kernels.cu": {"schemas"},
@@ -98,7 +98,8 @@ def misplaced() -> list[str]:
     """What a file of csrc registers, though its name says that something else is there."""
     found = set()
     for path in sources("csrc"):
-        registered = re.findall(r"^TORCH_LIBRARY\w*\(baraquant, (\w+)", path.read_text(), re.M)
+        pattern = r"^(?:TORCH_LIBRARY\w*\(baraquant, |BARAQUANT_REGISTER_)(\w+)"
+        registered = re.findall(pattern, path.read_text(), re.M)
         keys = {"schemas" if key == "m" else key for key in registered}
         name = path.relative_to(ROOT)
         found |= {f"{name}: {key}" for key in keys - ROOMS.get(path.name, set())}

@@ -4,14 +4,13 @@
 // the same on every device. A non-overlapping dense input keeps its strides; any other input is made
 // contiguous first.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "affine/checks.h"
 #include "affine/core_ops.h"
 #include "affine/launch.h"
 #include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "granularity/memory_order.h"
@@ -239,12 +238,6 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::affine

@@ -3,11 +3,10 @@
 // checks, allocates and launches. If the device cannot hold a row that is to be quantized, a first
 // kernel makes the rows and the range family quantizes them.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "frame/checks.h"
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "fused/checks.h"
 #include "fused/launch.h"
@@ -143,12 +142,6 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::fused

@@ -4,10 +4,9 @@
 // device. Outputs are contiguous.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "frame/sizes.h"
 #include "int4/checks.h"
@@ -107,12 +106,6 @@ at::Tensor expanded(const PackedWeight& packed) {
   return weight;
 }
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::int4

@@ -3,12 +3,11 @@
 // checks, allocates and launches. If the device can hold a segment, one kernel reads it once. If
 // not, a first kernel chooses the scales and the affine family's kernel does the rest.
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "affine/checks.h"
 #include "affine/launch.h"
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "granularity/memory_order.h"
 #include "range/checks.h"
@@ -198,12 +197,6 @@ QuantizedRows quantize_rows(const at::Tensor& rows, const RowScheme& scheme, boo
   return q;
 }
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::range

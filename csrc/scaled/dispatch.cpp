@@ -4,10 +4,9 @@
 // every device. Outputs are contiguous.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "scaled/checks.h"
 #include "scaled/launch.h"
@@ -183,12 +182,6 @@ at::Tensor quantized_transpose(const at::Tensor& matrix, const at::Tensor& scale
   return values;
 }
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::scaled

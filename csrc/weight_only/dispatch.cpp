@@ -5,13 +5,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
 #include "affine/core_ops.h"
 #include "frame/copies.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "frame/plan.h"
 #include "int4/core_ops.h"
@@ -116,6 +115,10 @@ at::Tensor linear_device(const LinearArgs& args) {
   return output;
 }
 
+void register_kernels(torch::Library& m) {
+  m.impl("weight_only_linear", kernel_of<&linear_device>);
+}
+
 }  // namespace
 
 at::Tensor Weight::dequantized(const c10::SymInt& columns, at::ScalarType dtype) const {
@@ -125,12 +128,6 @@ at::Tensor Weight::dequantized(const c10::SymInt& columns, at::ScalarType dtype)
                             dtype);
 }
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { m.impl("weight_only_linear", kernel_of<&linear_device>); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::weight_only

@@ -110,7 +110,8 @@ def test_clang_tidy_finds_a_mistake(text: str, found: str | None, tmp_path: Path
 FILES = {
     "csrc/low/types.h": '#include "high/ops.h"\n',
     "csrc/high/ops.h": '#include "low/types.h"\n',
-    "csrc/high/schema.cpp": 'm.def("double_it(Tensor input) -> Tensor");\n',
+    "csrc/high/schema.cpp": 'm.def("double_it(Tensor input) -> Tensor");\n'
+    "BARAQUANT_REGISTER_DEVICES(all)\n",
     "csrc/high/dispatch.cpp": "TORCH_LIBRARY_IMPL(baraquant, CPU, m) {}\n"
     "TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {}\nTORCH_LIBRARY_FRAGMENT(baraquant, m) {}\n",
     "csrc/top/api.h": '#include "high/ops.h"\n#include "nested/part.h"\n',
@@ -136,9 +137,9 @@ def now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_the_numbers_of_a_small_house(now: dict[str, Any]) -> None:
-    assert now["lines"]["csrc"] == 9
+    assert now["lines"]["csrc"] == 10
     assert now["lines"]["baraquant"] == 7  # without the file that a program wrote
-    assert now["lines"]["product"] == 16
+    assert now["lines"]["product"] == 17
     assert now["op"] == ["double_it", 3]
     assert now["pairs"] == [["high", "low"]]
     assert now["circles"] == [["high", "low"], ["baraquant.one", "baraquant.two._own"]]
@@ -147,7 +148,11 @@ def test_the_numbers_of_a_small_house(now: dict[str, Any]) -> None:
         "baraquant.two -> baraquant.one._part",
     ]
     assert now["includes"] == {"high": ["low"], "low": ["high"], "top": ["high"]}
-    assert now["rooms"] == ["csrc/high/dispatch.cpp: Autograd", "csrc/high/dispatch.cpp: schemas"]
+    assert now["rooms"] == [
+        "csrc/high/dispatch.cpp: Autograd",
+        "csrc/high/dispatch.cpp: schemas",
+        "csrc/high/schema.cpp: DEVICES",
+    ]
 
 
 def test_each_number_has_its_limit(now: dict[str, Any]) -> None:

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The scales family below autograd, one function for CPU, CUDA and Meta. It checks, allocates and
 // launches. Meta stops before the launch, so shapes and errors are the same on every device.
-#include <torch/library.h>
 
 #include "frame/checks.h"
 #include "frame/copies.h"
 #include "frame/core_op.h"
-#include "frame/no_cuda.h"
+#include "frame/devices.h"
 #include "frame/outputs.h"
 #include "scales/launch.h"
 
@@ -26,12 +25,6 @@ void register_kernels(torch::Library& m) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(baraquant, CPU, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, CUDA, m) { register_kernels(m); }
-TORCH_LIBRARY_IMPL(baraquant, Meta, m) { register_kernels(m); }
-
-#ifndef BARAQUANT_WITH_CUDA
-const Kernels& cuda_kernels() { raise_without_cuda(); }
-#endif
+BARAQUANT_REGISTER_DEVICES(register_kernels)
 
 }  // namespace baraquant::scales
