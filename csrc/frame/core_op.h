@@ -172,6 +172,21 @@ class CoreOp<R(P...)> {
         flattened(std::forward<P>(arguments)...));
   }
 
+  // Calls use(name, tensor) for each tensor of the arguments, by its name in the schema.
+  template <typename Use>
+  void for_each_tensor(const Use& use, P... arguments) const {
+    auto named = handle_.schema().arguments().begin();
+    const auto visit = [&]<typename T>(const T& value) {
+      const char* name = (named++)->name().c_str();
+      if constexpr (std::is_same_v<T, at::Tensor>) use(name, value);
+      if constexpr (std::is_same_v<T, std::optional<at::Tensor>>) {
+        if (value) use(name, *value);
+      }
+    };
+    std::apply([&](const auto&... flat) { (visit(flat), ...); },
+               flattened(std::forward<P>(arguments)...));
+  }
+
  private:
   using Flat = typename Parameters<Parameter, P...>::Flat;
 

@@ -5,7 +5,9 @@
 //   quantize(input, ...)                      calls the op through the dispatcher
 //   quantize.below_autograd(input, ...)       the same below autograd
 //   quantize.below_autograd(keys, input, ...) the kernel of the next of these keys
+//   quantize.check_dispatchable(input, ...)   refuses tensors that the dispatcher would send elsewhere
 //   kernel_of<quantize.kBelowAutograd>        a kernel for autograd, which only does the second
+//   kernel_of<quantize.kCheckedBelowAutograd> the same after that check
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,6 +16,7 @@
 #include <tuple>
 #include <utility>
 
+#include "frame/checks.h"
 #include "frame/core_op.h"
 
 namespace baraquant {
@@ -48,6 +51,18 @@ class NamedOp<name, R(P...)> {
     return op().redispatch(keys & c10::after_autograd_keyset, std::forward<P>(arguments)...);
   }
   static constexpr R (*kBelowAutograd)(P...) = &below_autograd;
+
+  static void check_dispatchable(P... arguments) {
+    const auto check = [](const char* argument, const at::Tensor& tensor) {
+      baraquant::check_dispatchable(kName, argument, tensor);
+    };
+    op().for_each_tensor(check, std::forward<P>(arguments)...);
+  }
+  static R checked_below_autograd(P... arguments) {
+    check_dispatchable(arguments...);
+    return below_autograd(std::forward<P>(arguments)...);
+  }
+  static constexpr R (*kCheckedBelowAutograd)(P...) = &checked_below_autograd;
 
  private:
   static const CoreOp<R(P...)>& op() {

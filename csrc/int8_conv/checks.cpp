@@ -122,18 +122,8 @@ c10::SymInt output_size(const ConvArgs& args, int64_t d) {
 
 }  // namespace
 
-void check_dispatchable_args(const ConvArgs& args) {
-  check_dispatchable(kOp, "input", args.input);
-  check_dispatchable(kOp, "weight", args.weight);
-  check_dispatchable(kOp, "input_scale", args.input_scale);
-  check_dispatchable(kOp, "weight_scale", args.weight_scale);
-  if (args.bias) check_dispatchable(kOp, "bias", *args.bias);
-  if (args.weight_sum) check_dispatchable(kOp, "weight_sum", *args.weight_sum);
-  if (args.input_zero_point) check_dispatchable(kOp, "input_zero_point", *args.input_zero_point);
-}
-
 std::vector<c10::SymInt> check_conv(const ConvArgs& args) {
-  check_dispatchable_args(args);
+  int8_conv.check_dispatchable(args);
   check_weight(args);
   check_input(args);
   check_numbers(args, "stride", args.stride, 1);

@@ -10,9 +10,6 @@
 
 namespace baraquant::int8_conv {
 
-// NB: autograd calls it too, as in int8_mm/checks.h.
-void check_dispatchable_args(const ConvArgs& args);
-
 // Checks all arguments and returns the sizes of the output.
 std::vector<c10::SymInt> check_conv(const ConvArgs& args);
 

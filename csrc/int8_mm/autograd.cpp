@@ -10,7 +10,6 @@
 // is act_scale * smooth, the op divides x by smooth, so dx is divided too.
 // Integers have no gradient: int8_linear and smoothquant_linear have one in the bias only, and
 // int8_product and rescale_product have none.
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/cat.h>
@@ -19,7 +18,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/FunctionRef.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "affine/core_ops.h"
@@ -34,11 +32,6 @@
 
 namespace baraquant::int8_mm {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
 
 using Keys = c10::DispatchKeySet;
 
@@ -65,10 +58,7 @@ at::Tensor input_gradient(const at::Tensor& dy, const SavedLayer& saved, at::Sca
   return saved.mask.defined() ? clip_gradient(dx, saved.mask, dtype) : dx;
 }
 
-class Linear : public Function<Linear> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct Linear : Function<Linear> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
                           const SavedLayer& layer, bool clips_input, const Product& product) {
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -193,10 +183,7 @@ void refuse_to_record(const c10::OperatorHandle& op, Keys keys, torch::jit::Stac
 // A backward of integers (integer_backward.h) keeps the same and uses the integers again.
 
 // The identity, whose gradient is 0 where the mask has a 0.
-class StraightThrough : public Function<StraightThrough> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct StraightThrough : Function<StraightThrough> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& value, const at::Tensor& mask) {
     save_tensors(ctx, SavedMask{mask});
     ctx->saved_data["dtype"] = static_cast<int64_t>(value.scalar_type());
@@ -260,10 +247,7 @@ struct SavedProduct {
   }
 };
 
-class Trained : public Function<Trained> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct Trained : Function<Trained> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                           const OptionalTensor& bias, const OptionalTensor& offsets,
                           const Schemes& schemes, const BackwardArgs& backward,
@@ -416,7 +400,7 @@ at::Tensor qat_grouped_linear_autograd(const QatGroupedLinear& call, const Backw
 // ---- Products of a backward pass ----------------------------------------------------------------
 
 Gradients integer_backward_autograd(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_all_dispatchable(grad, args);
+  integer_backward.check_dispatchable(grad, args);
   TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(grad), "baraquant::_integer_backward",
                               ": a gradient that is rounded to integers cannot be differentiated");
   return integer_backward.below_autograd(grad, args);
@@ -437,10 +421,7 @@ struct SavedPair {
 
 // grouped_outer, or else grouped_matmul.
 template <bool outer>
-class GroupedProduct : public Function<GroupedProduct<outer>> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct GroupedProduct : Function<GroupedProduct<outer>> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& left, const at::Tensor& right,
                           const at::Tensor& offsets) {
     save_tensors(ctx, SavedPair{.left = left, .right = right, .offsets = offsets});
@@ -467,10 +448,7 @@ struct SavedOffsets {
   auto fields() { return std::tie(offsets); }
 };
 
-class GroupedSum : public Function<GroupedSum> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct GroupedSum : Function<GroupedSum> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& offsets,
                           at::ScalarType dtype) {
     save_tensors(ctx, SavedOffsets{offsets});

@@ -111,31 +111,29 @@ void check_depth(const LinearArgs& args) {
                     ", so that int32 holds every sum exactly, but got ", depth);
 }
 
+// A tensor with one entry for each output.
+void check_of_outputs(const LinearArgs& args, const char* name, const at::Tensor& tensor,
+                      at::ScalarType dtype, const char* why) {
+  check_expected(args.op, {name, tensor, dtype, why, output_sizes(args), output_sizes_of(args)},
+                 args.input);
+}
+
 void check_bias(const LinearArgs& args) {
   if (!args.bias) return;
   check_bias_dtype(args.op, *args.bias, args.dtype);  // one of two
-  check_expected(
-      args.op,
-      {"bias", *args.bias, args.bias->scalar_type(), "", output_sizes(args), output_sizes_of(args)},
-      args.input);
+  check_of_outputs(args, "bias", *args.bias, args.bias->scalar_type(), "");
 }
 
 // The scale of a weight of integers.
 void check_scale_of(const LinearArgs& args, const at::Tensor& scale) {
-  check_expected(args.op,
-                 {"weight_scale", scale, compute_of(args), why_compute(args), output_sizes(args),
-                  output_sizes_of(args)},
-                 args.input);
+  check_of_outputs(args, "weight_scale", scale, compute_of(args), why_compute(args));
 }
 
 void check_weight_scale(const LinearArgs& args) { check_scale_of(args, *args.weight_scale); }
 
 void check_weight_sum(const LinearArgs& args) {
   if (!args.weight_sum) return;
-  check_expected(args.op,
-                 {"weight_sum", *args.weight_sum, at::kInt, "weight.sum(1)", output_sizes(args),
-                  output_sizes_of(args)},
-                 args.input);
+  check_of_outputs(args, "weight_sum", *args.weight_sum, at::kInt, "weight.sum(1)");
 }
 
 // Whether a tensor has one element. A traced size that is unknown counts as more.
@@ -374,19 +372,6 @@ void check_offset_values(const LinearArgs& args) {
                       ") at most, but got ", ends[g], " at index ", g,
                       g == 0 ? "" : " behind " + std::to_string(least));
   }
-}
-
-void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args) {
-  check_dispatchable(kBackwardOp, "grad", grad);
-  const auto check = [](const char* name, const OptionalTensor& tensor) {
-    if (tensor) check_dispatchable(kBackwardOp, name, *tensor);
-  };
-  check("qinput", args.qinput);
-  check("input_scale", args.input_scale);
-  check("input_zero_point", args.input_zero_point);
-  check("weight", args.weight);
-  check("weight_scale", args.weight_scale);
-  check("random", args.random);
 }
 
 void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args) {

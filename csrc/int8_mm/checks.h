@@ -131,7 +131,6 @@ void check_backward(const LinearArgs& args, const BackwardArgs& backward);
 // Checks the values of a grouped op's offsets if they are on the CPU.
 void check_offset_values(const LinearArgs& args);
 
-void check_all_dispatchable(const at::Tensor& grad, const IntegerBackwardArgs& args);
 void check_integer_backward(const at::Tensor& grad, const IntegerBackwardArgs& args);
 
 }  // namespace baraquant::int8_mm

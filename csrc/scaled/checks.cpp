@@ -36,12 +36,6 @@ void check_random(const char* op, const ScaledArgs& args) {
 
 }  // namespace
 
-void check_all_dispatchable(const char* op, const ScaledArgs& args) {
-  check_dispatchable(op, "input", args.input);
-  check_dispatchable(op, "factor", args.factor);
-  if (args.random) check_dispatchable(op, "random", *args.random);
-}
-
 void check_scaled(const char* op, const ScaledArgs& args, bool per_row) {
   check_dispatchable(op, "input", args.input);
   check_floating(op, "input", args.input);

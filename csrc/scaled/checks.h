@@ -7,8 +7,6 @@
 
 namespace baraquant::scaled {
 
-// Checks that the dispatcher sends all tensors to the op's kernels.
-void check_all_dispatchable(const char* op, const ScaledArgs& args);
 // Checks the arguments; the factor is [input.size(-1)], or if per_row one for each row.
 void check_scaled(const char* op, const ScaledArgs& args, bool per_row);
 void check_transpose(const at::Tensor& input);

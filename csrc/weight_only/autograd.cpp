@@ -3,7 +3,6 @@
 // and w^ is computed again.
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/ops/linear.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "frame/recorded.h"
@@ -14,20 +13,12 @@
 namespace baraquant::weight_only {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::Variable;
-using torch::autograd::variable_list;
-
 struct SavedWeight {
   at::Tensor values = {}, scale = {}, zero_point = {};
   auto fields() { return std::tie(values, scale, zero_point); }
 };
 
-class Linear : public Function<Linear> {
- public:
-  static constexpr bool is_traceable = true;
-
+struct Linear : Function<Linear> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
                           const LinearArgs& args) {
     if (input.requires_grad()) {
@@ -85,7 +76,7 @@ bool needs_composite(const LinearArgs& args) {
 at::Tensor linear_autograd(c10::DispatchKeySet keys, const LinearArgs& args) {
   const at::Tensor& input = args.input;
   const OptionalTensor& bias = args.bias;
-  check_all_dispatchable(args);
+  weight_only_linear.check_dispatchable(args);
   check_constant(kOp, "weight_scale", args.weight_scale);
   if (needs_composite(args)) {
     check_linear(args);

@@ -52,19 +52,9 @@ void check_qparams(const at::Tensor& input, const Weight& weight) {
 
 }  // namespace
 
-void check_all_dispatchable(const LinearArgs& args) {
-  check_dispatchable(kOp, "input", args.input);
-  check_dispatchable(kOp, "weight", args.weight);
-  check_dispatchable(kOp, "weight_scale", args.weight_scale);
-  if (args.weight_zero_point) {
-    check_dispatchable(kOp, "weight_zero_point", *args.weight_zero_point);
-  }
-  if (args.bias) check_dispatchable(kOp, "bias", *args.bias);
-}
-
 void check_linear(const LinearArgs& args) {
   const at::Tensor& input = args.input;
-  check_all_dispatchable(args);
+  weight_only_linear.check_dispatchable(args);
   check_floating(kOp, "input", input);
   check_integers(input, args.integers());
   if (args.group_size) {

@@ -6,8 +6,6 @@
 
 namespace baraquant::weight_only {
 
-// Checks that the dispatcher sends all tensors to this op's kernels.
-void check_all_dispatchable(const LinearArgs& args);
 void check_linear(const LinearArgs& args);
 
 }  // namespace baraquant::weight_only
