@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The core ops of the fused family. What each computes stands with its schema in schema.cpp.
+// The core ops of the fused family. What each computes stands in ops.txt.
 #pragma once
 
 #include "frame/named_op.h"

@@ -1,19 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the fused family: schemas, and the public ops, which call core ops. All work on the
-// vectors along the last dimension. The arithmetic is in math.h and elementary.h:
-//   rms_norm    y = x / sqrt(mean(x^2) + eps) * weight
-//   layer_norm  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
-//   silu_mul    y = silu(gate) * up
-//   gelu        y = x Phi(x), or its approximation by tanh
-//   hadamard    y = H x / sqrt(block) for each `block` neighbours, H the Hadamard matrix
-//   ..._quantize_per_token
-//               dynamic_range_quantize_per_token(y, quant_min, quant_max, symmetric, dtype)
-// With a residual, x is input + residual, rounded to the input's dtype, and is returned as well.
-// The arguments:
-//   input, residual, gate, up   any strides, floating (activations: not float64)
-//   weight, bias                [input.size(-1)], of the input's dtype or of the compute type
-//   block                       a power of two that divides input.size(-1)
-// Outputs are contiguous.
+// vectors along the last dimension. What each computes, and what its arguments are, stands in ops.txt;
+// the arithmetic is in math.h and elementary.h. With a residual, x is input + residual, rounded to the
+// input's dtype, and is returned as well. Outputs are contiguous.
 #include "frame/checks.h"
 #include "fused/checks.h"
 #include "fused/core_ops.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of four-bit weights. What each computes stands with its schema in schema.cpp.
+// The ops of four-bit weights. What each computes stands in ops.txt.
 #pragma once
 
 #include <tuple>

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of four-bit weights: schemas. The arithmetic is in math.h, checks are in checks.cpp. The
-// products of such weights belong to the integer matrix family (int8_mm/schema.cpp).
-//   choose_int4_qparams  the scale of each row of a weight, and the factor and the zero point of each
-//                        group of its columns
-//   quantize_int4        the weight as packed numbers of four bits, for such a choice
-//   expand_int4          packed numbers as the int8 weight that a product multiplies
-//   pack_int4            integers of -8 .. 7, packed
-// What the arguments are stands in ops.txt. Outputs are contiguous.
+// products of such weights belong to the integer matrix family (int8_mm/schema.cpp). What each op
+// computes, and what its arguments are, stands in ops.txt. Outputs are contiguous.
 #include "granularity/public_op.h"
 #include "int4/core_ops.h"
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the integer matrix family: the arguments of each as one struct (frame/core_op.h), in
-// the order of its schema. What each op computes stands in schema.cpp, what its arguments are in
-// ops.txt.
+// the order of its schema. What each op computes, and what its arguments are, stands in ops.txt.
 // A field has one name in all structs, so that one template makes of each what they share: linear()
 // in checks.h. `options` are the arguments that a schema has by keyword alone.
 #pragma once

@@ -1,26 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The ops of the integer matrix family: schemas. The arithmetic is in math.h, checks are in
-// checks.cpp.
-//   int8_linear         y[m, n] = (sum over k of (q[m, k] - z[m]) * w[n, k]) * sw[n] * s[m] + b[n]
-//   int8_product        its sums, as int32: sum over k of (q[m, k] - z[m]) * w[n, k]
-//   rescale_product     its last step: sums[m, n] * sw[n] * s[m] + b[n]
-//   smoothquant_linear  int8_linear with one scale s and one zero point z for the whole input
-//   quantized_linear    int8_linear with q, s, z = dynamic_range_quantize_per_token(x, quant_min,
-//                       quant_max)
-//   static_quantized_linear
-//                       smoothquant_linear with q = quantize_per_tensor(x, s, z, quant_min,
-//                       quant_max) or, given smooth_scale, q = quantize_per_channel(x,
-//                       smooth_scale, z, -1, quant_min, quant_max)
-//   qat_linear          quantized_linear with w, sw = dynamic_range_quantize_per_channel(weight, 0,
-//                       weight_quant_min, weight_quant_max)
-//   int8_grouped_linear, quantized_grouped_linear, qat_grouped_linear
-//                       the op without `grouped` in its name, for each group of rows of the input
-//                       with a weight of its own; rows after the last group give 0
-//   int4_linear, quantized_int4_linear, static_quantized_int4_linear
-//                       int8_linear, quantized_linear and static_quantized_linear with the weight
-//                       expand_int4(packed, group_factor, group_size, K, group_zero_point)
-// Ops with a floating input are differentiable. What the arguments are stands in ops.txt. The output is
-// [..., N], contiguous.
+// The ops of the integer matrix family: schemas. What each computes, and what its arguments are, stands
+// in ops.txt. The arithmetic is in math.h, checks are in checks.cpp. Ops with a floating input are
+// differentiable. The output is [..., N], contiguous.
 #include "granularity/public_op.h"
 #include "int8_mm/core_ops.h"
 #include "int8_mm/integer_backward.h"

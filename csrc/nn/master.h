@@ -2,10 +2,10 @@
 // Rounds parameters to the dtype of QuantConfig's master().
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-
 #include <optional>
 #include <string>
+
+#include "api/ops/call.h"
 
 namespace baraquant::nn {
 
@@ -14,10 +14,7 @@ namespace baraquant::nn {
 inline at::Tensor round_master(const at::Tensor& parameter,
                                const std::optional<std::string>& master) {
   if (!master.has_value() || !parameter.defined()) return parameter;
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("baraquant::_round_master", "")
-                             .typed<at::Tensor(const at::Tensor&, bool)>();
-  return op.call(parameter, *master == "bfloat16");
+  return api::call<at::Tensor, "_round_master">(parameter, *master == "bfloat16");
 }
 
 }  // namespace baraquant::nn

@@ -14,20 +14,11 @@
 namespace baraquant::range {
 namespace {
 
-TensorPair public_choose_qparams(const at::Tensor& input, const RangeArgs& args) {
-  check_dispatchable(OpName{"choose_qparams", args.scope.granularity}, "input", input);
-  return choose_qparams(input, args);
-}
-
-TensorTriple public_dynamic_range_quantize(const at::Tensor& input, const RangeArgs& args,
-                                           at::ScalarType dtype) {
-  check_dispatchable(OpName{"dynamic_range_quantize", args.scope.granularity}, "input", input);
-  return dynamic_quantize(input, args, dtype);
-}
-
-at::Tensor public_dynamic_fake_quantize(const at::Tensor& input, const RangeArgs& args) {
-  check_dispatchable(OpName{"dynamic_fake_quantize", args.scope.granularity}, "input", input);
-  return dynamic_fake_quantize(input, args);
+// `more` is what the core op takes besides.
+template <Text verb, const auto& core, typename... More>
+auto public_op(const at::Tensor& input, const RangeArgs& args, More... more) {
+  check_dispatchable(OpName{verb.characters, args.scope.granularity}, "input", input);
+  return core(input, args, more...);
 }
 
 // Neither the running range nor the scale that is chosen from it is differentiable.
@@ -37,12 +28,8 @@ void observe_min_max_(const ObserveArgs& args) {
   check_written(op, "min_val", args.min_val);
   check_written(op, "max_val", args.max_val);
   if (args.skipped_batches) check_written(op, "skipped_batches", *args.skipped_batches);
-  observe_min_max({.input = args.input.detach(),
-                   .min_val = args.min_val,
-                   .max_val = args.max_val,
-                   .axis = args.axis,
-                   .averaging_constant = args.averaging_constant,
-                   .skipped_batches = args.skipped_batches});
+  observe_min_max({args.input.detach(), args.min_val, args.max_val, args.axis,
+                   args.averaging_constant, args.skipped_batches});
 }
 
 at::Tensor observe_fake_quantize(const at::Tensor& input, const at::Tensor& min_val,
@@ -124,9 +111,11 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
 }
 
 TORCH_LIBRARY_IMPL(baraquant, CompositeImplicitAutograd, m) {
-  implement_public_ops<&public_choose_qparams>(m, "choose_qparams_per_*");
-  implement_public_ops<&public_dynamic_range_quantize>(m, "dynamic_range_quantize_per_*");
-  implement_public_ops<&public_dynamic_fake_quantize>(m, "dynamic_fake_quantize_per_*");
+  implement_public_ops<&public_op<"choose_qparams", choose_qparams>>(m, "choose_qparams_per_*");
+  implement_public_ops<&public_op<"dynamic_range_quantize", dynamic_quantize, at::ScalarType>>(
+      m, "dynamic_range_quantize_per_*");
+  implement_public_ops<&public_op<"dynamic_fake_quantize", dynamic_fake_quantize>>(
+      m, "dynamic_fake_quantize_per_*");
   m.impl("observe_min_max_", kernel_of<&observe_min_max_>);
   m.impl("observe_fake_quantize", &observe_fake_quantize);
 }

@@ -1,18 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // The ops of the scaled family: schemas. They are what a backward pass of integers consists of,
-// besides the product. The arithmetic is in math.h, checks are in checks.cpp.
-//   scaled_quantize_per_token   q, s = dynamic_range_quantize_per_token(C(input) * factor), with a
-//                               factor for each column
-//   scaled_quantize_transposed  the same of the transpose of C(input) * factor, with a factor for
-//                               each row
-//   transpose_int8              the transpose of a matrix, as a new one
-//   draw_random                 a state of PyTorch's generator for stochastic rounding
-// The arguments:
-//   input    [..., N] floating, any strides; [M, N] below stands for its rows
-//   factor   of the compute type C of the input; [N], or one for each row: [...] or [..., 1]
-//   random   int64 [2] on the input's device, from draw_random: round stochastically. None: to the
-//            nearest
-// Integers are int8 and contiguous, [..., N] or [N, M]; scales are C [..., 1] or [N].
+// besides the product. What each computes, and what its arguments are, stands in ops.txt; the
+// arithmetic is in math.h, checks are in checks.cpp. Outputs are contiguous.
 #include "granularity/public_op.h"
 #include "scaled/core_ops.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The op of this family. What it computes stands with its schema in schema.cpp.
+// The op of this family. What it computes stands in ops.txt.
 #pragma once
 
 #include <optional>

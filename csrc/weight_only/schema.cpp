@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The product of a floating input and a weight of integers: schema.
-//   weight_only_linear   y = T(sum over k of x[t, k] * w^[n, k] + bias[n])
-//                        w^ = T((q - z) * s), as dequantize_per_channel and dequantize_per_group
-//                        give it, in the dtype T of the input
-// What the arguments are stands in ops.txt.
-// The sums are computed in the compute type of T, in an order that depends on the sizes and the device: the same call
-// gives the same bits, another device other last bits. Outputs are contiguous.
+// The product of a floating input and a weight of integers: schema. What it computes, and what its
+// arguments are, stands in ops.txt. The sums are computed in the compute type of the input, in an order
+// that depends on the sizes and the device: the same call gives the same bits, another device other
+// last bits. Outputs are contiguous.
 #include "granularity/public_op.h"
 #include "weight_only/core_ops.h"
 
