@@ -2,7 +2,7 @@
 """What the batching rules share: they bring tensors into the layout of a batch, and back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -90,6 +90,15 @@ def refuse_others(
                 f"{op._schema.name}: torch.vmap over {name} is not implemented{others}. Call the "
                 "op in a loop instead"
             )
+
+
+def refusal(words: str) -> Callable[..., NoReturn]:
+    """Return a rule that refuses every batch; ``words`` begin with the name of the op."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"baraquant::{words}")
+
+    return refuse
 
 
 def call_in_order(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> Tensor:

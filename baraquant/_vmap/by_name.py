@@ -2,14 +2,14 @@
 """Registers rules of ops by the names of their arguments, of which some may be keyword-only."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call_vmap_helper
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from .batch import InDims, call_in_order, to_front
+from .batch import InDims, call_in_order, refusal, to_front
 from .table import REFUSED
 
 _REFUSED_CORE_OPS = ("_integer_backward",)
@@ -55,13 +55,5 @@ def elementwise(op: Callable[..., Any]) -> Callable[..., Any]:
 def refuse(library: torch.library.Library) -> None:
     """Refuse a batch of the ops without rules by name, instead of a slow loop."""
     for name in (*REFUSED, *_REFUSED_CORE_OPS):
-        library.impl(name, _refusal(name), "FuncTorchBatchedDecomposition")
-
-
-def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"baraquant::{name}: torch.vmap is not implemented; call the op in a loop instead"
-        )
-
-    return refuse
+        words = f"{name}: torch.vmap is not implemented; call the op in a loop instead"
+        library.impl(name, refusal(words), "FuncTorchBatchedDecomposition")

@@ -30,10 +30,6 @@ def _of_batch(qparams: Tensor, dim: int | None, tokens: torch.Size, size: int) -
     )
 
 
-def _is_for_all(qparams: Tensor, dim: int | None) -> bool:
-    return dim is None and qparams.shape in ((), (1,))
-
-
 def _int8_linear(given: dict[str, Any]) -> Tensor:
     """Call ``int8_linear`` with the arguments of ``smoothquant_linear``: the same formula."""
     names = ("input", "weight", "act_scale", "weight_scale", "bias")
@@ -55,9 +51,9 @@ def rule(op: torch._ops.OpOverload, batched: tuple[str, ...]) -> Callable[..., A
         tokens = sample_shape(given["input"], dims["input"])[:-1]
         given["input"] = to_front(given["input"], dims["input"], info.batch_size)
         for name in batched[1:]:
-            if given[name] is None or _is_for_all(given[name], dims[name]):
-                continue
-            given[name] = _of_batch(given[name], dims[name], tokens, info.batch_size)
+            qparams, dim = given[name], dims[name]
+            if qparams is not None and (dim is not None or qparams.shape not in ((), (1,))):
+                given[name] = _of_batch(qparams, dim, tokens, info.batch_size)
         if dims.get("act_scale") is not None:  # one for each sample, which the op itself lacks
             return _int8_linear(given), 0
         return call_in_order(op, tuple(given.values())), 0

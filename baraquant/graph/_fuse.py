@@ -51,11 +51,8 @@ def is_barrier(node: Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
-    return getattr(node.target, "__module__", None) not in _OF_SIZES or _is_higher_order(node)
-
-
-def _is_higher_order(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    is_higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
+    return is_higher_order or getattr(node.target, "__module__", None) not in _OF_SIZES
 
 
 def stretches(graph: Graph) -> dict[Node, int]:
@@ -352,7 +349,9 @@ class _Pass:
         groups: dict[object, list[tuple[Node, Quantization]]] = {}
         for read in self.rest.values():
             root, views = root_of(read.input)
-            groups.setdefault(_identity(root), []).append((root, replace(read, views=views)))
+            # All nodes that take the same output of a call are one value.
+            value = (root.args[0], root.args[1]) if is_item(root) else root
+            groups.setdefault(value, []).append((root, replace(read, views=views)))
         for readers in groups.values():
             self._share_value(readers)
 
@@ -402,11 +401,6 @@ def _reads_once(user: Node, value: Node) -> bool:
     """Whether a node is the first argument of a call, and no other."""
     others: Iterable[object] = (*user.args[1:], *user.kwargs.values())
     return bool(user.args) and user.args[0] is value and all(other is not value for other in others)
-
-
-def _identity(root: Node) -> object:
-    """Return what is equal for all nodes that take the same output of a call."""
-    return (root.args[0], root.args[1]) if is_item(root) else root
 
 
 def _called(node: Node) -> str:

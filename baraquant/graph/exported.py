@@ -72,7 +72,8 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
         )
     # The branches of a condition and the bodies of other higher-order ops are graphs too.
     graphs = [found for found in module.modules() if isinstance(found, GraphModule)]
-    if not any(map(_has_ops, graphs)):
+    nodes = (node for found in graphs for node in found.graph.nodes)
+    if not any(isinstance(node.target, torch._ops.OpOverload) for node in nodes):
         raise ValueError(
             "baraquant.graph.fuse_: expected program to be a graph of ATen's and baraquant's ops, "
             "but it calls none; make it with torch.export.export(model, args)"
@@ -97,7 +98,3 @@ def _freeze(state: dict[str, Any]) -> None:
     }
     for name, value in state.items():
         state[name] = frozen.get(id(value), value)
-
-
-def _has_ops(module: GraphModule) -> bool:
-    return any(isinstance(node.target, torch._ops.OpOverload) for node in module.graph.nodes)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
+from .shared.arguments import check
+
 
 class MultiheadAttention(nn.Module):  # type: ignore[misc]
     """``torch.nn.MultiheadAttention`` with a linear layer for each projection.
@@ -60,16 +62,12 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads <= 0 or embed_dim % num_heads != 0:
-            raise ValueError(
-                f"MultiheadAttention: expected num_heads to divide embed_dim ({embed_dim}), "
-                f"but got {num_heads}"
-            )
-        self.embed_dim = embed_dim
-        self.num_heads = num_heads
+        fits = num_heads > 0 and embed_dim % num_heads == 0
+        wanted = f"num_heads to divide embed_dim ({embed_dim})"
+        check("MultiheadAttention", fits, wanted, num_heads)
+        self.embed_dim, self.num_heads = embed_dim, num_heads
         self.head_dim = embed_dim // num_heads
-        self.dropout = dropout
-        self.batch_first = batch_first
+        self.dropout, self.batch_first = dropout, batch_first
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         # PyTorch's encoder layer reads these attributes before it bypasses the modules; these
@@ -112,28 +110,18 @@ class MultiheadAttention(nn.Module):  # type: ignore[misc]
         reason = cls.why_not(attention)
         if reason is not None:
             raise ValueError(f"MultiheadAttention: {reason}")
-        new = cls(
-            attention.embed_dim,
-            attention.num_heads,
-            attention.dropout,
-            attention.in_proj_bias is not None,
-            attention.kdim,
-            attention.vdim,
-            attention.batch_first,
-            device="meta",
-        )
+        copied = "embed_dim", "num_heads", "dropout", "kdim", "vdim", "batch_first"
+        options = {name: getattr(attention, name) for name in copied}
+        new = cls(**options, bias=attention.in_proj_bias is not None, device="meta")
         if attention._qkv_same_embed_dim:
             weights = _parts(attention.in_proj_weight)
         else:
             names = "q_proj_weight", "k_proj_weight", "v_proj_weight"
             weights = [getattr(attention, name) for name in names]
         new._has_views = bool(attention._qkv_same_embed_dim)
-        for projection, weight in zip(new._projections(), weights, strict=True):
-            projection.weight = weight
-        if attention.in_proj_bias is not None:
-            biases = _parts(attention.in_proj_bias)
-            for projection, bias in zip(new._projections(), biases, strict=True):
-                projection.bias = bias
+        biases = [None] * 3 if attention.in_proj_bias is None else _parts(attention.in_proj_bias)
+        for projection, weight, bias in zip(new._projections(), weights, biases, strict=True):
+            projection.weight, projection.bias = weight, bias
         new.out_proj.weight, new.out_proj.bias = attention.out_proj.weight, attention.out_proj.bias
         new.train(attention.training)
         return new

@@ -15,6 +15,7 @@ from typing_extensions import Self
 from .. import ops
 from .inference.inputs import QuantizedInput
 from .inference.linear import QuantizedLinear
+from .shared.precision import compute_dtype
 from .shared.straight_through import makes_graph
 
 
@@ -25,11 +26,7 @@ def _matching(parameter: Tensor | None, input: Tensor) -> Tensor | None:
     """
     if parameter is None or parameter.dtype == input.dtype:
         return parameter
-    return parameter.to(_compute_dtype(input))
-
-
-def _compute_dtype(input: Tensor) -> torch.dtype:
-    return torch.float64 if input.dtype == torch.float64 else torch.float32
+    return parameter.to(compute_dtype(input.dtype))
 
 
 class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
@@ -84,7 +81,7 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         """Return the result ``[..., D]`` in the dtype of ``input``."""
         weight = _matching(self.weight, input)
         if self.offset != 0.0 and weight is not None:
-            weight = weight.to(_compute_dtype(input)) + self.offset
+            weight = weight.to(compute_dtype(input.dtype)) + self.offset
         eps = self.eps
         if eps is None:  # the distance from 1 to the next number
             eps = 2.0**-52 if input.dtype == torch.float64 else 2.0**-23
@@ -222,8 +219,10 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         else:
             rows = input
         left, right = gate(rows), up(rows)
-        if left.dtype == torch.float64 or not _takes_integers(down, left) or down.rotate > 0:
-            return down(_silu_mul(left, right))
+        if left.dtype == torch.float64:  # which the op has not
+            return down(F.silu(left) * right)
+        if not _takes_integers(down, left) or down.rotate > 0:
+            return down(ops.silu_mul(left, right))
         integers = ops.silu_mul_quantize_per_token(
             left,
             right,
@@ -232,12 +231,6 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
             quant_max=down.quant_max,
         )
         return down(QuantizedInput(*integers, left.dtype))
-
-
-def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    if gate.dtype == torch.float64:  # which the op has not
-        return F.silu(gate) * up
-    return ops.silu_mul(gate, up)
 
 
 def _takes_integers(layer: Any, input: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .._docstrings import documented
 from .recurrent_cells import Cell, GRUCell, LSTMCell, RNNCell, TakesPlace, check_sizes
+from .shared.arguments import check
 
 _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)_(l\d+(?:_reverse)?)")
 
@@ -65,23 +66,15 @@ class Recurrent(TakesPlace):
         proj_size: int = of_cells.get("proj_size", 0)
         self.name = name = type(self).__name__
         check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
-        if isinstance(dropout, bool) or not 0 <= dropout <= 1:
-            raise ValueError(f"{name}: expected dropout to lie in [0, 1], but got {dropout!r}")
-        if not 0 <= proj_size < hidden_size:
-            raise ValueError(
-                f"{name}: expected proj_size to lie in [0, {hidden_size}) (hidden_size), "
-                f"but got {proj_size}"
-            )
+        fits = not isinstance(dropout, bool) and 0 <= dropout <= 1
+        check(name, fits, "dropout to lie in [0, 1]", repr(dropout))
+        wanted = f"proj_size to lie in [0, {hidden_size}) (hidden_size)"
+        check(name, 0 <= proj_size < hidden_size, wanted, proj_size)
         kind, nonlinearity = self._float.__name__, of_cells.get("nonlinearity")
         self.mode = kind if nonlinearity is None else f"{kind}_{nonlinearity}".upper()
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.dropout = float(dropout)
-        self.bidirectional = bidirectional
-        self.proj_size = proj_size
+        self.input_size, self.hidden_size, self.proj_size = input_size, hidden_size, proj_size
+        self.num_layers, self.bias, self.batch_first = num_layers, bias, batch_first
+        self.dropout, self.bidirectional = float(dropout), bidirectional
         directions = ("", "_reverse") if bidirectional else ("",)
         output = proj_size or hidden_size
         self.state_sizes = [output, hidden_size] if kind == "LSTM" else [output]
@@ -279,17 +272,8 @@ class LSTM(Recurrent):
         dtype: torch.dtype | None = None,
     ) -> None:
         self.proj_size = proj_size
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-        )
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype)
 
     def forward(
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
@@ -385,14 +369,5 @@ class RNN(_OneState):
         dtype: torch.dtype | None = None,
     ) -> None:
         self.nonlinearity = nonlinearity
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-        )
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(*sizes, bias, batch_first, dropout, bidirectional, device, dtype)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from .shared.arguments import check
+
 _PARAMETER = re.compile(r"(weight|bias)_(ih|hh|hr)")
 
 
@@ -89,9 +91,7 @@ class Cell(TakesPlace):
         super().__init__()
         self.name = type(self).__name__
         check_sizes(self.name, input_size=input_size, hidden_size=hidden_size)
-        self.input_size = input_size
-        self.hidden_size = hidden_size
-        self.bias = bias
+        self.input_size, self.hidden_size, self.bias = input_size, hidden_size, bias
         output, rows = proj_size or hidden_size, self.gates * hidden_size
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         self.ih = nn.Linear(input_size, rows, bias, **options)
@@ -220,8 +220,8 @@ class Cell(TakesPlace):
 def check_sizes(name: str, **sizes: int) -> None:
     """Check that sizes are whole numbers above 0."""
     for argument, size in sizes.items():
-        if not isinstance(size, int) or size <= 0:
-            raise ValueError(f"{name}: expected {argument} to be an int > 0, but got {size!r}")
+        fits = isinstance(size, int) and size > 0
+        check(name, fits, f"{argument} to be an int > 0", repr(size))
 
 
 class LSTMCell(Cell):
@@ -359,10 +359,8 @@ class RNNCell(_OneState):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(
-                f"RNNCell: expected nonlinearity to be tanh or relu, but got {nonlinearity!r}"
-            )
+        is_known = nonlinearity in ("tanh", "relu")
+        check("RNNCell", is_known, "nonlinearity to be tanh or relu", repr(nonlinearity))
         super().__init__(input_size, hidden_size, bias, device, dtype)
         self.nonlinearity = nonlinearity
 

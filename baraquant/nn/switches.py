@@ -8,16 +8,8 @@ observed, ``model.apply(baraquant.nn.enable_fake_quant)`` starts to quantize.
 import torch
 from torch import nn
 
-from .shared.fake_quantize import FakeQuantize
-from .training.int4 import FakeQuantizeInt4
+from .shared.quantizer import Quantizer
 from .training.learned import LearnedFakeQuantize
-from .training.learned_int4 import LearnedFakeQuantizeInt4
-from .training.ternary import FakeQuantizeTernary
-
-_KINDS = (
-    *(FakeQuantize, FakeQuantizeInt4, FakeQuantizeTernary),
-    *(LearnedFakeQuantize, LearnedFakeQuantizeInt4),
-)
 
 
 def enable_observer(module: nn.Module) -> None:
@@ -58,12 +50,8 @@ def sync_qparams(module: nn.Module) -> None:
 
 def _is_fake_quantize(module: nn.Module) -> bool:
     if not isinstance(module, torch.jit.ScriptModule):
-        return isinstance(module, _KINDS)
+        return isinstance(module, Quantizer)
     # A scripted module knows its class only by a name, such as
-    # __torch__.baraquant.nn.fake_quantize.___torch_mangle_3.FakeQuantize.
-    path = module._c._type().qualified_name().split(".")
-    return any(
-        path[1 : 1 + len(home)] == home and path[-1] == kind.__name__
-        for kind in _KINDS
-        for home in [kind.__module__.split(".")]
-    )
+    # __torch__.baraquant.nn.shared.fake_quantize.___torch_mangle_3.FakeQuantize.
+    is_own = module._c._type().qualified_name().startswith("__torch__.baraquant.nn.")
+    return is_own and hasattr(module, "disable_fake_quant")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import ops
 from ..nn.shared.fake_quantize import FakeQuantize
-from ..nn.shared.range import qparams_of_range
+from ..nn.shared.precision import compute_dtype
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..nn.training.ternary import FakeQuantizeTernary
 from ..ops.recompute import unless_recomputing
@@ -56,72 +56,23 @@ class AgreedFakeQuantize(_Split):
 
     _layout: Layout
 
-    def round(self, input: Tensor) -> Tensor:
-        """Return ``input`` rounded to the agreed grid; without observing, and without switches."""
-        if not self.is_dynamic:
-            return super().round(input)
-        scale, zero_point = self.agreed_qparams(input)
-        return self._fake_quantize(input, scale, zero_point, self.save_mask)
-
-    def quantize(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``input`` as int8 integers, with their agreed scale and zero point."""
-        if not self.is_dynamic:
-            fixed: tuple[Tensor, Tensor, Tensor] = super().quantize(input)
-            return fixed
-        scale, zero_point = self.agreed_qparams(input)
-        return self._quantize(input, scale, zero_point), scale, zero_point
-
-    def agreed_qparams(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scale and the zero point of an input of which this is one part."""
-        low, high = self._layout.ends(*self._own_ends(input.detach()))
-        scale, zero_point = qparams_of_range(
-            low, high, self.quant_min, self.quant_max, self.symmetric, self.scale_dtype
-        )
-        if self.granularity == "per_token":
-            shape = [*input.shape[:-1], 1]
-            return scale.reshape(shape), zero_point.reshape(shape)
-        if self.granularity == "per_tensor":
-            return scale.reshape(()), zero_point.reshape(())
-        return scale, zero_point
-
-    def _own_ends(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest number of each segment's part, ``[segments]``."""
-        compute = torch.float64 if input.dtype == torch.float64 else torch.float32
-        rows = self._segments(input)
-        if rows.shape[1] == 0:
-            none = torch.full([rows.shape[0]], float("inf"), dtype=compute, device=input.device)
-            return none, -none
-        low, high = torch.aminmax(rows, dim=1)
-        return low.to(compute), high.to(compute)
+    def qparams_of_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point of rows of which these are one part."""
+        low, high = self._layout.ends(rows.amin(dim=1), rows.amax(dim=1))
+        return self._qparams_of_range(low, high)
 
     def _observe_and_round(self, input: Tensor) -> Tensor:
         if input.numel() == 0:
             return super()._observe_and_round(input)
         # The running range depends on a batch's ends alone, so the ends stand in for the batch.
-        low, high = self._layout.ends(*self._own_ends(input.detach()))
+        ends = torch.aminmax(self._segments(input.detach()), dim=1)
+        low, high = self._layout.ends(*(end.to(compute_dtype(input.dtype)) for end in ends))
         per_channel = self.granularity == "per_channel"
         ends = torch.stack([low, high]) if per_channel else torch.cat([low, high])
-        ops.observe_fake_quantize(
-            ends,
-            self.min_val,
-            self.max_val,
-            self.scale,
-            self.zero_point,
-            unless_recomputing(self.observer_enabled),
-            torch.zeros_like(self.fake_quant_enabled),
-            1 if per_channel else None,
-            self.quant_min,
-            self.quant_max,
-            symmetric=self.symmetric,
-            averaging_constant=self.averaging_constant,
-            skipped_batches=self.skipped_batches,
-        )
-        if self.rounds_scale:
-            return self._round_observed(input, self.observer_enabled)
-        output = self._fake_quantize(
-            input, self.scale.clone(), self.zero_point.clone(), self.save_mask
-        )
-        return torch.where(self.fake_quant_enabled[0] != 0, output, input)
+        enabled = unless_recomputing(self.observer_enabled)
+        no_rounding = torch.zeros_like(self.fake_quant_enabled)
+        self._observe(ends, enabled, no_rounding, 1 if per_channel else None)
+        return self._round_observed(input, self.observer_enabled)
 
 
 class AgreedFakeQuantizeInt4(FakeQuantizeInt4):

@@ -21,7 +21,7 @@ from .. import ops
 from ..nn.shared.master import round_master
 from ..nn.training.linear import FakeQuantizedLinear
 from ..workflow.view import FilterFn, check_is_module
-from ._linear import Grid, Product, lowered, product_of_parts
+from ._linear import Grid, lowered, product_of_parts
 
 _aten = torch.ops.aten
 # The ops whose result is a part or a copy of the parameter, and goes on in its place.
@@ -161,11 +161,9 @@ class GatheredWeight(Tensor):  # type: ignore[misc]
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is _aten.detach.default:
-            (weight,) = args
-            return cls(weight.integers, weight.scale, weight.dtype)
-        if func is _aten.as_strided.default and _is_whole(*args):
-            weight = args[0]  # fully_shard makes a parameter of such a view
+        is_view = func is _aten.as_strided.default and _is_whole(*args)
+        if is_view or func is _aten.detach.default:  # fully_shard makes a parameter of such a view
+            weight = args[0]
             return cls(weight.integers, weight.scale, weight.dtype)
         args, kwargs = tree_map_only(cls, cls.rounded, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -209,7 +207,8 @@ class GathersIntegers(FakeQuantizedLinear):
             Grid("per_token", scale, zero, low, high, scale, clips=not symmetric),
             weight.integers,
             weight.scale,
-            Product(None, input.dtype),
+            None,
+            input.dtype,
             qinput,
         )
 

@@ -49,7 +49,9 @@ class Layout:
             input = DTensor.from_local(input, self.mesh, [self.input], run_check=False)
         if not is_same(input.placements, wanted, input.dim()):
             input = input.redistribute(self.mesh, [wanted])
-        return input.to_local(grad_placements=[_counted_from_front(gradient, input.dim())])
+        if isinstance(gradient, Shard):
+            gradient = Shard(gradient.dim % input.dim())
+        return input.to_local(grad_placements=[gradient])
 
     def leaving(self, output: Tensor, layout: Placement, features: int) -> Tensor:
         """Return an output in the layout and the form that the user wants.
@@ -112,18 +114,9 @@ class Layout:
         """
         ends = torch.stack([-low, high])
         ends = ends.masked_fill(ends.isnan(), float("nan"))  # one without a sign
-        agreed = _from_keys(self.largest(_as_keys(ends)), ends.dtype)
+        bits = ends.view(torch.int64 if ends.dtype == torch.float64 else torch.int32)
+        agreed = _without_sign_order(self.largest(_without_sign_order(bits))).view(ends.dtype)
         return -agreed[0], agreed[1]
-
-
-def _as_keys(numbers: Tensor) -> Tensor:
-    """Return integers in the order of floating numbers."""
-    bits = numbers.view(torch.int64 if numbers.dtype == torch.float64 else torch.int32)
-    return _without_sign_order(bits)
-
-
-def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    return _without_sign_order(keys).view(dtype)
 
 
 def _without_sign_order(bits: Tensor) -> Tensor:
@@ -138,10 +131,6 @@ def is_same(placements: tuple[Placement, ...], wanted: Placement, dims: int) -> 
     if isinstance(has, Shard) and isinstance(wanted, Shard):
         return bool(has.dim % dims == wanted.dim % dims)
     return bool(has == wanted)
-
-
-def _counted_from_front(layout: Placement, dims: int) -> Placement:
-    return Shard(layout.dim % dims) if isinstance(layout, Shard) else layout
 
 
 def local(tensor: Any) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Linear layers on several processes: split by their outputs (columns) or by their inputs (rows).
 
-A layer becomes one of these classes in place, as ``fully_shard`` does it: the plan of
+A layer gets one of these classes before its own, in place, as ``fully_shard`` does it: the plan of
 ``parallelize_module`` replaces no module. Its tensors become DTensors, and it computes with the
 parts of this process.
 
@@ -19,12 +19,9 @@ from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .. import ops
-from ..nn.inference.linear import QuantizedLinear, StaticQuantizedLinear
-from ..nn.inference.weight_only import WeightOnlyLinear
 from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.product import linear, matching_bias
 from ..nn.shared.recomputed import product_of_integers
-from ..nn.training.linear import FakeQuantizedConv1D, FakeQuantizedLinear
 from ..nn.training.quantizers import QuantizesWeight
 from ..ops import backward
 from ._agreed import AgreedFakeQuantize
@@ -54,45 +51,22 @@ class Grid(NamedTuple):
 
     def quantize(self, input: Tensor) -> Tensor:
         """Return int8 integers."""
-        low, high, scale, zero = self.quant_min, self.quant_max, self.scale, self.zero_point
-        if self.granularity == "per_token":
-            return ops.quantize_per_token(input, scale, zero, low, high)
-        if self.granularity == "per_tensor":
-            return ops.quantize_per_tensor(input, scale, zero, low, high)
-        return ops.quantize_per_channel(input, scale, self._of_features(zero), -1, low, high)
-
-    def _of_features(self, zero_point: Tensor | None) -> Tensor | None:
-        if zero_point is None:
-            return None
-        return zero_point.reshape(1).expand(self.scale.shape).contiguous()
+        return self._call(getattr(ops, f"quantize_{self.granularity}"), input)
 
     def inside(self, input: Tensor) -> Tensor:
         """Return a bool for each number: whether it lies in the range."""
-        low, high, scale, zero = self.quant_min, self.quant_max, self.scale, self.zero_point
-        ones = torch.ones_like(input)
-        if self.granularity == "per_token":
-            kept = backward.fake_quantize_per_token_backward(ones, input, scale, zero, low, high)
-        elif self.granularity == "per_tensor":
-            kept = backward.fake_quantize_per_tensor_backward(ones, input, scale, zero, low, high)
-        else:
-            zero = self._of_features(zero)
-            kept = backward.fake_quantize_per_channel_backward(
-                ones, input, scale, zero, -1, low, high
-            )
-        return kept != 0
+        op = getattr(backward, f"fake_quantize_{self.granularity}_backward")
+        return self._call(op, torch.ones_like(input), input) != 0
 
-
-class Product(NamedTuple):
-    """What a product of integers needs besides the tensors.
-
-    Attributes:
-        layout: The processes that have parts of each sum, and the layout of the output; None: this
-            process has all.
-        dtype: Of the output.
-    """
-
-    layout: Layout | None
-    dtype: torch.dtype
+    def _call(self, op: Any, *tensors: Tensor) -> Tensor:
+        scale, zero = self.scale, self.zero_point
+        ends: tuple[int, ...] = self.quant_min, self.quant_max
+        if self.granularity == "per_channel":
+            if zero is not None:
+                zero = zero.reshape(1).expand(scale.shape).contiguous()
+            ends = (-1, *ends)
+        result: Tensor = op(*tensors, scale, zero, *ends)
+        return result
 
 
 def product_of_parts(
@@ -102,10 +76,11 @@ def product_of_parts(
     grid: Grid,
     qweight: Tensor,
     weight_scale: Tensor,
-    product: Product,
+    layout: Layout | None,
+    dtype: torch.dtype,
     qinput: Tensor | None = None,
 ) -> Tensor:
-    """Return this process's part of the output, in ``product.layout.output``.
+    """Return this process's part of the output, in ``layout.output``.
 
     Args:
         input: Its part ``[..., features of this process]``.
@@ -114,7 +89,9 @@ def product_of_parts(
         grid: The integers of the input.
         qweight: The integers of its part of the weight.
         weight_scale: Of each output channel, the same on all processes.
-        product: The other arguments.
+        layout: The processes that have parts of each sum, and the layout of the output; None: this
+            process has all.
+        dtype: Of the output.
         qinput: The integers of the input, if they are known.
     """
     if qinput is None:
@@ -136,7 +113,8 @@ def product_of_parts(
         qweight,
         weight_scale,
         grid.granularity == "per_token",
-        product,
+        layout,
+        dtype,
     )
 
 
@@ -161,29 +139,37 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         qweight: Tensor,
         weight_scale: Tensor,
         per_token: bool,
-        product: Product,
+        layout: Layout | None,
+        dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(
             inside, factor, scale, zero_point, qweight, weight_scale,
             qinput if weight is not None and weight.requires_grad else None,
         )  # fmt: skip
-        ctx.dtype, ctx.product, ctx.per_token = input.dtype, product, per_token
+        ctx.dtype, ctx.layout, ctx.per_token = input.dtype, layout, per_token
         ctx.shape = torch.Size([*input.shape[:-1], qweight.shape[0]])
         ctx.weight_dtype = None if weight is None else weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        layout, dtype = product
         if layout is None:
             return ops.int8_linear(
                 qinput, qweight, scale, weight_scale, bias, input_zero_point=zero_point, dtype=dtype
             )
         part = ops.int8_product(qinput, qweight, input_zero_point=zero_point)
-        combined = _exact if layout.is_exact else _rounded
-        return combined(part, scale, weight_scale, bias, layout, dtype)
+        if not layout.is_exact:  # half of the bytes, and other bits
+            wide, numbers = weight_scale.dtype, (part.to(weight_scale.dtype) * weight_scale) * scale
+            return _summed(numbers.to(torch.bfloat16), bias, layout, wide, dtype)
+        sums = layout.sum(part, layout.output)
+        if layout.splits_channels(part.dim()):
+            weight_scale = layout.part_of(weight_scale, Shard(0))
+            bias = None if bias is None else layout.part_of(bias, Shard(0))
+        elif isinstance(layout.output, Shard) and scale.dim() == part.dim():
+            scale = layout.part_of(scale, layout.output)
+        return ops.rescale_product(sums, scale, weight_scale, bias, dtype=dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         inside, factor, scale, zero_point, qweight, weight_scale, qinput = ctx.saved_tensors
-        layout, dtype = ctx.product.layout, ctx.dtype
+        layout, dtype = ctx.layout, ctx.dtype
         if layout is not None and isinstance(layout.output, Shard):
             grad = layout.gathered(grad.contiguous(), layout.output, ctx.shape)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -205,39 +191,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
                 dw = flat.t().mm(x.reshape(flat.shape[0], -1)).to(ctx.weight_dtype)
             if needs_bias:
                 db = flat.sum(0, dtype=ctx.bias_dtype)
-        return dx, dw, db, *[None] * 9
-
-
-def _exact(
-    part: Tensor,
-    scale: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    layout: Layout,
-    dtype: torch.dtype,
-) -> Tensor:
-    dims, to = part.dim(), layout.output
-    sums = layout.sum(part, to)
-    if isinstance(to, Shard):
-        if layout.splits_channels(dims):
-            weight_scale = layout.part_of(weight_scale, Shard(0))
-            bias = None if bias is None else layout.part_of(bias, Shard(0))
-        elif scale.dim() == dims:
-            scale = layout.part_of(scale, to)
-    return ops.rescale_product(sums, scale, weight_scale, bias, dtype=dtype)
-
-
-def _rounded(
-    part: Tensor,
-    scale: Tensor,
-    weight_scale: Tensor,
-    bias: Tensor | None,
-    layout: Layout,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Return the sum of the parts' outputs in bfloat16: half of the bytes, and other bits."""
-    numbers = (part.to(weight_scale.dtype) * weight_scale) * scale
-    return _summed(numbers.to(torch.bfloat16), bias, layout, weight_scale.dtype, dtype)
+        return dx, dw, db, *[None] * 10
 
 
 def _summed(
@@ -290,11 +244,8 @@ class LocalParameters(Parallel):
     def _own_bias(self: Any) -> Tensor | None:
         return local(self._parameters["bias"])
 
-    def _weight(self: Any) -> Tensor:
-        """The whole parameter, a DTensor, in evaluation too."""
-        return self._parameters["weight"]
-
-    weight = _WEIGHT.getter(_weight)
+    # The whole parameter, a DTensor, in evaluation too.
+    weight = _WEIGHT.getter(lambda self: self._parameters["weight"])
 
 
 class LocalIntegers(Parallel):
@@ -333,27 +284,15 @@ class Rows(Parallel):
         return self._layout.finished(self._summed(rows))
 
 
-class ColumnsInTraining(Columns, LocalParameters, FakeQuantizedLinear):
+class ColumnsInTraining(Columns, LocalParameters):
     """A prepared linear layer, split by its outputs."""
 
 
-class ColumnsOfConv1D(Columns, LocalParameters, FakeQuantizedConv1D):
-    """A prepared ``Conv1D`` of transformers, split by its outputs."""
+class ColumnsOfIntegers(Columns, LocalIntegers):
+    """A converted linear layer, split by its outputs."""
 
 
-class ColumnsOfIntegers(Columns, LocalIntegers, QuantizedLinear):
-    """A ``QuantizedLinear``, split by its outputs."""
-
-
-class ColumnsOfStaticIntegers(Columns, LocalIntegers, StaticQuantizedLinear):
-    """A ``StaticQuantizedLinear``, split by its outputs."""
-
-
-class ColumnsOfWeights(Columns, LocalIntegers, WeightOnlyLinear):
-    """A ``WeightOnlyLinear``, split by its outputs."""
-
-
-class _RowsInTraining(Rows, LocalParameters):
+class RowsInTraining(Rows, LocalParameters):
     """A prepared linear layer, split by its inputs."""
 
     def _summed(self: Any, input: Tensor) -> Tensor:
@@ -375,42 +314,32 @@ class _RowsInTraining(Rows, LocalParameters):
             _grid(self.input_fake_quant, input),
             qweight,
             scale,
-            Product(self._layout, input.dtype),
+            self._layout,
+            input.dtype,
         )
-
-
-class RowsInTraining(_RowsInTraining, FakeQuantizedLinear):
-    """A prepared linear layer, split by its inputs."""
-
-
-class RowsOfConv1D(_RowsInTraining, FakeQuantizedConv1D):
-    """A prepared ``Conv1D`` of transformers, split by its inputs."""
 
 
 class _RowsOfIntegers(Rows, LocalIntegers):
     """A converted layer of integers, split by its inputs."""
 
     def _sum_of_grid(self: Any, rows: Tensor, grid: Grid, dtype: torch.dtype) -> Tensor:
-        bias = matching_bias(self.bias, dtype, self.weight_scale)
-        product = Product(self._layout, dtype)
-        return product_of_parts(rows, None, bias, grid, self.qweight, self.weight_scale, product)
+        bias, scale = matching_bias(self.bias, dtype, self.weight_scale), self.weight_scale
+        return product_of_parts(rows, None, bias, grid, self.qweight, scale, self._layout, dtype)
 
 
-class RowsOfIntegers(_RowsOfIntegers, QuantizedLinear):
+class RowsOfIntegers(_RowsOfIntegers):
     """A ``QuantizedLinear``, split by its inputs."""
 
-    _input_quant: AgreedFakeQuantize
-
-    def _summed(self, input: Tensor) -> Tensor:
+    def _summed(self: Any, input: Tensor) -> Tensor:
         smooth = self.smooth
         rows = input if smooth is None else input / smooth
         return self._sum_of_grid(rows, _grid(self._input_quant, rows), input.dtype)
 
 
-class RowsOfStaticIntegers(_RowsOfIntegers, StaticQuantizedLinear):
+class RowsOfStaticIntegers(_RowsOfIntegers):
     """A ``StaticQuantizedLinear``, split by its inputs."""
 
-    def _summed(self, input: Tensor) -> Tensor:
+    def _summed(self: Any, input: Tensor) -> Tensor:
         scale, zero_point, smooth_scale = self.act_scale, self.act_zero_point, self.smooth_scale
         grid = Grid(
             "per_tensor" if smooth_scale is None else "per_channel",
@@ -424,10 +353,10 @@ class RowsOfStaticIntegers(_RowsOfIntegers, StaticQuantizedLinear):
         return self._sum_of_grid(input, grid, input.dtype)
 
 
-class RowsOfWeights(Rows, LocalIntegers, WeightOnlyLinear):
+class RowsOfWeights(Rows, LocalIntegers):
     """A ``WeightOnlyLinear``, split by its inputs."""
 
-    def _summed(self, input: Tensor) -> Tensor:
+    def _summed(self: Any, input: Tensor) -> Tensor:
         rows = self.input_fake_quant(input)
         part = product_of_integers(self, rows, lambda x, weight, _: linear(x, weight, None))
         return sum_of_floats(part, self.bias, self._layout)
@@ -437,7 +366,7 @@ def _grid(quantizer: FakeQuantize, input: Tensor) -> Grid:
     """Return the integers of an input whose processes agree on its range."""
     symmetric = quantizer.symmetric
     if isinstance(quantizer, AgreedFakeQuantize) and quantizer.is_dynamic:
-        scale, zero_point = quantizer.agreed_qparams(input)
+        scale, zero_point = quantizer._qparams_of(input)
     else:
         scale, zero_point = quantizer.scale.reshape(()), quantizer.zero_point.reshape(())
     return Grid(

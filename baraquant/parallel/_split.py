@@ -6,6 +6,7 @@ Embeddings are split by their features (columns) or by their rows.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -22,12 +23,10 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import nn as bnn
-from ..nn.inference.embedding import QuantizedEmbedding
 from ..nn.inference.integers import HoldsIntegers
 from ..nn.inference.weights import Int4Factors
 from ..nn.shared.fake_quantize import FakeQuantize
 from ..nn.shared.subclassed import plain_type, subclassed, with_forward_of
-from ..nn.training.embedding import FakeQuantizedEmbedding
 from ..nn.training.int4 import FakeQuantizeInt4
 from ..nn.training.quantizers import QuantizesWeight
 from ..nn.training.ternary import FakeQuantizeTernary
@@ -40,15 +39,11 @@ from ._agreed import (
 from ._layout import Layout
 from ._linear import (
     ColumnsInTraining,
-    ColumnsOfConv1D,
     ColumnsOfIntegers,
-    ColumnsOfStaticIntegers,
-    ColumnsOfWeights,
     LocalIntegers,
     LocalParameters,
     Parallel,
     RowsInTraining,
-    RowsOfConv1D,
     RowsOfIntegers,
     RowsOfStaticIntegers,
     RowsOfWeights,
@@ -82,7 +77,7 @@ class RowsOfTable(Parallel):
         index = layout.arriving(input, Replicate(), Replicate())
         known = ((index >= 0) & (index < self.num_embeddings)).all()
         torch._assert_async(known, f"expected indices of {self.num_embeddings} rows")
-        first, count = self._first_row, self._own_rows()
+        first, count = self._first_row, self._own_table().shape[0]
         is_here = (index >= first) & (index < first + count)
         if count == 0:  # more processes than parts of the table
             rows = self._no_rows(index)
@@ -98,61 +93,57 @@ class RowsOfTable(Parallel):
         dtype = table.dtype if table.is_floating_point() else self.dtype
         return table.new_zeros([*index.shape, table.shape[1]], dtype=dtype)
 
-    def _own_rows(self: Any) -> int:
-        count: int = self._own_table().shape[0]
-        return count
 
-
-class FeaturesInTraining(FeaturesOfTable, LocalParameters, FakeQuantizedEmbedding):
+class FeaturesInTraining(FeaturesOfTable, LocalParameters):
     """A prepared embedding, split by its features."""
 
-    def _round_rows(self, rows: Tensor) -> Tensor:
+    def _round_rows(self: Any, rows: Tensor) -> Tensor:
         quantizer = self.weight_fake_quant
         if not isinstance(quantizer, AgreedFakeQuantize) and not self.rounds_scale:
-            return super()._round_rows(rows)
+            return super()._round_rows(rows)  # type: ignore[misc]
         table = rows.reshape(-1, rows.shape[-1])
         return quantizer.round(table).reshape(rows.shape)
 
 
-class RowsOfTableInTraining(RowsOfTable, LocalParameters, FakeQuantizedEmbedding):
+class RowsOfTableInTraining(RowsOfTable, LocalParameters):
     """A prepared embedding, split by its rows."""
 
-    def _own_table(self) -> Tensor:
+    def _own_table(self: Any) -> Tensor:
         return self.float_weight()
 
-    def _no_rows(self, index: Tensor) -> Tensor:
+    def _no_rows(self: Any, index: Tensor) -> Tensor:
         # The sum of the empty table connects the zeros to the parameter, which has a gradient.
         return super()._no_rows(index) + self.float_weight().sum()
 
-    def _rows(self, input: Tensor, weight: Tensor) -> Tensor:
+    def _rows(self: Any, input: Tensor, weight: Tensor) -> Tensor:
         padding = None if self.padding_idx is None else self.padding_idx - self._first_row
         if padding is not None and not 0 <= padding < weight.shape[0]:
             padding = None
         return F.embedding(input, weight, padding, None, self.norm_type)
 
 
-class FeaturesOfIntegers(FeaturesOfTable, LocalIntegers, QuantizedEmbedding):
+class FeaturesOfIntegers(FeaturesOfTable, LocalIntegers):
     """A ``QuantizedEmbedding``, split by its features."""
 
 
-class RowsOfTableOfIntegers(RowsOfTable, LocalIntegers, QuantizedEmbedding):
+class RowsOfTableOfIntegers(RowsOfTable, LocalIntegers):
     """A ``QuantizedEmbedding``, split by its rows."""
 
-    def _own_table(self) -> Tensor:
+    def _own_table(self: Any) -> Tensor:
         return self.qweight
 
 
-# The classes of a layer that is split by its outputs (or features), and by its inputs (or rows).
-_CLASSES: dict[type[nn.Module], tuple[type[Any], type[Any]]] = {
+# What stands before a layer's class if it is split by outputs (or features), or inputs (or rows).
+_CLASSES: dict[type[nn.Module], tuple[Any, Any]] = {
     bnn.FakeQuantizedLinear: (ColumnsInTraining, RowsInTraining),
-    bnn.FakeQuantizedConv1D: (ColumnsOfConv1D, RowsOfConv1D),
+    bnn.FakeQuantizedConv1D: (ColumnsInTraining, RowsInTraining),
     bnn.QuantizedLinear: (ColumnsOfIntegers, RowsOfIntegers),
-    bnn.StaticQuantizedLinear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
-    bnn.WeightOnlyLinear: (ColumnsOfWeights, RowsOfWeights),
+    bnn.StaticQuantizedLinear: (ColumnsOfIntegers, RowsOfStaticIntegers),
+    bnn.WeightOnlyLinear: (ColumnsOfIntegers, RowsOfWeights),
     # Those of packed weights become layers of int8 before.
     bnn.QuantizedInt4Linear: (ColumnsOfIntegers, RowsOfIntegers),
-    bnn.StaticQuantizedInt4Linear: (ColumnsOfStaticIntegers, RowsOfStaticIntegers),
-    bnn.WeightOnlyInt4Linear: (ColumnsOfWeights, RowsOfWeights),
+    bnn.StaticQuantizedInt4Linear: (ColumnsOfIntegers, RowsOfStaticIntegers),
+    bnn.WeightOnlyInt4Linear: (ColumnsOfIntegers, RowsOfWeights),
     bnn.FakeQuantizedEmbedding: (FeaturesInTraining, RowsOfTableInTraining),
     bnn.QuantizedEmbedding: (FeaturesOfIntegers, RowsOfTableOfIntegers),
 }
@@ -173,31 +164,32 @@ def is_embedding(module: nn.Module) -> bool:
     return isinstance(module, _EMBEDDINGS)
 
 
-def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: int | None) -> None:
+def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) -> None:
     """Split a layer over processes, in place; nothing is changed if it cannot be split.
+
+    The messages of errors have neither the style nor the layer.
 
     Args:
         module: The layer.
         layout: The processes, and the layouts of input and output.
-        style: The name of the style, for messages.
         by_rows: Whether the style is ``RowwiseParallel``.
         source: The process whose numbers count; None: each process keeps its part of its own.
     """
-    kind = _check_kind(module, style)
+    kind = _check_kind(module)
     has_table = kind in _EMBEDDINGS
     # Whether a part of the weight has all of a channel, which is a row of an embedding.
     splits_channels = by_rows if has_table else not by_rows
-    _check_weight(module, style, layout.mesh, splits_channels)
-    _check_size(module, style, layout, by_rows and not has_table)
-    _check_quantizers(module, style, layout.mesh, splits_channels, by_rows and not has_table)
-    _check_backward(module, style)
+    _check_weight(module, layout.mesh, splits_channels)
+    _check_size(module, layout, by_rows and not has_table)
+    _check_quantizers(module, layout.mesh, splits_channels, by_rows and not has_table)
+    _check_backward(module)
     if by_rows and not has_table:
-        _check_rotation(module, style, layout.mesh)
+        _check_rotation(module, layout.mesh)
     if isinstance(module, (Int4Factors, bnn.WeightOnlyInt4Linear)):
         kind = _unpack(module)
     placements = _placements(module, splits_channels)
     for name, placement in placements.items():
-        _check_shared(module, style, name, placement)
+        _check_shared(module, name, placement)
     if by_rows and has_table:
         rank, total = layout.mesh.get_local_rank(), module.num_embeddings
         module._first_row = min(total, rank * -(-total // layout.mesh.size()))
@@ -211,23 +203,23 @@ def split(module: nn.Module, layout: Layout, style: str, by_rows: bool, source: 
     module.__class__ = _class_of(module, kind, by_rows)
 
 
-def _check_kind(module: nn.Module, style: str) -> type[nn.Module]:
+def _check_kind(module: nn.Module) -> type[nn.Module]:
     if isinstance(module, Parallel):
         raise ValueError(
-            f"{style}: {_name(module)}: expected a layer that is on one process, but got one that "
-            "is parallel already; name each layer once in the plan"
+            "expected a layer that is on one process, but got one that is parallel already; name "
+            "each layer once in the plan"
         )
     kind = plain_type(module)
     if kind not in _CLASSES:
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected one of "
-            f"{', '.join(known.__name__ for known in _CLASSES)}, nn.Linear or nn.Embedding, but "
-            f"got {kind.__name__}; leave it out of the plan, and every process computes it whole"
+            f"expected one of {', '.join(known.__name__ for known in _CLASSES)}, nn.Linear or "
+            f"nn.Embedding, but got {kind.__name__}; leave it out of the plan, and every process "
+            "computes it whole"
         )
     if kind is not type(module) and kind not in _EMBEDDINGS:
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected a layer with a forward of its kind, but got "
-            f"{type(module).__name__}, which adds to it; leave it out of the plan"
+            f"expected a layer with a forward of its kind, but got {type(module).__name__}, which "
+            "adds to it; leave it out of the plan"
         )
     return kind
 
@@ -247,110 +239,106 @@ def _unpack(module: Int4Factors | bnn.WeightOnlyInt4Linear) -> type[nn.Module]:
     return kind
 
 
-def _check_weight(module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool) -> None:
+def _check_weight(module: nn.Module, mesh: DeviceMesh, splits_channels: bool) -> None:
     if isinstance(module, QuantizesWeight):
         weight = module._parameters.get("weight")
         if weight is None:
             raise NotImplementedError(
-                f"{style}: {_name(module)}: expected weight to be a parameter, but a "
-                "parametrization or a hook computes it; remove that first"
+                "expected weight to be a parameter, but a parametrization or a hook computes it; "
+                "remove that first"
             )
     else:
         weight = module._integers()
     if isinstance(weight, DTensor):
         raise ValueError(
-            f"{style}: {_name(module)}: expected a plain weight, but got a DTensor; call "
-            "parallelize_module before fully_shard"
+            "expected a plain weight, but got a DTensor; call parallelize_module before fully_shard"
         )
     if getattr(module, "sparse", False) or (
         splits_channels and getattr(module, "scale_grad_by_freq", False)
     ):
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected sparse=False and scale_grad_by_freq=False, of "
-            "whose gradients several processes know only parts"
+            "expected sparse=False and scale_grad_by_freq=False, of whose gradients several "
+            "processes know only parts"
         )
 
 
-def _check_size(module: nn.Module, style: str, layout: Layout, splits_inputs: bool) -> None:
+def _check_size(module: nn.Module, layout: Layout, splits_inputs: bool) -> None:
     size = layout.mesh.size()
     if splits_inputs and module.in_features % size != 0:
         raise ValueError(
-            f"{style}: {_name(module)}: expected in_features to be a multiple of the {size} "
-            f"processes, but got {module.in_features}; use ColwiseParallel or fewer processes"
+            f"expected in_features to be a multiple of the {size} processes, but got "
+            f"{module.in_features}; use ColwiseParallel or fewer processes"
         )
     for name, placement in (("input", layout.input), ("output", layout.output)):
         if type(placement) not in (Shard, Replicate):
             raise ValueError(
-                f"{style}: {_name(module)}: expected {name}_layouts to be Shard(dim) or "
-                f"Replicate(), but got {placement}"
+                f"expected {name}_layouts to be Shard(dim) or Replicate(), but got {placement}"
             )
 
 
 def _check_quantizers(
-    module: nn.Module, style: str, mesh: DeviceMesh, splits_channels: bool, splits_inputs: bool
+    module: nn.Module, mesh: DeviceMesh, splits_channels: bool, splits_inputs: bool
 ) -> None:
     for name, quantizer in module.named_modules():
         if isinstance(quantizer, bnn.LearnedFakeQuantize):
             raise NotImplementedError(
-                f"{style}: {_name(module)}: expected {name} to compute or observe its scale, but "
-                "it learns it, and each process would learn another one; train with fully_shard, "
-                "or with a scheme whose scales are dynamic"
+                f"expected {name} to compute or observe its scale, but it learns it, and each "
+                "process would learn another one; train with fully_shard, or with a scheme whose "
+                "scales are dynamic"
             )
         if isinstance(quantizer, FakeQuantizeInt4) and not quantizer.is_dynamic:
             raise NotImplementedError(
-                f"{style}: {_name(module)}: expected {name} to choose its factors from the weight, "
-                "but they are given; split the layer when it is converted"
+                f"expected {name} to choose its factors from the weight, but they are given; split "
+                "the layer when it is converted"
             )
     size = _group_size(module)
     if size is not None and not splits_channels:
         features = module.in_features if splits_inputs else module.embedding_dim
-        _check_group(module, style, mesh, "group_size", size, features)
+        _check_group(module, mesh, "group_size", size, features)
     if getattr(module, "fold", 0) > 0 and (
         not splits_channels or module.float_weight().shape[0] % mesh.size() != 0
     ):
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected groups with dynamic scales, but the weight's "
-            "scales are observed, in one list for all channels and groups; prepare with "
-            "dynamic=True for the weight, or use a style that gives each process whole channels"
+            "expected groups with dynamic scales, but the weight's scales are observed, in one "
+            "list for all channels and groups; prepare with dynamic=True for the weight, or use a "
+            "style that gives each process whole channels"
         )
     quantizer = getattr(module, "input_fake_quant", None)
     if not splits_inputs or not isinstance(quantizer, FakeQuantize):
         return
     if quantizer.granularity == "per_group":
         of_input = quantizer.group_size
-        _check_group(module, style, mesh, "group_size of the input", of_input, module.in_features)
+        _check_group(module, mesh, "group_size of the input", of_input, module.in_features)
     elif quantizer.mode == "fixed" and quantizer.scale.numel() != 1:
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected one fixed scale for the input, but got "
-            f"{quantizer.scale.numel()}; use ColwiseParallel"
+            f"expected one fixed scale for the input, but got {quantizer.scale.numel()}; use "
+            "ColwiseParallel"
         )
 
 
-def _check_backward(module: nn.Module, style: str) -> None:
+def _check_backward(module: nn.Module) -> None:
     if getattr(module, "backward", "float") != "float":
         raise NotImplementedError(
-            f'{style}: {_name(module)}: expected backward="float", but got "{module.backward}"; '
-            "the gradients of a layer on several processes are products of floats"
+            f'expected backward="float", but got "{module.backward}"; the gradients of a layer on '
+            "several processes are products of floats"
         )
 
 
-def _check_rotation(module: nn.Module, style: str, mesh: DeviceMesh) -> None:
+def _check_rotation(module: nn.Module, mesh: DeviceMesh) -> None:
     block, features = module.rotate, module.in_features
     if block > 0 and features // mesh.size() % block != 0:
         raise NotImplementedError(
-            f"{style}: {_name(module)}: expected rotate to divide the features of a process "
-            f"({features} / {mesh.size()}), but got {block}, and a block must not lie on two "
-            "processes; choose a smaller rotate, or use ColwiseParallel"
+            f"expected rotate to divide the features of a process ({features} / {mesh.size()}), "
+            f"but got {block}, and a block must not lie on two processes; choose a smaller rotate, "
+            "or use ColwiseParallel"
         )
 
 
-def _check_group(
-    module: nn.Module, style: str, mesh: DeviceMesh, what: str, size: int, features: int
-) -> None:
+def _check_group(module: nn.Module, mesh: DeviceMesh, what: str, size: int, features: int) -> None:
     if features % mesh.size() != 0 or features // mesh.size() % size != 0:
         raise ValueError(
-            f"{style}: {_name(module)}: expected {what} to divide the features of a process "
-            f"({features} / {mesh.size()}), but got {size}; a group must not lie on two processes"
+            f"expected {what} to divide the features of a process ({features} / {mesh.size()}), "
+            f"but got {size}; a group must not lie on two processes"
         )
 
 
@@ -383,14 +371,13 @@ def _placements(module: nn.Module, splits_channels: bool) -> dict[str, Placement
     }
 
 
-def _check_shared(module: nn.Module, style: str, name: str, placement: Placement) -> None:
+def _check_shared(module: nn.Module, name: str, placement: Placement) -> None:
     parameter = module._parameters.get(name)
     known = None if parameter is None else _shared.get(parameter)
     if known is not None and known[1] != placement:
         raise ValueError(
-            f"{style}: {_name(module)}: expected the layers that share its {name} to be split "
-            f"alike, but got {placement} here and {known[1]} there; an embedding by rows goes with "
-            "an output layer by columns"
+            f"expected the layers that share its {name} to be split alike, but got {placement} "
+            f"here and {known[1]} there; an embedding by rows goes with an output layer by columns"
         )
 
 
@@ -441,9 +428,10 @@ def _split_quantizer(
         quantizer.__class__ = LocalFakeQuantize
 
 
-def _become(quantizer: nn.Module, kind: type[nn.Module], layout: Layout) -> None:
-    quantizer.__class__ = kind
-    quantizer._layout = layout
+def _become(quantizer: Any, kind: type[nn.Module], layout: Layout) -> None:
+    quantizer.__class__, quantizer._layout = kind, layout
+    if isinstance(quantizer, AgreedFakeQuantize):  # no op knows the other processes
+        quantizer.__dict__["computes_scale"] = quantizer.is_dynamic
 
 
 def _agree_on_input(module: nn.Module, layout: Layout) -> None:
@@ -463,14 +451,18 @@ def _agree_on_input(module: nn.Module, layout: Layout) -> None:
         _become(quantizer, AgreedFakeQuantize, layout)
 
 
-def _class_of(module: nn.Module, kind: type[nn.Module], by_rows: bool) -> type[Any]:
-    made: Any = _CLASSES[kind][by_rows]
-    if kind is type(module):
-        return _CLASSES[kind][by_rows]
-    own: Any = type(module).__mro__[1]
-    kind_with_forward: type[Any] = subclassed(own, made, nn.Embedding)
-    return kind_with_forward
+@functools.cache
+def _made(way: Any, kind: Any) -> Any:
+    return type(f"{way.__name__}Of{kind.__name__}", (way, kind), {"__module__": __name__})
 
 
-def _name(module: nn.Module) -> str:
+def _class_of(module: nn.Module, kind: Any, by_rows: bool) -> Any:
+    made = _made(_CLASSES[kind][by_rows], kind)
+    if kind is not type(module):
+        made = subclassed(type(module).__mro__[1], made, nn.Embedding)
+    return made
+
+
+def name_of(module: nn.Module) -> str:
+    """Return the kind and the scheme of a layer, for messages."""
     return f"{plain_type(module).__name__}({module.extra_repr()})"

@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel as FloatColwisePar
 from torch.distributed.tensor.parallel import RowwiseParallel as FloatRowwiseParallel
 
 from ._layout import Layout
-from ._split import is_embedding, is_quantized, split
+from ._split import is_embedding, is_quantized, name_of, split
 
 
 class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
@@ -124,5 +124,8 @@ def _split(
             'for tensor parallelism, as in mesh["tp"]'
         )
     layout = Layout(mesh, before, style.output_layouts[0], style.use_local_output, exact)
-    split(module, layout, name, name == "RowwiseParallel", style.src_data_rank)
+    try:
+        split(module, layout, name == "RowwiseParallel", style.src_data_rank)
+    except (NotImplementedError, ValueError) as error:
+        raise type(error)(f"{name}: {name_of(module)}: {error}") from None
     return module

@@ -103,7 +103,8 @@ def check_model(
         NotImplementedError: A targeted layer has no adapter of this type.
         ValueError: As in :func:`check_layer`.
     """
-    is_lora = _type_name(config) == "LORA"
+    kind = getattr(config, "peft_type", None)
+    is_lora = getattr(kind, "value", kind) == "LORA"
     parameters = set(getattr(config, "target_parameters", None) or ())
     tokens = getattr(config, "trainable_token_indices", None)
     for path, module in model.named_modules():
@@ -125,11 +126,6 @@ def check_model(
                 f"but got a {type(module).__name__}; keep the embedding floating (a rule that maps "
                 "it to None), or train a copy of it with modules_to_save"
             )
-
-
-def _type_name(config: Any) -> str:
-    kind = getattr(config, "peft_type", None)
-    return str(getattr(kind, "value", kind))
 
 
 def _check_parameters(path: str, module: nn.Module, parameters: set[str]) -> None:

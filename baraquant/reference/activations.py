@@ -71,10 +71,6 @@ def _times_sigmoid(x: Tensor, w: Tensor, rest: Tensor) -> Tensor:
     return torch.where(negative, quotient * half * other, x * quotient)
 
 
-def _silu(x: Tensor) -> Tensor:
-    return _times_sigmoid(x, x, torch.zeros_like(x))
-
-
 def _gelu_tanh(x: Tensor) -> Tensor:
     x_near = x.clamp(-16, 16)
     a, b_factor = _constant("0x1.988454p+0", x), _constant("0x1.2444f2p-4", x)
@@ -155,15 +151,6 @@ def _brief_times_sigmoid(x: Tensor, a: Tensor, h: Tensor) -> Tensor:
     return _finished(x, _fma(tail, _fma(left, left, left), tail), "-0x1p-64")
 
 
-def _brief_silu(x: Tensor) -> Tensor:
-    return _brief_times_sigmoid(x, _limited(x, FAR), _constant("-0x1.715476p+0", x))
-
-
-def _brief_gelu_tanh(x: Tensor) -> Tensor:
-    a = _limited(x, 10.6)
-    return _brief_times_sigmoid(x, a, _polynomial(a * a, "-0x1.26aec2p+1", "-0x1.a5a7d0p-4"))
-
-
 _GELU_EXPONENT = {
     torch.float16: (
         *("-0x1.26b5e8p+0", "-0x1.d58d78p-2", "-0x1.b96776p-5", "0x1.159638p-7"),
@@ -185,7 +172,9 @@ def _brief_gelu(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def silu(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``x * sigmoid(x)``."""
-    return _silu(x) if dtype == torch.float32 else _brief_silu(x)
+    if dtype == torch.float32:
+        return _times_sigmoid(x, x, torch.zeros_like(x))
+    return _brief_times_sigmoid(x, _limited(x, FAR), _constant("-0x1.715476p+0", x))
 
 
 def gelu(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -195,4 +184,7 @@ def gelu(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def gelu_tanh(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the approximation of ``gelu`` by tanh."""
-    return _gelu_tanh(x) if dtype == torch.float32 else _brief_gelu_tanh(x)
+    if dtype == torch.float32:
+        return _gelu_tanh(x)
+    a = _limited(x, 10.6)
+    return _brief_times_sigmoid(x, a, _polynomial(a * a, "-0x1.26aec2p+1", "-0x1.a5a7d0p-4"))

@@ -7,6 +7,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..shared.arguments import (
     SCALES,
+    check,
     check_dtype,
     check_even,
     check_floating,
@@ -37,10 +38,10 @@ def parameter(tensor: Tensor) -> nn.Parameter:
     return known
 
 
-def check_bits(name: str, argument: str, bits: int) -> None:
+def check_bits(name: str, argument: str, bits: int, most: int = 8) -> None:
     """Check a width."""
-    if type(bits) is not int or not 2 <= bits <= 8:
-        raise ValueError(f"{name}: expected {argument} to be an int in [2, 8], but got {bits!r}")
+    fits = type(bits) is int and 2 <= bits <= most
+    check(name, fits, f"{argument} to be an int in [2, {most}]", repr(bits))
 
 
 # The layout of a layer's integers, by their number of dimensions.
@@ -92,16 +93,15 @@ def check_int4(
 
 def check_packed(name: str, packed: Tensor, features: int, bits: int, bias: Tensor | None) -> None:
     """Check packed weights of at most four bits, and their bias."""
-    if type(bits) is not int or not 2 <= bits <= 4:
-        raise ValueError(f"{name}: expected weight_bits to be an int in [2, 4], but got {bits!r}")
+    check_bits(name, "weight_bits", bits, 4)
     _check_packed_shape(name, packed, features)
     check_dtype(name, "packed", packed.dtype, torch.uint8)
     check_bias(name, "packed", packed.shape[0], bias)
 
 
 def _check_packed_shape(name: str, packed: Tensor, features: int) -> None:
-    if type(features) is not int or features < 0:
-        raise ValueError(f"{name}: expected in_features to be an int >= 0, but got {features!r}")
+    fits = type(features) is int and features >= 0
+    check(name, fits, "in_features to be an int >= 0", repr(features))
     width = -(-features // 2)
     fits = packed.dim() == 2 and packed.shape[1] == width
     wanted = f"the shape [out_features, {width}] (ceil(in_features / 2))"
@@ -131,8 +131,7 @@ def scale_of_weight(
     channels, features = shape[:2]
     if group_size is None:
         return scale_of_channels(name, scale, channels)
-    if group_size <= 0:
-        raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
+    check(name, group_size > 0, "group_size > 0", group_size)
     wanted = [channels, -(-features // group_size)]
     expected = f"the shape {wanted} (groups of {group_size})"
     return _scale(name, "weight_scale", scale, wanted, expected)
@@ -149,8 +148,7 @@ def scale_of_experts(
     """Return a scale for each output channel of each expert, or for each of its groups."""
     wanted = list(weight.shape[:2])
     if group_size is not None:
-        if type(group_size) is not int or group_size <= 0:
-            raise ValueError(f"{name}: expected group_size > 0, but got {group_size}")
+        check(name, type(group_size) is int and group_size > 0, "group_size > 0", group_size)
         wanted.append(-(-weight.shape[2] // group_size))
     return _scale(name, f"{which}_scale", scale, wanted, f"the shape {wanted}")
 

@@ -71,10 +71,7 @@ class Convolution(Dequantizes):
 
     __constants__: tuple[str, ...] = (
         *OPTIONS,
-        "output_padding",
-        "in_channels",
-        "out_channels",
-        "kernel_size",
+        *("output_padding", "in_channels", "out_channels", "kernel_size"),
     )
     _float: type[nn.Module]
     _options: tuple[str, ...] = OPTIONS
@@ -175,10 +172,7 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
 
     __constants__ = (
         *Convolution.__constants__,
-        "is_integer",
-        "has_zero_point",
-        "pads_first",
-        "pad_mode",
+        *("is_integer", "has_zero_point", "pads_first", "pad_mode"),
     )
 
     def _store(self, *args: Any, **kwargs: Any) -> None:

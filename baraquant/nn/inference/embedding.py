@@ -68,9 +68,7 @@ class QuantizedEmbedding(HoldsIntegers):
         _arguments.check_weight(name, qweight, None)
         _arguments.check_bits(name, "weight_bits", weight_bits)
         self.num_embeddings, self.embedding_dim = qweight.shape
-        self.group_size = group_size
-        self.padding_idx = padding_idx
-        self.weight_bits = weight_bits
+        self.group_size, self.padding_idx, self.weight_bits = group_size, padding_idx, weight_bits
         scale = _arguments.scale_of_weight(name, weight_scale, qweight.shape, group_size)
         self.dtype = _arguments.weight_dtype(name, dtype, None, scale)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)

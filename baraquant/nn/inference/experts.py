@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ... import ops
+from ..shared.arguments import check
 from ..shared.experts import (
     Form,
     RunsExperts,
@@ -21,17 +21,16 @@ from ..shared.experts import (
     taken,
 )
 from ..shared.fake_quantize import FakeQuantize
-from ..shared.precision import KeepsScales
-from ..shared.pretrained import refuse_save_pretrained
 from ..shared.product import fixed_dtype
 from ..shared.straight_through import experts_through, makes_graph, straight_through
-from ..shared.weight import WeightView, weight_to_read
+from ..shared.weight import weight_to_read
 from . import _arguments
+from .integers import ReadsFloats
 
 _NAME = "QuantizedExperts"
 
 
-class QuantizedExperts(RunsExperts, KeepsScales):
+class QuantizedExperts(RunsExperts, ReadsFloats):
     """Experts with int8 weights, and a scale for each channel or group of each expert.
 
     It replaces floating experts, and keeps their code between the products (the gate, a norm). It
@@ -76,7 +75,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             are not integer tensors, or a value is not a tensor.
     """
 
-    dtype: torch.dtype
     is_integer: bool  # products of integers
 
     def __init__(
@@ -100,13 +98,9 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         _check_options(granularity, is_static, weight_bits, bits)
         _check_names(form, tensors, is_static)
         self._take_place_of(like)
-        self.group_size = group_size
-        self.weight_bits = weight_bits
-        self.granularity = granularity
-        self.bits = bits
-        self.symmetric = symmetric
-        self.is_static = is_static
-        self.input_group_size = input_group_size
+        self.group_size, self.weight_bits = group_size, weight_bits
+        self.granularity, self.input_group_size = granularity, input_group_size
+        self.bits, self.symmetric, self.is_static = bits, symmetric, is_static
         scales = []
         for name in form.weights:
             self._set_weight(name, tensors)
@@ -162,12 +156,10 @@ class QuantizedExperts(RunsExperts, KeepsScales):
                 own = like._integers(name)
             elif own is not None:
                 own = self.form.canonical(own)
-            if shape[0] != self.num_experts or (own is not None and list(own.shape) != shape):
-                expected = f"{self.num_experts} experts" if own is None else list(own.shape)
-                raise ValueError(
-                    f"{_NAME}: expected {name}_qweight to have the shape of the experts whose "
-                    f"place it takes ({expected}), but got {shape}"
-                )
+            expected = f"{self.num_experts} experts" if own is None else list(own.shape)
+            fits = shape[0] == self.num_experts and (own is None or expected == shape)
+            wanted = f"the shape of the experts whose place it takes ({expected})"
+            check(_NAME, fits, f"{name}_qweight to have {wanted}", shape)
 
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         input = of_dtype(input, self.dtype)
@@ -256,17 +248,6 @@ class QuantizedExperts(RunsExperts, KeepsScales):
             for end in ("qweight", "scale", "zero_point", "bias", "input_fake_quant")
         ]
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        refuse_save_pretrained()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # No buffer has the weights' dtype: convert a tensor of this dtype to learn the new one.
-        device = self._integers(self.form.up).device
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
-        return self
-
     def __getattr__(self, name: str) -> Any:
         """Return a dequantized weight, to read only, or any other attribute."""
         form = vars(self).get("form")
@@ -282,12 +263,8 @@ class QuantizedExperts(RunsExperts, KeepsScales):
         form = vars(self).get("form")
         if form is not None and name in form.weights:
             scale = super().__getattr__(f"{name}_scale")
-            if isinstance(value, WeightView) and value.is_result_of(scale):
-                return
-            raise AttributeError(
-                f"{_NAME}: expected {name} to be read only, as it is computed from the integers in "
-                f"{name}_qweight; to change it, quantize the float model again"
-            )
+            self._check_assigned(name, value, scale, f"{name}_qweight")
+            return
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
@@ -309,16 +286,11 @@ class QuantizedExperts(RunsExperts, KeepsScales):
 def _check_options(granularity: str | None, is_static: bool, weight_bits: int, bits: int) -> None:
     _arguments.check_bits(_NAME, "weight_bits", weight_bits)
     _arguments.check_bits(_NAME, "bits", bits)
-    if granularity not in (None, "per_token", "per_tensor", "per_group"):
-        raise ValueError(
-            f"{_NAME}: expected granularity to be per_token, per_tensor, per_group or None, "
-            f"but got {granularity!r}"
-        )
-    if is_static and granularity != "per_tensor":
-        raise ValueError(
-            f"{_NAME}: expected granularity to be per_tensor for a static scale, "
-            f"but got {granularity!r}"
-        )
+    is_known = granularity in (None, "per_token", "per_tensor", "per_group")
+    wanted = "granularity to be per_token, per_tensor, per_group or None"
+    check(_NAME, is_known, wanted, repr(granularity))
+    fits = not is_static or granularity == "per_tensor"
+    check(_NAME, fits, "granularity to be per_tensor for a static scale", repr(granularity))
 
 
 def _check_names(form: Form, tensors: Mapping[str, Tensor], is_static: bool) -> None:
@@ -335,8 +307,5 @@ def _check_names(form: Form, tensors: Mapping[str, Tensor], is_static: bool) -> 
         if not isinstance(tensors[name], Tensor):
             got = type(tensors[name]).__name__
             raise TypeError(f"{_NAME}: expected {name} to be a Tensor, but got {got}")
-    unknown = tensors.keys() - names
-    if unknown:
-        raise ValueError(
-            f"{_NAME}: expected the tensors {', '.join(sorted(names))}, but got {min(unknown)}"
-        )
+    unknown = min(tensors.keys() - names, default=None)
+    check(_NAME, unknown is None, f"the tensors {', '.join(sorted(names))}", unknown)

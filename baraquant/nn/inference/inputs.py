@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
@@ -55,11 +56,8 @@ class DynamicInput(IntegerLinear):
     def _set_input(self, granularity: str, smooth: Tensor | None) -> None:
         """Check and keep how the input becomes integers."""
         name = type(self).__name__
-        if granularity not in ("per_token", "per_tensor"):
-            raise ValueError(
-                f"{name}: expected granularity to be per_token or per_tensor, "
-                f"but got {granularity!r}"
-            )
+        wanted = "granularity to be per_token or per_tensor"
+        check(name, granularity in ("per_token", "per_tensor"), wanted, repr(granularity))
         self.granularity = granularity
         self.per_token = granularity == "per_token"
         self.check_one("smooth", smooth)

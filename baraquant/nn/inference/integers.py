@@ -14,17 +14,44 @@ from ..shared.weight import Shaped, WeightView, weight_to_read
 from . import _arguments
 
 
-class HoldsIntegers(KeepsScales):
+class ReadsFloats(KeepsScales):
+    """A module whose floating weights are computed from integers when they are read.
+
+    ``dtype`` is theirs, and follows the conversions of the module (``half()``, ``to(dtype)``).
+    """
+
+    dtype: torch.dtype
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _check_assigned(self, name: str, value: Any, scale: Tensor, integers: str) -> None:
+        """Check that what is assigned to a weight is itself, multiplied in place by a number."""
+        if not (isinstance(value, WeightView) and value.is_result_of(scale)):
+            raise AttributeError(
+                f"{type(self).__name__}: expected {name} to be read only, as it is computed from "
+                f"the integers in {integers}; to change it, quantize the float model again"
+            )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        refuse_save_pretrained()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        # No buffer has the weights' dtype: convert a tensor of this dtype to learn the new one.
+        device = next(tensor.device for tensor in self._parameters.values() if tensor is not None)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=device)).dtype
+        return self
+
+
+class HoldsIntegers(ReadsFloats):
     """A layer that stores its weight as integers.
 
     Each read of ``weight`` computes it from the integers: a parent module may read its dtype, or
-    compute with its values. Its dtype is that of the floating layer, and follows the conversions of
-    the module (``half()``, ``to(dtype)``).
+    compute with its values.
     """
 
     qweight: Tensor
     weight_scale: Tensor
-    dtype: torch.dtype
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight."""
@@ -55,12 +82,8 @@ class HoldsIntegers(KeepsScales):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight":
-            if isinstance(value, WeightView) and value.is_result_of(self.weight_scale):
-                return
-            raise AttributeError(
-                f"{type(self).__name__}: expected weight to be read only, as it is computed from "
-                "the integers in qweight; to change it, quantize the float model again"
-            )
+            self._check_assigned(name, value, self.weight_scale, "qweight")
+            return
         super().__setattr__(name, value)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
@@ -72,13 +95,3 @@ class HoldsIntegers(KeepsScales):
         """
         self.register_parameter("bias", None if bias is None else _arguments.parameter(bias))
         self.register_parameter(name, _arguments.parameter(integers))
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        refuse_save_pretrained()
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # No buffer has the weight's dtype: convert a tensor of this dtype to learn the new one.
-        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self._integers().device)).dtype
-        return self

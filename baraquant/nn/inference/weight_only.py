@@ -101,10 +101,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self._scheme()}{self.rotate_repr()}"
-        )
+        return f"{nn.Linear.extra_repr(self)}, {self._scheme()}{self.rotate_repr()}"
 
 
 class WeightOnlyInt4Linear(WeightOnlyLinear):

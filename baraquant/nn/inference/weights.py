@@ -7,7 +7,7 @@ A layer is one of these classes and one of :mod:`.inputs`.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import ops
 from ...configs import integer_range
@@ -78,14 +78,8 @@ class IntegerLinear(LaysOutWeight):
     """
 
     __constants__: tuple[str, ...] = (
-        "in_features",
-        "out_features",
-        "weight_bits",
-        "symmetric",
-        "bits",
-        "quant_min",
-        "quant_max",
-        "rotate",
+        *("in_features", "out_features", "weight_bits", "symmetric", "bits", "quant_min"),
+        *("quant_max", "rotate"),
     )
 
     weight_scale: Tensor
@@ -147,10 +141,7 @@ class IntegerLinear(LaysOutWeight):
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self._weight_repr()}"
-        )
+        return f"{nn.Linear.extra_repr(self)}, {self._weight_repr()}"
 
 
 class Int8Rows(IntegerLinear):

@@ -8,11 +8,15 @@ SCALES = (torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
+def check(name: str, fits: bool, wanted: str, got: object) -> None:
+    """Check a requirement of an argument; the message says what was ``wanted``, and ``got``."""
+    if not fits:
+        raise ValueError(f"{name}: expected {wanted}, but got {got}")
+
+
 def check_choice(name: str, argument: str, value: str, choices: tuple[str, ...]) -> None:
     """Check that an argument is one of some words."""
-    if value not in choices:
-        words = ", ".join(choices)
-        raise ValueError(f"{name}: expected {argument} to be one of {words}, but got {value!r}")
+    check(name, value in choices, f"{argument} to be one of {', '.join(choices)}", repr(value))
 
 
 def check_dtype(name: str, argument: str, dtype: torch.dtype, *wanted: torch.dtype) -> None:
@@ -44,13 +48,10 @@ def int32_of(integers: Tensor) -> Tensor:
 
 def check_sizes(name: str, argument: str, tensor: Tensor, fits: bool, wanted: str) -> None:
     """Check that a tensor has the sizes that are ``wanted``, which ``fits`` says."""
-    if not fits:
-        raise ValueError(
-            f"{name}: expected {argument} to have {wanted}, but got {list(tensor.shape)}"
-        )
+    check(name, fits, f"{argument} to have {wanted}", list(tensor.shape))
 
 
 def check_even(name: str, group_size: int) -> None:
     """Check the size of groups whose packed bytes hold two numbers of one group."""
-    if type(group_size) is not int or group_size <= 0 or group_size % 2 != 0:
-        raise ValueError(f"{name}: expected an even group_size > 0, but got {group_size!r}")
+    fits = type(group_size) is int and group_size > 0 and group_size % 2 == 0
+    check(name, fits, "an even group_size > 0", repr(group_size))

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The one place that chooses among the ops of a verb by the granularity of a module."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import ops
+from .quantizer import Quantizer
 
 
-class ByGranularity(nn.Module):  # type: ignore[misc]
+class ByGranularity(Quantizer):
     """A module that knows which values of its input share a scale, and their range of integers.
 
     The methods call the op of their verb for ``granularity``, with the arguments that it takes.
@@ -31,6 +32,15 @@ class ByGranularity(nn.Module):  # type: ignore[misc]
         self.granularity = granularity
         self.axis = -1 if axis is None else axis
         self.group_size = 0 if group_size is None else group_size
+
+    def _grid_parts(self) -> list[str]:
+        """Return what ``repr`` shows of the granularity and the integers."""
+        parts = [self.granularity]
+        if self.granularity == "per_group":
+            parts.append(f"group_size={self.group_size}")
+        if self.granularity in ("per_channel", "per_group"):
+            parts.append(f"axis={self.axis}")
+        return [*parts, f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
 
     def _segments(self, input: Tensor) -> Tensor:
         """Return a matrix with a row of values for each scale."""

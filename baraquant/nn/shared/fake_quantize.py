@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``FakeQuantize``: rounds to a quantization grid, as a module of a network in training."""
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ... import ops
+from ...configs import SCALE_DTYPES
 from ...ops.recompute import unless_recomputing
 from . import quantizer_arguments
+from .arguments import check_choice
 from .by_granularity import ByGranularity
 from .observed_range import ObservedRange
+from .precision import compute_dtype
 from .range import is_known, qparams_of_range, rounded_scale
 from .straight_through import without_gradient
 
@@ -138,8 +139,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
         )
         quantizer_arguments.check_granularity(granularity, axis, group_size)
         quantizer_arguments.check_range(mode, symmetric, quant_min, quant_max)
-        quantizer_arguments.check_scale_dtype("FakeQuantize", scale_dtype)
         self._name = "FakeQuantize"
+        check_choice(self._name, "scale_dtype", scale_dtype, SCALE_DTYPES)
         self.scale_dtype = scale_dtype
         self.rounds_scale = scale_dtype != "float32"
         self.mode = mode
@@ -147,10 +148,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
         self.is_observed = mode == "observed"
         self.computes_scale = self.is_dynamic and (self.rounds_scale or self._has_own_rule)
         self._set_granularity(granularity, axis, group_size)
-        self.quant_min = quant_min
-        self.quant_max = quant_max
-        self.save_mask = save_mask
-        self.symmetric = symmetric
+        self.quant_min, self.quant_max = quant_min, quant_max
+        self.save_mask, self.symmetric = save_mask, symmetric
         # TorchScript takes the type of a constant from its value: 1 would not be accepted as a
         # float.
         self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
@@ -184,7 +183,16 @@ class FakeQuantize(ByGranularity, ObservedRange):
         rounds = self.fake_quant_enabled
         if self.rounds_scale:
             rounds = torch.zeros_like(rounds)  # the op would round with a scale of its own
-        output = ops.observe_fake_quantize(
+        axis = self.axis if self.granularity == "per_channel" else None
+        output = self._observe(input, observer_enabled, rounds, axis)
+        if self.rounds_scale:
+            output = self._round_observed(input, observer_enabled)
+        return output
+
+    def _observe(
+        self, input: Tensor, observer_enabled: Tensor, rounds: Tensor, axis: int | None
+    ) -> Tensor:
+        return ops.observe_fake_quantize(
             input,
             self.min_val,
             self.max_val,
@@ -192,16 +200,13 @@ class FakeQuantize(ByGranularity, ObservedRange):
             self.zero_point,
             observer_enabled,
             rounds,
-            self.axis if self.granularity == "per_channel" else None,
+            axis,
             self.quant_min,
             self.quant_max,
             symmetric=self.symmetric,
             averaging_constant=self.averaging_constant,
             skipped_batches=self.skipped_batches,
         )
-        if self.rounds_scale:
-            output = self._round_observed(input, observer_enabled)
-        return output
 
     def _round_observed(self, input: Tensor, observer_enabled: Tensor) -> Tensor:
         scale, zero_point = self.calculate_qparams()
@@ -216,7 +221,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
     def _qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale and the zero point of one input, in the shapes of ``granularity``."""
-        compute = torch.float64 if input.dtype == torch.float64 else torch.float32
+        compute = compute_dtype(input.dtype)
         rows = self._segments(without_gradient(input)).to(compute)  # [scales, values]
         if rows.shape[1] == 0:
             rows = torch.zeros([rows.shape[0], 1], dtype=compute, device=input.device)
@@ -231,14 +236,11 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
     def qparams_of_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scale and the zero point of each row of a matrix, ``[rows]`` each."""
-        return qparams_of_range(
-            rows.amin(dim=1),
-            rows.amax(dim=1),
-            self.quant_min,
-            self.quant_max,
-            self.symmetric,
-            self.scale_dtype,
-        )
+        return self._qparams_of_range(rows.amin(dim=1), rows.amax(dim=1))
+
+    def _qparams_of_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        ends = self.quant_min, self.quant_max
+        return qparams_of_range(low, high, ends[0], ends[1], self.symmetric, self.scale_dtype)
 
     def searched_qparams(
         self, rows: Tensor, importance: Tensor | None = None
@@ -274,14 +276,18 @@ class FakeQuantize(ByGranularity, ObservedRange):
         if importance is not None:
             importance = importance.reshape(-1, segments.shape[1])
         scale, zero_point = self.searched_qparams(segments, importance)
+        return self._fixed(scale.reshape(shape), zero_point.reshape(shape))
+
+    def _fixed(self, scale: Tensor, zero_point: Tensor) -> "FakeQuantize":
         return FakeQuantize(
-            scale.reshape(shape),
-            zero_point.reshape(shape),
+            scale,
+            zero_point,
             self.granularity,
-            axis=0 if self.granularity == "per_channel" else None,
+            axis=self.axis if self.granularity in ("per_channel", "per_group") else None,
             group_size=self.group_size or None,
             quant_min=self.quant_min,
             quant_max=self.quant_max,
+            save_mask=self.save_mask,
             scale_dtype=self.scale_dtype,
         )
 
@@ -343,11 +349,6 @@ class FakeQuantize(ByGranularity, ObservedRange):
             self._rounds = enabled
 
     @torch.jit.export  # type: ignore[untyped-decorator]
-    def disable_fake_quant(self) -> None:
-        """Pass the input through unchanged; an observer continues."""
-        self.enable_fake_quant(False)
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
     def reset_min_max_vals(self) -> None:
         """Forget the range and the skipped batches; the next finite input starts a new range."""
         if self.is_observed:
@@ -368,14 +369,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         keeps no scale: :func:`baraquant.ops.choose_qparams_per_tensor` gives those of one input.
         """
         if self.is_observed:
-            qparams = qparams_of_range(
-                self.min_val,
-                self.max_val,
-                self.quant_min,
-                self.quant_max,
-                self.symmetric,
-                self.scale_dtype,
-            )
+            qparams = self._qparams_of_range(self.min_val, self.max_val)
         elif not self.is_dynamic:
             qparams = self.scale, self.zero_point
         else:
@@ -393,29 +387,13 @@ class FakeQuantize(ByGranularity, ObservedRange):
         """
         if self.is_dynamic:
             self.calculate_qparams()  # raises
-        frozen = FakeQuantize(
-            self.scale,
-            self.zero_point,
-            self.granularity,
-            axis=self.axis if self.granularity in ("per_channel", "per_group") else None,
-            group_size=self.group_size or None,
-            quant_min=self.quant_min,
-            quant_max=self.quant_max,
-            save_mask=self.save_mask,
-            scale_dtype=self.scale_dtype,
-        )
+        frozen = self._fixed(self.scale, self.zero_point)
         frozen.train(self.training)
         return frozen
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
-        parts = [] if self.mode == "fixed" else [self.mode]
-        parts += [self.granularity]
-        if self.granularity == "per_group":
-            parts.append(f"group_size={self.group_size}")
-        if self.granularity in ("per_channel", "per_group"):
-            parts.append(f"axis={self.axis}")
-        parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
+        parts = [*([] if self.mode == "fixed" else [self.mode]), *self._grid_parts()]
         if self.mode != "fixed":
             parts.append(f"symmetric={self.symmetric}")
         if self.is_observed:
@@ -425,12 +403,3 @@ class FakeQuantize(ByGranularity, ObservedRange):
         if self.rounds_scale:
             parts.append(f"scale_dtype={self.scale_dtype}")
         return ", ".join(parts)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Every conversion of a module (half(), to(dtype), cuda(), ...) calls this.
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, buffer in self._buffers.items():
-            if buffer.is_floating_point() and buffer.dtype not in (torch.float32, torch.float64):
-                self._buffers[name] = before[name].to(buffer.device, torch.float32)
-        return self

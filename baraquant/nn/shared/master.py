@@ -69,10 +69,6 @@ class HoldsMaster(nn.Module):  # type: ignore[misc]
     master: str = ""  # that of the configuration; empty for none
     _held_dtype: torch.dtype | None = None  # None: not known yet
 
-    def _hold(self, parameter: Tensor) -> None:
-        """Note the dtype of a parameter that the optimizer holds."""
-        self._held_dtype = parameter.dtype
-
     def _held_parameter(self) -> Tensor | None:
         """Return a parameter whose dtype is that of all that are quantized; None: none is left."""
         return self._parameters.get("weight")
@@ -105,4 +101,4 @@ class HoldsMaster(nn.Module):  # type: ignore[misc]
     def _hold_again(self) -> None:
         parameter = self._held_parameter()
         if parameter is not None:
-            self._hold(parameter)
+            self._held_dtype = parameter.dtype

@@ -47,6 +47,11 @@ class KeepsScales(nn.Module):  # type: ignore[misc]
         return self
 
 
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which numbers of a dtype are computed with."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def with_precision(old: Tensor, new: Tensor) -> Tensor:
     """Return ``new``, the converted ``old``; only moved if the conversion lost precision.
 

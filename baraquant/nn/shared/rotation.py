@@ -9,10 +9,10 @@ al. 2024, "QuaRot").
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ... import ops
+from .arguments import check
 
 # The buffer that a prepared layer has if it is rotated. Its name makes a state dict of rotated
 # weights differ from one of floating weights, whatever the format of the file.
@@ -88,17 +88,10 @@ def check_block(name: str, block: int | None, features: int) -> int:
         raise TypeError(
             f"{name}: expected rotate to be an int or None, but got {type(block).__name__}"
         )
-    if block < 2 or block & (block - 1) != 0 or features % block != 0:
-        raise ValueError(
-            f"{name}: expected rotate to be a power of two >= 2 that divides in_features "
-            f"({features}), but got {block}"
-        )
+    fits = block >= 2 and block & (block - 1) == 0 and features % block == 0
+    wanted = f"rotate to be a power of two >= 2 that divides in_features ({features})"
+    check(name, fits, wanted, block)
     return block
-
-
-def mark_of(block: int, weight: Tensor) -> Tensor:
-    """Return the buffer of a rotated layer."""
-    return torch.tensor(block, dtype=torch.int64, device=weight.device)
 
 
 def rotate_of(module: nn.Module) -> int:

@@ -35,7 +35,21 @@ class Shaped(NamedTuple):
         return self.strides
 
 
-class WeightView(Tensor):  # type: ignore[misc]
+class _Computed(Tensor):  # type: ignore[misc]
+    """A tensor that stands for values, which it computes."""
+
+    _compute: Callable[[], Tensor]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        # This runs only if __torch_function__ is switched off.
+        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class WeightView(_Computed):
     """A weight to read: a tensor whose values are computed at each use.
 
     A view of it (an index, a transpose) is a WeightView too.
@@ -51,7 +65,6 @@ class WeightView(Tensor):  # type: ignore[misc]
             scale. None: there is none, so that this is an error too.
     """
 
-    _compute: Callable[[], Tensor]
     _layer: str
     _of: Tensor | None
     _scaled: Tensor | None
@@ -135,14 +148,6 @@ class WeightView(Tensor):  # type: ignore[misc]
             Tensor, lambda one: view._part(one) if _is_part(one, numbers) else one, result
         )
 
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # This runs only if __torch_function__ is switched off.
-        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs or {}))
-        return func(*args, **kwargs)
-
 
 class CompiledWeight(Tensor):  # type: ignore[misc]
     """The values of a weight while Dynamo makes a graph, which would lose a write into them."""
@@ -160,13 +165,11 @@ class CompiledWeight(Tensor):  # type: ignore[misc]
         return result.as_subclass(cls) if func in _VIEWS else result
 
 
-class TracedWeight(Tensor):  # type: ignore[misc]
+class TracedWeight(_Computed):
     """The same while Python runs to make a graph: ``torch.jit.trace``, and export without Dynamo.
 
     It holds the values, so that the graph has no operation of this class.
     """
-
-    _values: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> TracedWeight:
@@ -175,7 +178,7 @@ class TracedWeight(Tensor):  # type: ignore[misc]
             weight: TracedWeight = Tensor._make_wrapper_subclass(
                 cls, values.shape, dtype=values.dtype, device=values.device
             )
-        weight._values = values
+        weight._compute = lambda: values
         return weight
 
     @classmethod
@@ -184,17 +187,9 @@ class TracedWeight(Tensor):  # type: ignore[misc]
     ) -> Any:
         if func in _WRITES and isinstance(args[0], cls):
             raise RuntimeError(_NO_WRITE_IN_GRAPH)
-        args, kwargs = tree_map_only(cls, lambda one: one._values, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, lambda one: one._compute(), (args, kwargs or {}))
         result = func(*args, **kwargs)
         return cls(result) if func in _VIEWS else result
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        # This runs only if __torch_function__ is switched off.
-        args, kwargs = tree_map_only(cls, lambda one: one._values, (args, kwargs or {}))
-        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -31,8 +31,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
     __constants__ = (
         *QuantizesWeight.__constants__,
         *nn.Embedding.__constants__,
-        "rounds_rows",
-        "rounds_scale",
+        *("rounds_rows", "rounds_scale"),
     )
     padding_idx: int | None
     rounds_rows: bool  # those asked for, not the table

@@ -25,7 +25,7 @@ from ..shared.experts import (
 from ..shared.master import HoldsMaster
 from ..shared.straight_through import experts_through, makes_graph, straight_through
 from ..shared.weight import weight_to_read
-from .linear import check_config, is_integer_product, is_whole_product
+from .linear import check_config, is_integer_product
 from .quantizers import _of_activation, _of_weight
 
 
@@ -83,9 +83,11 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
                 bias = f"{name}_bias"
                 self.register_parameter(bias, experts._parameters[bias])
         self.config, self.master = qat, qat.master or ""
-        self._hold(self.float_weight(self.form.up))
+        self._held_dtype = self.float_weight(self.form.up).dtype
         self.is_integer = is_integer_product(qat)
-        self.is_whole = is_whole_product(qat) and not qat.weight.gives_integers
+        self.is_whole = qat.trains_on_integers and not qat.weight.gives_integers
+        is_whole_expert = qat.weight.granularity == "per_tensor"  # an expert is a row then
+        of_rows = replace(qat.weight, granularity="per_channel") if is_whole_expert else qat.weight
         for name in self.form.weights:
             weight = self.weight_to_round(name).detach()
             try:
@@ -95,7 +97,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             rows = weight.reshape(-1, _row_length(qat.weight, weight))
             self.add_module(
                 f"{name}_weight_fake_quant",
-                _of_weight(_of_rows(qat.weight), rows, qat.weight.group_size, qat),
+                _of_weight(of_rows, rows, qat.weight.group_size, qat),
             )
             rounder = _of_activation(qat.activation, qat, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)
@@ -294,19 +296,10 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         return f"{shapes}, bias={self.form.has_bias}, {self.config}"
 
 
-def _of_rows(config: TensorConfig) -> TensorConfig:
-    """Return how the rows of a weight are quantized: a scale for each row, or for its groups."""
-    return replace(config, granularity="per_channel") if _is_per_tensor(config) else config
-
-
-def _is_per_tensor(config: TensorConfig) -> bool:
-    return config.granularity == "per_tensor"
-
-
 def _row_length(config: TensorConfig, weight: Tensor) -> int:
     """Return the length of the rows that a weight ``[E, N, K]`` is cut into for its quantizer."""
     channels, features = int(weight.shape[1]), int(weight.shape[2])
-    if _is_per_tensor(config):
+    if config.granularity == "per_tensor":
         return channels * features
     is_observed = not config.dynamic and not config.learned
     size = config.group_size

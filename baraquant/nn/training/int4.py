@@ -1,23 +1,20 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``FakeQuantizeInt4``: rounds a weight to four bits, with a whole factor for each group."""
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Self
+from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
 from ..shared import quantizer_arguments
 from ..shared.int4_search import searched_factors
+from ..shared.quantizer import Quantizer
 from ..shared.straight_through import straight_through, without_gradient
 
-_COMPUTE = (torch.float32, torch.float64)
 
-
-class RoundsToInt4(nn.Module):  # type: ignore[misc]
+class RoundsToInt4(Quantizer):
     """A quantizer of rows to four bits with a scale for each row, and a factor for each group.
 
     A subclass says where these come from, and what carries the gradient.
@@ -162,25 +159,7 @@ class FakeQuantizeInt4(RoundsToInt4):
         """Return ``input``: the gradient goes straight through."""
         return input
 
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Let the module round its input, or pass it through unchanged."""
-        self._rounds = enabled
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def disable_fake_quant(self) -> None:
-        """Pass the input through unchanged."""
-        self.enable_fake_quant(False)
-
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
         mode = "dynamic" if self.is_dynamic else "fixed"
         return f"{mode}, group_size={self.group_size}, symmetric={self.symmetric}"
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = self.scale
-        super()._apply(fn, recurse)
-        scale = self.scale
-        if before is not None and scale is not None and scale.dtype not in _COMPUTE:
-            self.scale = before.to(scale.device, torch.float32)
-        return self

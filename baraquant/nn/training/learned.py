@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``LearnedFakeQuantize``: rounds to a grid whose step and zero point are trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from typing_extensions import Self
 
+from ...configs import MASTERS, SCALE_DTYPES
 from ..shared import quantizer_arguments
+from ..shared.arguments import check, check_choice
 from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
-from ..shared.precision import with_precision
+from ..shared.precision import compute_dtype
 from ..shared.range import rounded_scale
 from ..shared.straight_through import without_gradient
 from ._first_batch import check_unwrapped, is_known, is_zero
@@ -101,36 +102,25 @@ class LearnedFakeQuantize(ByGranularity):
     ) -> None:
         super().__init__()
         quantizer_arguments.check_granularity(granularity, axis, group_size)
-        quantizer_arguments.check_scale_dtype("LearnedFakeQuantize", scale_dtype)
-        quantizer_arguments.check_master("LearnedFakeQuantize", master)
-        if granularity == "per_token":
-            raise ValueError(
-                "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
-                "per_group, but got 'per_token'"
-            )
-        if not quant_min < quant_max or quant_max <= 0:
-            raise ValueError(
-                "LearnedFakeQuantize: expected quant_min < quant_max and quant_max > 0, "
-                f"but got {quant_min} and {quant_max}"
-            )
+        name = self._name = "LearnedFakeQuantize"
+        check_choice(name, "scale_dtype", scale_dtype, SCALE_DTYPES)
+        if master is not None:
+            check_choice(name, "master", master, MASTERS)
+        wanted = "granularity to be per_tensor, per_channel or per_group"
+        check(name, granularity != "per_token", wanted, repr(granularity))
+        is_grid, ends = quant_min < quant_max and quant_max > 0, f"{quant_min} and {quant_max}"
+        check(name, is_grid, "quant_min < quant_max and quant_max > 0", ends)
         fits = {"per_tensor": list(shape) == [1], "per_channel": len(shape) == 1}
-        if not fits.get(granularity, True):
-            expected = "[1]" if granularity == "per_tensor" else "one dimension"
-            raise ValueError(
-                f"LearnedFakeQuantize: expected shape to have {expected} for {granularity}, "
-                f"but got {list(shape)}"
-            )
+        expected = "[1]" if granularity == "per_tensor" else "one dimension"
+        wanted = f"shape to have {expected} for {granularity}"
+        check(name, fits.get(granularity, True), wanted, list(shape))
         self.is_observed = False
-        self._name = "LearnedFakeQuantize"
         self.scale_dtype = scale_dtype
         self.master = master or ""
         self._set_granularity(granularity, axis, group_size)
-        self.quant_min = quant_min
-        self.quant_max = quant_max
-        self.symmetric = symmetric
-        self.per_sample = per_sample
-        self._rounds = True
-        self._initialized = False
+        self.quant_min, self.quant_max = quant_min, quant_max
+        self.symmetric, self.per_sample = symmetric, per_sample
+        self._rounds, self._initialized = True, False
         self._saw_zeros = False  # and nothing else
         unknown = torch.full(tuple(shape), NAN, device=device, dtype=dtype)
         self.scale = nn.Parameter(unknown)
@@ -278,7 +268,7 @@ class LearnedFakeQuantize(ByGranularity):
         if not self._is_initialized():
             self.round(input)  # raises an error
         scale, zero_point = self.calculate_qparams()
-        scale = scale.to(self._compute_dtype(input.dtype))
+        scale = scale.to(compute_dtype(input.dtype))
         return self._quantize(input, scale, zero_point), scale, zero_point
 
     @torch.jit.export  # type: ignore[untyped-decorator]
@@ -290,16 +280,6 @@ class LearnedFakeQuantize(ByGranularity):
             return scale, torch.zeros_like(scale, dtype=torch.int32)
         zeros = without_gradient(zero_point).round().clamp(self.quant_min, self.quant_max)
         return scale, zeros.nan_to_num(float(self.quant_min)).to(torch.int32)
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Let the module round its input, or pass it through unchanged."""
-        self._rounds = enabled
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def disable_fake_quant(self) -> None:
-        """Pass the input through unchanged."""
-        self._rounds = False
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def sync_qparams(self, process_group: Any = None) -> None:
@@ -331,12 +311,7 @@ class LearnedFakeQuantize(ByGranularity):
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
-        parts = [self.granularity]
-        if self.granularity == "per_group":
-            parts.append(f"group_size={self.group_size}")
-        if self.granularity != "per_tensor":
-            parts.append(f"axis={self.axis}")
-        parts += [f"quant_min={self.quant_min}", f"quant_max={self.quant_max}"]
+        parts = self._grid_parts()
         parts += [f"symmetric={self.symmetric}", f"scale={list(self.scale.shape)}"]
         parts += [] if self.scale_dtype == "float32" else [f"scale_dtype={self.scale_dtype}"]
         parts += [f"master={self.master}"] if self.master else []
@@ -344,7 +319,7 @@ class LearnedFakeQuantize(ByGranularity):
 
     def _parameters_of(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """Return the positive scale and the zero point, for an input of this dtype."""
-        compute = self._compute_dtype(dtype)
+        compute = compute_dtype(dtype)
         if not torch.jit.is_scripting():
             self._check_precision()
         scale = round_master(self.scale, self.master).to(compute)
@@ -356,23 +331,9 @@ class LearnedFakeQuantize(ByGranularity):
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_precision(self) -> None:
-        held = torch.float64 if self.scale.dtype == torch.float64 else torch.float32
-        check_unrounded(self._name, self.scale.dtype, held, self.master)
-
-    def _compute_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float64 if dtype == torch.float64 else torch.float32
+        dtype = self.scale.dtype
+        check_unrounded(self._name, dtype, compute_dtype(dtype), self.master)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._initialized, self._saw_zeros = is_known(self.scale), False
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        before = {name: p.data for name, p in self._parameters.items() if p is not None}
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            parameter = self._parameters[name]
-            if parameter is not None and parameter.dtype not in (torch.float32, torch.float64):
-                parameter.data = with_precision(old, parameter.data)
-                if parameter.grad is not None:
-                    parameter.grad = None
-        return self

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ... import ops
 from ..shared import quantizer_arguments
+from ..shared.arguments import check_sizes
 from ..shared.int4_search import searched_factors
 from ..shared.master import round_master
+from ..shared.precision import compute_dtype
 from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
@@ -118,11 +120,9 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         A row with a NaN or an infinity changes nothing; ``skipped_batches`` counts such an input.
         """
         columns = self.groups * self.group_size
-        if input.dim() != 2 or list(input.shape) != [len(self.scale), columns]:
-            raise ValueError(
-                f"LearnedFakeQuantizeInt4: expected input to have the shape "
-                f"[{len(self.scale)}, {columns}], but got {list(input.shape)}"
-            )
+        shape = [len(self.scale), columns]
+        fits = list(input.shape) == shape
+        check_sizes(self._name, "input", input, fits, f"the shape {shape}")
         self._start_by(input, False)
         self._note_if_known()
 
@@ -174,7 +174,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     def qparams_of(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the scale, the factors and the zero points for a weight of this dtype."""
         self._set_by_first(input)
-        return self._qparams_in(self._compute_dtype(input.dtype))
+        return self._qparams_in(compute_dtype(input.dtype))
 
     def smooth(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded by floating formulas, which give ``round`` its gradient."""
@@ -197,7 +197,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     def _row_scale(self, dtype: torch.dtype) -> Tensor:
         """Return the positive scale of each row."""
         largest = round_master(self.largest_step, self.master)
-        largest = largest.to(self._compute_dtype(dtype)).abs()
+        largest = largest.to(compute_dtype(dtype)).abs()
         return (largest / self.largest_factor).clamp_min(2.0**-126)  # the smallest normal float32
 
     def _set_by_first(self, input: Tensor) -> None:

@@ -14,7 +14,7 @@ from ...configs import Config, QuantConfig, TensorConfig
 from ...ops.limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from ..shared.product import fixing_bias, is_exported, linear, matching_bias
-from ..shared.rotation import MARK, has_same_mark, mark_of, turned
+from ..shared.rotation import MARK, has_same_mark, turned
 from ..shared.straight_through import (
     linear_through,
     makes_graph,
@@ -70,20 +70,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     __constants__ = (
         *QuantizesWeight.__constants__,
-        "in_features",
-        "out_features",
-        "is_integer",
-        "is_whole",
-        "gives_integers",
-        "group_size",
-        "symmetric",
-        "quant_min",
-        "quant_max",
-        "weight_quant_min",
-        "weight_quant_max",
-        "backward",
-        "rounding",
-        "rotate",
+        *("in_features", "out_features", "is_integer", "is_whole", "gives_integers"),
+        *("group_size", "symmetric", "quant_min", "quant_max", "weight_quant_min"),
+        *("weight_quant_max", "backward", "rounding", "rotate"),
     )
     _transposed_groups = 0
     bias: Tensor | None
@@ -191,10 +180,11 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         self.transposed_groups = self._transposed_groups
         self._awaits_rotation = self.rotate > 0 and not is_rotated
         if self.rotate > 0:
-            self.register_buffer(MARK, mark_of(self.rotate, self._parameters["weight"]))
+            mark = torch.tensor(self.rotate, device=self._parameters["weight"].device)
+            self.register_buffer(MARK, mark)
         self.set_quantizers(qat, qat.activation, transposed_groups=self._transposed_groups)
         self.is_integer = is_integer_product(qat)
-        self.is_whole = is_whole_product(qat)
+        self.is_whole = qat.trains_on_integers
         self.gives_integers = qat.weight.gives_integers
         self.group_size = 0 if self.gives_integers else qat.weight.group_size or 0
         self.symmetric = qat.activation is None or qat.activation.symmetric
@@ -311,10 +301,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, {self.config}"
-        )
+        return f"{nn.Linear.extra_repr(self)}, {self.config}"
 
 
 class FakeQuantizedConv1D(FakeQuantizedLinear):
@@ -373,11 +360,6 @@ def is_integer_product(config: QuantConfig) -> bool:
         and (is_flat or weight.group_factors)
         and activation.granularity in ("per_tensor", "per_token")
     )
-
-
-def is_whole_product(config: QuantConfig) -> bool:
-    """Whether :func:`baraquant.ops.qat_linear` computes the whole layer."""
-    return config.trains_on_integers
 
 
 def check_config(config: QuantConfig, features: int) -> None:

@@ -11,6 +11,7 @@ from ...configs import QuantConfig, TensorConfig
 from ..shared.convolution import swap_channels
 from ..shared.fake_quantize import FakeQuantize
 from ..shared.master import HoldsMaster
+from ..shared.precision import compute_dtype
 from ..shared.rotation import rotate_of
 from ..shared.weight import is_for_torchscript, weight_to_read
 from .freeze import frozen, is_unseen
@@ -93,7 +94,7 @@ class QuantizesWeight(HoldsMaster):
                 channels first; 0 where it has the output channels first.
         """
         self.config, self.master = config, config.master or ""
-        self._hold(self.float_weight())
+        self._held_dtype = self.float_weight().dtype
         weight, parameter = config.weight, self.weight_to_round()
         self.transposed_groups = transposed_groups
         self.is_grouped = weight.group_size is not None
@@ -293,19 +294,16 @@ def _of_weight(
         if config.ternary:
             return FakeQuantizeTernary(scale_dtype=scale_dtype, **where)
         return FakeQuantize(mode="dynamic", scale_dtype=scale_dtype, **where, **grid)
-    channels = weight.shape[0]
-    scales = weight.numel() // size if size is not None else channels
-    per_tensor = granularity == "per_tensor"
+    scales = weight.numel() // size if size is not None else weight.shape[0]
+    where = {"granularity": "per_channel", "axis": 0, "channels": scales}
     observed = FakeQuantize(
-        granularity="per_tensor" if per_tensor else "per_channel",
-        axis=None if per_tensor else 0,
-        channels=None if per_tensor else scales,
         mode="observed",
         averaging_constant=1.0,  # the current weight, until the observer is disabled
         scale_dtype=scale_dtype,
+        **({} if granularity == "per_tensor" else where),
         **grid,
     )
-    observed.to(weight.device, _compute_dtype(weight))
+    observed.to(weight.device, compute_dtype(weight.dtype))
     with torch.no_grad():
         observed(weight if size is None else weight.reshape(-1, size))
     return observed
@@ -351,7 +349,7 @@ def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Ten
     observed = FakeQuantize(mode="observed", averaging_constant=constant, **grid)
     # Evaluation before the first batch raises an error, and in a graph gives NaN.
     observed.scale.fill_(float("nan"))
-    return observed.to(weight.device, _compute_dtype(weight))
+    return observed.to(weight.device, compute_dtype(weight.dtype))
 
 
 def _grid_of(config: TensorConfig) -> dict[str, Any]:
@@ -362,9 +360,5 @@ def _grid_of(config: TensorConfig) -> dict[str, Any]:
 
 def _kept_as(weight: Tensor, scheme: QuantConfig) -> dict[str, Any]:
     """Return the arguments that say how a learned scale is kept."""
-    dtype = _compute_dtype(weight)
+    dtype = compute_dtype(weight.dtype)
     return {"device": weight.device, "dtype": dtype, "master": scheme.master}
-
-
-def _compute_dtype(weight: Tensor) -> torch.dtype:
-    return torch.float64 if weight.dtype == torch.float64 else torch.float32
