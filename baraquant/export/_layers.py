@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
 from ..nn.inference.weights import Int4Factors
 from ..nn.shared.rotation import rotate_of
-from ..workflow.forms import Form
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
+from ..workflow.served import Form
 from ..workflow.view import check_is_module
 
 

@@ -22,8 +22,17 @@ from ..configs import QuantConfig
 from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
-from .forms import TABLE, Form, entry_of, form_of_registered, form_of_table
-from .served import served_embedding, served_experts, served_linear, serves_conv
+from .served import (
+    TABLE,
+    Form,
+    entry_of,
+    form_of_registered,
+    form_of_table,
+    served_embedding,
+    served_experts,
+    served_linear,
+    serves_conv,
+)
 
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ... import nn as bnn
 from ... import ops
 from ...configs import integer_range
-from ...workflow.forms import check_within
 from ...workflow.layers import LAYERS, Layer, form_of
 from ...workflow.serialization.packing import pack, unpack
+from ...workflow.served import check_within
 from .._layers import IntegerLayer
 from .scheme import PACKED, Scheme, TensorScheme
 
