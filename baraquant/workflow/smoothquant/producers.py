@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who else could read the output of a module, in calls that calibration did not make.
+"""Producers: what can divide its output for the layers after it, and who else could read that.
 
-The flow of the calls that were made does not show this, but the code that called the module does:
+A norm or a linear layer divides each channel of its output in its parameters. Who reads the output
+in calls that calibration did not make, the flow of the calls that were made does not show, but the
+code that called the module does:
 
 * What a function returns, its other callers can read. Here the function is that which called the
   module: a model's body that returns its last norm, or ``forward_features``.
@@ -22,16 +24,138 @@ returns nothing.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..passes import Chosen, Pass, Scaling
+
+_NORMS = ("LayerNorm", "RMSNorm")
+
+
+def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
+    """Return norms and linear layers by path, with their numbers of channels.
+
+    Modules that share their parameters, and modules whose hooks may change their output, are left
+    out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
+    trial.
+    """
+    owners = parameter_owners(model)
+    found: dict[str, tuple[nn.Module, int]] = {}
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is None or path == "" or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        if weight.numel() == 0:
+            continue
+        if parametrize.is_parametrized(module) or not weight.is_floating_point():
+            continue
+        if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):
+            continue
+        is_linear = type(module) is nn.Linear
+        is_norm = type(module).__name__.endswith(_NORMS) and weight.dim() == 1
+        if is_linear or (is_norm and _follows_weight(module, len(weight))):
+            found[path] = module, weight.shape[0]
+    return found
+
+
+def parameter_owners(model: nn.Module) -> Counter[int]:
+    """Return how many modules have each parameter, by the parameter's id."""
+    return Counter(
+        id(parameter)
+        for module in model.modules()
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
+
+
+def fold(producer: nn.Module, smooth: Tensor) -> None:
+    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
+    with torch.no_grad():
+        for parameter, divided in _divided(producer, smooth):
+            parameter.copy_(divided)
+
+
+def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
+    """Return whether the divided parameters are finite in the dtype of the producer."""
+    with torch.no_grad():
+        return all(
+            bool(divided.to(parameter.dtype).isfinite().all())
+            for parameter, divided in _divided(producer, smooth)
+        )
+
+
+def _divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each parameter with its quotient by the factors, in the dtype of the factors."""
+    for name in ("weight", "bias"):
+        parameter = getattr(producer, name, None)
+        if parameter is not None:
+            factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
+            yield parameter, parameter.to(smooth.dtype) / factors
+
+
+def _follows_weight(norm: nn.Module, channels: int) -> bool:
+    """Return whether dividing the norm's parameters divides its output (not ``1 + weight``)."""
+    if set(norm._parameters) - {"weight", "bias"} or norm._modules:
+        return False
+    weight = norm._parameters["weight"]
+    trial = copy.deepcopy(norm).eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, channels, generator=generator).to(weight)
+    factors = torch.tensor([0.5, 2.0, 4.0]).repeat(channels)[:channels].to(weight)
+    try:
+        with torch.no_grad():
+            before = trial(rows)
+            fold(trial, factors)
+            after = trial(rows) * factors  # powers of two: no rounding
+    except Exception:  # whatever another's code may raise: it is no norm as we know them
+        return False
+    return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-6)) and bool(before.any())
+
+
+class ScalesInputs(Pass):
+    """A pass that divides the inputs of linear layers, where possible in the modules before."""
+
+    name = ""  # what reports say of each scaled layer
+
+    def __init__(self) -> None:
+        self._abouts: dict[str, str] = {}
+        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
+
+    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
+        """Note how layers are scaled, and which modules divide their outputs for them."""
+        for path, scaling in found.items():
+            chosen[path].scaling = scaling
+            self._abouts[path] = self.name + scaling.about()
+            if scaling.producer is None or scaling.smooth is None:
+                continue
+            if scaling.producer in chosen:
+                chosen[scaling.producer].divisor = scaling.smooth
+            else:
+                self._folds[scaling.producer] = scaling.smooth
+
+    def describe(self, path: str) -> str:
+        """Return the exponent, and where the division happens."""
+        return self._abouts.get(path, "")
+
+    def finish(self, model: nn.Module) -> None:
+        """Fold the divisions into floating modules; quantized ones have them already."""
+        for path, smooth in self._folds.items():
+            fold(model.get_submodule(path), smooth)
+
+
+# ---- Who else could read its output --------------------------------------------------------------
 
 _BLOCKS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # What runs in some calls alone, or later.
@@ -139,7 +263,7 @@ class Readers:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames from a module's hook outwards, but for those of PyTorch's call itself."""
-    own = ("torch.nn.modules.module", __name__, __name__.rpartition(".")[0] + ".flow")
+    own = ("torch.nn.modules.module", __name__, __name__.rpartition(".")[0] + ".smoothing")
     while frame is not None:
         if frame.f_globals.get("__name__") not in own:
             yield frame
