@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bool, check_bools, check_int
+from ._fields import check_bool, check_bools, check_int, check_type
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -228,22 +228,16 @@ class SmoothQuant(Algorithm):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float, str)):
-            raise TypeError(
-                "SmoothQuant: expected alpha to be a number or 'search', "
-                f"but got {type(self.alpha).__name__}"
-            )
+        is_right = isinstance(self.alpha, (int, float, str)) and not isinstance(self.alpha, bool)
+        check_type("SmoothQuant", "alpha", self.alpha, is_right, "a number or 'search'")
         is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
         if self.alpha != "search" and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
             raise ValueError(
                 "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
                 f"but got {self.alpha!r}"
             )
-        if not isinstance(self.activation, QuantConfig):
-            raise TypeError(
-                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
-                f"but got {type(self.activation).__name__}"
-            )
+        is_right, wanted = isinstance(self.activation, QuantConfig), "W8A8(...) or W8A8Static(...)"
+        check_type("SmoothQuant", "activation", self.activation, is_right, wanted)
         if self.activation.rotate is not None:
             raise ValueError(
                 f"SmoothQuant: expected activation without rotate, but got rotate="
@@ -254,8 +248,7 @@ class SmoothQuant(Algorithm):
         plain = replace(self.activation, scale_dtype="float32", conv_inputs=None, master=None)
         if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
-                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
-                f"but got {self.activation}"
+                f"SmoothQuant: expected activation to be {wanted}, but got {self.activation}"
             )
 
     @property
@@ -404,10 +397,8 @@ class GPTQ(Algorithm):
     def __post_init__(self) -> None:
         """Check every field."""
         _check_config("GPTQ", self.config)
-        if isinstance(self.damping, bool) or not isinstance(self.damping, (int, float)):
-            raise TypeError(
-                f"GPTQ: expected damping to be a number, but got {type(self.damping).__name__}"
-            )
+        is_right = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
+        check_type("GPTQ", "damping", self.damping, is_right, "a number")
         if not 0.0 <= self.damping <= 1.0:  # a NaN is not in the range either
             raise ValueError(f"GPTQ: expected damping to lie in [0, 1], but got {self.damping!r}")
         check_bools(self, "act_order")

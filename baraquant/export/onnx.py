@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from .._fields import check_type
 from .._packages import need
 from ..nn import (
     FakeQuantize,
@@ -203,15 +204,10 @@ def _some(names: list[str]) -> str:
 def _check_arguments(
     args: Any, style: Any, kwargs: Any, opset_version: Any, external_data: Any, int8_weights: Any
 ) -> None:
-    if not isinstance(args, (tuple, Tensor)):
-        raise TypeError(
-            f"{_CALLER}: expected args to be a tuple of the model's arguments, or one tensor, but "
-            f"got {type(args).__name__}"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(
-            f"{_CALLER}: expected kwargs to be a dictionary, but got {type(kwargs).__name__}"
-        )
+    wanted = "a tuple of the model's arguments, or one tensor"
+    check_type(_CALLER, "args", args, isinstance(args, (tuple, Tensor)), wanted)
+    is_right = kwargs is None or isinstance(kwargs, Mapping)
+    check_type(_CALLER, "kwargs", kwargs, is_right, "a dictionary")
     if style not in _STYLES:
         raise ValueError(
             f"{_CALLER}: expected style to be one of {', '.join(_STYLES)}, but got {style!r}"
@@ -222,10 +218,7 @@ def _check_arguments(
             f"{opset_version!r}; opset 21 is the first with groups and int4"
         )
     for name, value in (("external_data", external_data), ("int8_weights", int8_weights)):
-        if value is not None and type(value) is not bool:
-            raise TypeError(
-                f"{_CALLER}: expected {name} to be a bool or None, but got {type(value).__name__}"
-            )
+        check_type(_CALLER, name, value, value is None or type(value) is bool, "a bool or None")
 
 
 def _rewritten(

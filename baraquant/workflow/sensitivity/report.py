@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..._fields import check_bool
+from ..._fields import check_bool, check_type
 from ..._table import Table
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
@@ -160,16 +160,10 @@ class Sensitivity(Table):
                 f"{'neither' if bits is None else 'both'}"
             )
         if budget_bytes is not None:
-            if type(budget_bytes) is not int:
-                raise TypeError(
-                    f"{_CHOOSE}: expected budget_bytes to be an int, but got "
-                    f"{type(budget_bytes).__name__}"
-                )
-            return budget_bytes - self.other_bytes
-        if type(bits) not in (int, float):
-            raise TypeError(
-                f"{_CHOOSE}: expected bits to be a number, but got {type(bits).__name__}"
-            )
+            is_right = type(budget_bytes) is int
+            check_type(_CHOOSE, "budget_bytes", budget_bytes, is_right, "an int")
+            return int(budget_bytes) - self.other_bytes
+        check_type(_CHOOSE, "bits", bits, type(bits) in (int, float), "a number")
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
         # The most bytes whose mean, as a choice states it, is no larger: a choice's own bits fit.
@@ -226,22 +220,20 @@ class Sensitivity(Table):
             for row in cells
         ]  # fmt: skip
         names = [row[0] for row in every]
-        left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
-        return [*zip(names, lines, strict=True), *left]
+        return [*zip(names, lines, strict=True), *self._left()]
+
+    def _left(self) -> list[tuple[str, ...]]:
+        return [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
 
     def _cells(self) -> list[tuple[str, ...]]:
         """Return a heading and the cells of each layer."""
         rows = [("layer", "kind", "weights", f"{FLOAT} bytes", *self.configs)]
-        for layer in sorted(self.layers, key=lambda layer: -self._worst(layer)):
-            costs = [self._cell(layer, name) for name in self.configs]
+        for one in sorted(self.layers, key=lambda one: -max(one.errors.values(), default=-1.0)):
+            costs = [self._cell(one, name) for name in self.configs]
             rows.append(
-                (layer.path, layer.kind, f"{layer.parameters:,}", _bytes(layer.float_bytes), *costs)
+                (one.path, one.kind, f"{one.parameters:,}", _bytes(one.float_bytes), *costs)
             )
         return rows
-
-    @staticmethod
-    def _worst(layer: LayerSensitivity) -> float:
-        return max(layer.errors.values(), default=-1.0)
 
     def worst(self) -> tuple[str, float, str] | None:
         """Return the layer with the largest share of the errors of a configuration.
@@ -280,12 +272,9 @@ class Sensitivity(Table):
 
     def __rich__(self) -> Any:
         """Return a table for :mod:`rich`."""
-        left = [
-            (name, f"left out: {reason}", *("",) * (2 + len(self.configs)))
-            for name, reason in self.left_out.items()
-        ]
         titles, *cells = self._cells()
-        return self._rich(titles, [*cells, *left])
+        empty = ("",) * (2 + len(self.configs))
+        return self._rich(titles, [*cells, *((*row, *empty) for row in self._left())])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (JSON can hold it), with a version."""
@@ -316,7 +305,7 @@ class Sensitivity(Table):
         return cls(
             {name: QuantConfig.from_dict(one) for name, one in data["configs"].items()},
             tuple(
-                LayerSensitivity(**(one | {"paths": tuple(one["paths"])})) for one in data["layers"]
+                LayerSensitivity(**one | {"paths": tuple(one["paths"])}) for one in data["layers"]
             ),
             dict(data["left_out"]),
             data["other_bytes"],
@@ -339,11 +328,8 @@ class Sensitivity(Table):
             ImportError: matplotlib is not installed.
             TypeError: ``choice`` is not a dictionary.
         """
-        if choice is not None and not isinstance(choice, Mapping):
-            raise TypeError(
-                f"{_PLOT}: expected choice to be what choose returned, but got "
-                f"{type(choice).__name__}"
-            )
+        is_right = choice is None or isinstance(choice, Mapping)
+        check_type(_PLOT, "choice", choice, is_right, "what choose returned")
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
