@@ -427,8 +427,9 @@ def register_layer(
     # torch.nn.Module itself would claim every module of a model.
     is_module = isinstance(float_type, type) and issubclass(float_type, nn.Module)
     if not is_module or float_type is nn.Module:
-        raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
-                        f"{float_type!r}")  # fmt: skip
+        raise TypeError(
+            f"{where}: expected float_type to be a class of modules, but got {float_type!r}"
+        )
     for name, (kind, base, method) in needed.items():
         if not (isinstance(kind, type) and issubclass(kind, base)):
             raise TypeError(

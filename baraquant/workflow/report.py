@@ -148,16 +148,12 @@ class Report(Table):
 
         Layers with the same result whose paths only differ in numbers share a row.
         """
-        told = {
-            name: f"{what}: {self.computes[name]}" if name in self.computes else what
-            for name, what in self.changed.items()
-        }
-        changed = _grouped(told, self.parameters)
-        left_out = _grouped(
-            {name: f"left out: {reason}" for name, reason in self.left_out.items()}, self.parameters
-        )
-        left_out.sort(key=lambda row: -row[2])
-        return [(name, what, self._part(size)) for name, what, size in changed + left_out]
+        how = {name: f": {text}" for name, text in self.computes.items()}
+        changed = {name: f"{what}{how.get(name, '')}" for name, what in self.changed.items()}
+        left_out = {name: f"left out: {reason}" for name, reason in self.left_out.items()}
+        found = _grouped(changed, self.parameters)
+        found += sorted(_grouped(left_out, self.parameters), key=lambda row: -row[2])
+        return [(name, what, self._part(size)) for name, what, size in found]
 
     def summary(self) -> str:
         """Return counts, shares and bytes in one line."""
@@ -298,18 +294,14 @@ def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], calle
             by_scheme.setdefault(scheme, {})[path] = layer
     for scheme, prepared in by_scheme.items():
         how = {path: arithmetic_of(layer) for path, layer in prepared.items()}
-        products = {
-            path: multiply_adds(layer, whole=False)
-            for path, layer in prepared.items()
-            if how[path] != ROWS
-        }
-        total = sum(products.values())
-        share = sum(count for path, count in products.items() if how[path] == INTEGERS) / (
-            total or 1
-        )
-        if total == 0 or share > _SMALL:
+        counts: dict[str | None, int] = dict.fromkeys((INTEGERS, FLOATS, None), 0)
+        for path, layer in prepared.items():
+            if how[path] != ROWS:
+                counts[how[path]] += multiply_adds(layer, whole=False)
+        total = sum(counts.values())
+        if total == 0 or (share := counts[INTEGERS] / total) > _SMALL:
             continue
-        floating = [path for path in products if how[path] == FLOATS]
+        floating = [path for path in prepared if how[path] == FLOATS]
         is_conv = any(isinstance(prepared[path], ConvolvesIntegers) for path in floating)
         advice = (
             "; convolutions round their inputs with conv_inputs=True, one scale each: "

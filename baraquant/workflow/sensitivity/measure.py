@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,18 +158,15 @@ class _Model:
             self._model.register_forward_hook(self._after),
         ]
         for one in self._layers.values():
-            handles.append(one._module.register_forward_pre_hook(self._reach(one)))
+            handles.append(one._module.register_forward_pre_hook(partial(self._reach, one)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _reach(self, one: OutputChanges) -> Any:
-        def reach(module: nn.Module, args: Any) -> None:
-            one.is_reached = one.is_reached or not self._repeats
-
-        return reach
+    def _reach(self, one: OutputChanges, module: nn.Module, args: Any) -> None:
+        one.is_reached = one.is_reached or not self._repeats
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._depth += 1
@@ -400,8 +398,7 @@ class _Measured:
             for path, reason in report.left_out.items():
                 self.refused.setdefault(path, {})[name] = reason
         if not found:
-            what = nothing_to("measure", parts.view, report)
-            raise ValueError(f"{_CALLER}: {what}")
+            raise ValueError(f"{_CALLER}: {nothing_to('measure', parts.view, report)}")
         order = [path for path, _ in self.model.named_modules()]
         self.modules = {path: found[path] for path in order if path in found}
         self.left_out = {
@@ -441,31 +438,32 @@ class _Measured:
 
     def report(self, groups: Groups) -> Sensitivity:
         """Return the report."""
-        rows: dict[str, LayerSensitivity] = {}
-        for number, group in enumerate(self._usable(groups.sets())):
-            rows |= {path: self._row(path, number) for path in group}
-        if not rows:
+        group_of = {
+            path: number
+            for number, group in enumerate(self._usable(groups.sets()))
+            for path in group
+        }
+        if not group_of:
             path = next(iter(self.modules))
             raise ValueError(
                 f"{_CALLER}: {path}: expected a layer that can be quantized, but "
                 f"{self.left_out[path]}"
             )
-        ordered = [rows[path] for path in self.modules if path in rows]
-        other_bytes, rest = self._others([path for path in self.modules if path in rows])
+        ordered = [path for path in self.modules if path in group_of]
+        other_bytes, rest = self._others(ordered)
         counters = {name: Counter(rest) for name in (FLOAT, *self.configs)}
         weights: set[int] = set()
         layers = []
-        for row in ordered:
-            module, news = self.modules[row.path], self.layers[row.path]
+        for path in ordered:
+            module, news = self.modules[path], self.layers[path]
             own = {id(weight): weight.numel() for weight in weights_of(module)}
-            layers.append(
-                replace(
-                    row,
-                    parameters=sum(size for one, size in own.items() if one not in weights),
-                    float_bytes=counters[FLOAT].add_layer(module),
-                    bytes={name: counters[name].add_layer(new) for name, new in news.items()},
-                )
+            row = replace(
+                self._row(path, group_of[path]),
+                parameters=sum(size for one, size in own.items() if one not in weights),
+                float_bytes=counters[FLOAT].add_layer(module),
+                bytes={name: counters[name].add_layer(new) for name, new in news.items()},
             )
+            layers.append(row)
             weights |= own.keys()
         return Sensitivity(self.configs, tuple(layers), self.left_out, other_bytes, self.of)
 
