@@ -51,15 +51,16 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
     trial.
     """
-    owners = parameter_owners(model)
+    # How many modules have each parameter, by its id.
+    owners = Counter(id(p) for one in model.modules() for p in one._parameters.values())
     found: dict[str, tuple[nn.Module, int]] = {}
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
         if weight is None or path == "" or module._forward_hooks or module._forward_pre_hooks:
             continue
-        if weight.numel() == 0:
+        if weight.numel() == 0 or not weight.is_floating_point():
             continue
-        if parametrize.is_parametrized(module) or not weight.is_floating_point():
+        if parametrize.is_parametrized(module):
             continue
         if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):
             continue
@@ -68,16 +69,6 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
         if is_linear or (is_norm and _follows_weight(module, len(weight))):
             found[path] = module, weight.shape[0]
     return found
-
-
-def parameter_owners(model: nn.Module) -> Counter[int]:
-    """Return how many modules have each parameter, by the parameter's id."""
-    return Counter(
-        id(parameter)
-        for module in model.modules()
-        for parameter in module._parameters.values()
-        if parameter is not None
-    )
 
 
 def fold(producer: nn.Module, smooth: Tensor) -> None:
@@ -212,12 +203,10 @@ class Readers:
         self._blocks: set[int] = set()  # ids of repeated blocks
         self._parts: set[int] = set()  # of modules inside of them that have no blocks themselves
         for parent in model.modules():
-            if isinstance(parent, _BLOCKS):
-                for block in parent.children():
-                    self._blocks.add(id(block))
-                    self._parts |= {
-                        id(one) for one in [*block.modules()][1:] if not _has_blocks(one)
-                    }
+            for block in parent.children() if isinstance(parent, _BLOCKS) else ():
+                self._blocks.add(id(block))
+                inner = [*block.modules()][1:]
+                self._parts |= {id(one) for one in inner if not _has_blocks(one)}
 
     def scope(self, frame: FrameType | None, producer: nn.Module) -> Scope:
         """Return where an output of ``producer`` may be read: for the frame of its hook."""
@@ -227,7 +216,7 @@ class Readers:
                 break
             if isinstance(owner, _BLOCKS):  # what it gives is used where it is called
                 continue
-            if type(owner).__module__.partition(".")[0] not in ("torch", "baraquant"):
+            if not _is_known(owner):
                 code, line = caller.f_code, caller.f_lineno
                 is_part = id(owner) in self._parts
                 scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
@@ -242,7 +231,7 @@ class Readers:
         if id(owner) in self._parts:
             block = (f for f, module in frames if id(module) in self._blocks)
             return Scope(next(block, None), None)
-        if type(owner).__module__.partition(".")[0] in ("torch", "baraquant"):
+        if _is_known(owner):
             for outer, module in frames:
                 if module is not owner:
                     break
@@ -270,6 +259,11 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _is_known(module: nn.Module) -> bool:
+    """Whether PyTorch or this package has a module's function."""
+    return type(module).__module__.partition(".")[0] in ("torch", "baraquant")
+
+
 def _has_blocks(module: nn.Module) -> bool:
     return any(isinstance(one, _BLOCKS) for one in module.modules())
 
@@ -291,7 +285,7 @@ def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
     if source is None:
         return None
     after = _statements_after(source.tree.body, line - source.first + 1)
-    if not after or not isinstance(after[0], (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    if not after or not isinstance(after[0], _ASSIGNMENTS):
         return None
     reads_at = now - source.first + 1
     if after[0].lineno <= reads_at <= _end(after[0]):
@@ -337,8 +331,11 @@ def _names(node: ast.AST, use: type[ast.expr_context]) -> set[str]:
 
 
 _LIBRARIES = ("torch", "baraquant", "builtins", "typing", "abc")
-_KEEPS = (ast.NamedExpr, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Lambda, ast.Yield)
+# What keeps a result in any case, and what keeps it if it holds the call itself.
 _LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_KEEPS = (ast.NamedExpr, ast.Lambda, *_LOOPS)
+_HOLDS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Yield)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _CALLS = ("forward", "__call__")
 
 
@@ -529,41 +526,31 @@ def _end(node: ast.stmt | ast.expr) -> int:
 def _stays_local(tree: ast.AST, line: int) -> bool:
     """Return whether a line only binds local names, in no branch that returns something itself."""
     statement = _statement_at(tree, line)
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or _is_kept(statement):
+    if not isinstance(statement, _ASSIGNMENTS) or _is_kept(statement):
         return False
-    sides = (
-        side
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        for side in (node.body, node.orelse)
-        if side and side[0].lineno <= line <= _end(side[-1])
-    )
-    ends = (ast.Return, ast.Yield, ast.YieldFrom)
-    return not any(
-        isinstance(node, ends) for side in sides for one in side for node in ast.walk(one)
-    )
+    branches = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    sides = (side for node in branches for side in (node.body, node.orelse))
+    around = [side for side in sides if side and side[0].lineno <= line <= _end(side[-1])]
+    parts = (node for side in around for one in side for node in ast.walk(one))
+    return not any(isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) for node in parts)
 
 
 def _is_kept(statement: ast.stmt) -> bool:
     """Return whether a statement may keep what it computes elsewhere than in local names."""
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    if isinstance(statement, _ASSIGNMENTS):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         stored = (part for target in targets for part in ast.walk(target))
         if any(isinstance(part, (ast.Attribute, ast.Subscript)) for part in stored):
             return True
-        value = statement.value
-    elif isinstance(statement, (ast.Return, ast.Expr)):
-        value = statement.value
-    else:
+    elif not isinstance(statement, (ast.Return, ast.Expr)):
         return not isinstance(statement, (ast.If, ast.For, ast.With))
-    return value is not None and _keeps(value)
+    return statement.value is not None and _keeps(statement.value)
 
 
 def _keeps(value: ast.AST) -> bool:
     """Return whether an expression keeps the result of a call within it."""
-    for node in ast.walk(value):
-        if isinstance(node, (ast.NamedExpr, *_LOOPS, ast.Lambda)):
-            return True
-        if isinstance(node, _KEEPS) and any(isinstance(one, ast.Call) for one in ast.walk(node)):
-            return True
-    return False
+    return any(
+        isinstance(node, _KEEPS)
+        or (isinstance(node, _HOLDS) and any(isinstance(one, ast.Call) for one in ast.walk(node)))
+        for node in ast.walk(value)
+    )

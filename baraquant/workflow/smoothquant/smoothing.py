@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -108,15 +108,13 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
     def feeds(self) -> dict[str, list[str]]:
         """Return the consumers' paths for each producer that only feeds consumers."""
         for fed in self._fed.values():
-            if len(fed) > 1:
-                for path in fed:
-                    if path is not None:
-                        self._refuse(path, "what it feeds is fed by others too")
+            for path in fed if len(fed) > 1 else ():
+                if path is not None:
+                    self._refuse(path, "what it feeds is fed by others too")
         result: dict[str, list[str]] = {}
         for consumer, fed in self._fed.items():
-            for producer in fed:
-                if producer is not None and producer not in self.refused | self.readable:
-                    result.setdefault(producer, []).append(consumer)
+            for producer in fed - self.refused.keys() - self.readable.keys() - {None}:
+                result.setdefault(str(producer), []).append(consumer)
         return result
 
     def __enter__(self) -> Self:
@@ -195,13 +193,9 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
 
     def feeds_readable(self) -> dict[str, str]:
         """Return the producer of each consumer that only other calls keep from absorbing it."""
-        return {
-            consumer: producer
-            for consumer, fed in self._fed.items()
-            for producer in fed
-            if len(fed) == 1 and producer is not None
-            if producer in self.readable and producer not in self.refused
-        }
+        able = self.readable.keys() - self.refused.keys()
+        alone = {consumer: fed for consumer, fed in self._fed.items() if len(fed) == 1}
+        return {path: str(one) for path, fed in alone.items() for one in fed if one in able}
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         self._running += 1
@@ -315,7 +309,7 @@ def find_groups(
     groups = [Scaling(consumers, producer) for producer, consumers in flow.feeds().items()]
     known = {path for group in groups for path in group.layers} | fixed | unreached
     readable = flow.feeds_readable()
-    alone = [path for path in watchers if path not in known]
+    alone = (path for path in watchers if path not in known)
     return groups + [Scaling([one], readable=readable.get(one)) for one in alone], unreached
 
 
@@ -545,17 +539,17 @@ def _static(
     }
     if observer == "min_max":
         return {path: range_after(ranges[path], s, symmetric) for path, s in smooths.items()}
-    watchers = {path: Through(OBSERVERS[observer](), _by(s)) for path, s in smooths.items()}
-    run(watchers, "smoothed ranges")
-    return {
-        path: watcher.watcher.calculate_qparams(symmetric=symmetric)
-        for path, watcher in watchers.items()
+    watchers = {
+        path: Through(OBSERVERS[observer](), partial(_smoothed, smooth))
+        for path, smooth in smooths.items()
     }
+    run(watchers, "smoothed ranges")
+    observers = {path: one.watcher for path, one in watchers.items()}
+    return {path: one.calculate_qparams(symmetric=symmetric) for path, one in observers.items()}
 
 
-def _by(smooth: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that divides an input by its factors."""
-    return lambda input: input.detach().to(smooth.dtype) / smooth
+def _smoothed(smooth: Tensor, input: Tensor) -> Tensor:
+    return input.detach().to(smooth.dtype) / smooth
 
 
 class SmoothQuantPass(ScalesInputs):
