@@ -186,9 +186,12 @@ class Algorithm(Config):
 
     config: QuantConfig
 
-    # Words for errors: why training cannot follow it, and what it needs beside one layer.
+    # Words for errors: why training cannot follow it, and what it can follow instead; what it needs
+    # beside one layer, and what to do after the layers have been measured without it.
     _is: ClassVar[str] = "is for a trained model"
+    _trains: ClassVar[str] = "its config, {quantized}"
     _reach: ClassVar[str] = "it works on a whole model"
+    _then: ClassVar[str] = "choose, and use {name} with the choice"
 
     @property
     def quantized(self) -> QuantConfig:
@@ -200,15 +203,13 @@ class Algorithm(Config):
         name = type(self).__name__
         return (
             f"{name}: expected a scheme that training can follow; {name} {self._is}: use "
-            f"baraquant.quantize_, or train with its config, {self.quantized}"
+            f"baraquant.quantize_, or train with {self._trains.format(quantized=self.quantized)}"
         )
 
     def why_not_alone(self) -> str:
         """Return why a layer cannot be measured with it alone, and what to do instead."""
-        return (
-            f"{self._reach}: measure {self.quantized} instead, choose, and use "
-            f"{type(self).__name__} with the choice"
-        )
+        then = self._then.format(name=type(self).__name__)
+        return f"{self._reach}: measure {self.quantized} instead, {then}"
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,12 @@ class SmoothQuant(Algorithm):
     """
 
     scheme: ClassVar[str] = "smoothquant"
+    _is: ClassVar[str] = "needs calibration"
+    _trains: ClassVar[str] = "W8A8() or W8A8Static()"
+    _reach: ClassVar[str] = (
+        "its smoothing needs a calibration of its own and changes the layers before"
+    )
+    _then: ClassVar[str] = "or use {name} for the whole model"
 
     alpha: float | str = 0.5
     activation: QuantConfig = field(default_factory=W8A8)
@@ -255,20 +262,6 @@ class SmoothQuant(Algorithm):
     def quantized(self) -> QuantConfig:
         """How the smoothed layers are quantized: ``activation``."""
         return self.activation
-
-    def why_not_trained(self) -> str:
-        """Return the error of training, which cannot follow it."""
-        return (
-            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
-            "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
-        )
-
-    def why_not_alone(self) -> str:
-        """Return why a layer cannot be measured with it alone, and what to do instead."""
-        return (
-            "its smoothing needs a calibration of its own and changes the layers before: measure "
-            f"{self.activation} instead, or use SmoothQuant for the whole model"
-        )
 
     def __str__(self) -> str:
         """Return a short description."""

@@ -72,11 +72,8 @@ class Op:
         """The Python type of an argument, in all overloads."""
         found: dict[str, None] = {}
         for schema in (self.default, *self.others):
-            for argument in schema.arguments:
-                if argument.name == name:
-                    found |= dict.fromkeys(_python_type(argument.type).split(" | "))
-            if name not in {a.name for a in schema.arguments}:
-                found["None"] = None
+            types = [_python_type(a.type) for a in schema.arguments if a.name == name] or ["None"]
+            found |= dict.fromkeys(types[0].split(" | "))
         return " | ".join(sorted(found, key=lambda one: one == "None"))
 
     def signature(self, returned: str, only: dict[str, str] | None = None) -> str:

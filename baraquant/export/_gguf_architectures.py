@@ -78,7 +78,7 @@ def _has_full_attention_other_than(config: Any, every: int) -> bool:
     return list(config.layer_types) != expected
 
 
-def _write_gemma2(writer: Any, config: Any) -> None:
+def _write_gemma(writer: Any, config: Any) -> None:
     if config.attn_logit_softcapping is not None:
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
     if config.final_logit_softcapping is not None:
@@ -99,10 +99,6 @@ def _why_not_gemma3(config: Any) -> str | None:
     return _why_not_scalar(config, layers_of_27b=62)
 
 
-def _write_window(writer: Any, config: Any) -> None:
-    writer.add_sliding_window(config.sliding_window)
-
-
 # By transformers' model_type. Mistral's files are llama's: without a window it is the same model.
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes=True),
@@ -111,10 +107,11 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3", check=_why_not_window),
     "gemma": Architecture("gemma", GELU, norm_offset=1.0),
     "gemma2": Architecture(
-        "gemma2", GELU, norm_offset=1.0, check=_why_not_gemma2, write=_write_gemma2
+        "gemma2", GELU, norm_offset=1.0, check=_why_not_gemma2, write=_write_gemma
     ),
+    # Gemma 3 has no soft caps: its window alone is written.
     "gemma3_text": Architecture(
-        "gemma3", GELU, norm_offset=1.0, check=_why_not_gemma3, write=_write_window
+        "gemma3", GELU, norm_offset=1.0, check=_why_not_gemma3, write=_write_gemma
     ),
 }
 

@@ -182,14 +182,12 @@ class WeightOnly(_Linear):
     def __init__(self, layer: IntegerLayer, rounder: nn.Module) -> None:
         super().__init__(layer)
         self.group_size = layer.group_size
-        zero_point = layer.zero_point
-        if zero_point is not None:
-            zero_point = zero_point.to(torch.int8)
+        scale = layer.scale
+        zero_point = None if layer.zero_point is None else layer.zero_point.to(torch.int8)
         if layer.group_size is not None:  # [N, groups] to [groups, N]
+            scale = scale.t().contiguous()
             zero_point = None if zero_point is None else zero_point.t().contiguous()
-            self.register_buffer("weight_scale", layer.scale.t().contiguous())
-        else:
-            self.register_buffer("weight_scale", layer.scale)
+        self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero_point", zero_point)
         self.input_fake_quant = rounder
 
@@ -254,16 +252,14 @@ class DynamicRounder(nn.Module):  # type: ignore[misc]
         """Return the rounded input."""
         values = input.float()
         if self.granularity == "per_group":
-            output = self._by_groups(values)
-        else:
-            axis = self.axis % values.dim()
-            dims = {
-                "per_tensor": list(range(values.dim())),
-                "per_token": [-1],
-                "per_channel": [dim for dim in range(values.dim()) if dim != axis],
-            }[self.granularity]
-            output = self._rounded(values, dims)
-        return output.to(input.dtype)
+            return self._by_groups(values).to(input.dtype)
+        axis = self.axis % values.dim()
+        dims = {
+            "per_tensor": list(range(values.dim())),
+            "per_token": [-1],
+            "per_channel": [dim for dim in range(values.dim()) if dim != axis],
+        }[self.granularity]
+        return self._rounded(values, dims).to(input.dtype)
 
     def _by_groups(self, values: Tensor) -> Tensor:
         rows = values.movedim(self.axis, -1)

@@ -196,14 +196,13 @@ def floating_convolutions(model: Any) -> tuple[list[str], int]:
     onnxruntime computes a Conv in integers if its output goes to one QuantizeLinear, directly or
     behind a Relu, a Clip or nodes that only move values.
     """
-    reasons, count = [], 0
-    for node in _convolutions(model.graph):
-        count += 1
+    reasons, nodes = [], list(_convolutions(model.graph))
+    for node in nodes:
         users = _users(node)
         if not _is_rounded(users):
             kinds = ", ".join(sorted({user.op_type for user in users})) or "the output"
             reasons.append(f"{_name_of(node)} ({kinds})")
-    return reasons, count
+    return reasons, len(nodes)
 
 
 def rounded_biases(model: Any) -> int:

@@ -188,16 +188,11 @@ def _tied_head(model: Any, layers: dict[str, IntegerLayer]) -> str | None:
     ours, theirs = layers.get(head_path), layers.get(path)
     if getattr(head, "bias", None) is not None:
         return None
-    if ours is None and theirs is None:
-        return head_path if head.weight is embedding.weight else None
     if ours is None or theirs is None:
-        return None
-    is_same = (
-        ours.bits == theirs.bits
-        and torch.equal(ours.qweight, theirs.qweight)
-        and ours.scale.shape == theirs.scale.shape
-        and torch.equal(ours.scale, theirs.scale)
-    )
+        is_same = ours is theirs and head.weight is embedding.weight
+    else:
+        is_same = ours.bits == theirs.bits and torch.equal(ours.qweight, theirs.qweight)
+        is_same = is_same and torch.equal(ours.scale, theirs.scale)
     return head_path if is_same else None
 
 

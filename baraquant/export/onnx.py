@@ -269,20 +269,19 @@ def _replacement(
     if layer is None:
         return module
     kind = plain_type(layer.module)
-    new: nn.Module | None = None
     if kind is QuantizedLinear:
         if form.style == "qdq":
             raise _not_static(path)
-        new = forms.DynamicLinear(layer)
-    elif kind is StaticQuantizedLinear:
+        return forms.DynamicLinear(layer)
+    if kind is StaticQuantizedLinear:
         is_qdq = form.style == "qdq"
-        new = forms.StaticLinearQDQ(layer, form.signed) if is_qdq else forms.StaticLinear(layer)
-    elif kind is WeightOnlyLinear:
+        return forms.StaticLinearQDQ(layer, form.signed) if is_qdq else forms.StaticLinear(layer)
+    if kind is WeightOnlyLinear:
         rounder: Any = module.input_fake_quant
         if isinstance(rounder, FakeQuantize):
             rounder = _rounder(f"{path}.input_fake_quant", rounder, form)
-        new = forms.WeightOnly(layer, rounder)
-    return module if new is None else new
+        return forms.WeightOnly(layer, rounder)
+    return module
 
 
 def _rounder(path: str, rounder: FakeQuantize, form: _Form) -> nn.Module:

@@ -84,9 +84,8 @@ class Headers:
             ValueError: Its shape differs, or it is floating where integers belong.
         """
         entry = self._entry(name)
-        if entry is None:
-            return
-        check_fits(name, entry.shape, entry.dtype, place, caller)
+        if entry is not None:
+            check_fits(name, entry.shape, entry.dtype, place, caller)
 
     def _entry(self, name: str) -> Entry | None:
         for prefix in self._prefixes:
@@ -239,16 +238,16 @@ class FolderQuantizer(WritesCompressedTensors):
         self, model: Any, checkpoint_files: Any = None, **kwargs: Any
     ) -> Any:
         names = paths_of(model)
-        at = {id(module): module for module in model.modules()}
-        for key, paths in names.items():
-            scheme = self._scheme(model, paths, at[key])
+        for module in [*model.modules()]:
+            paths = names[id(module)]
+            scheme = self._scheme(model, paths, module)
             if scheme is None:
                 continue
             try:
-                check_layer(paths[0], scheme, at[key])
+                check_layer(paths[0], scheme, module)
             except ValueError as error:
                 raise ValueError(f"{CALLER}: {error}") from None
-            self._slots[paths[0]] = slot = Slot(model, paths, scheme, at[key], CALLER)
+            self._slots[paths[0]] = slot = Slot(model, paths, scheme, module, CALLER)
             put_at(model, paths, slot)
         if not self._slots:
             raise ValueError(
@@ -273,13 +272,11 @@ class FolderQuantizer(WritesCompressedTensors):
                     found[path] = scheme
                 elif unignored.scheme_of(name, module) is not None:
                     return None
-        if not found:
-            return None
-        if layer_of(module) is None:
+        if found and layer_of(module) is None:
             raise ValueError(
                 f"{CALLER}: {paths[0]}: baraquant has no quantized {type(module).__name__}"
             )
-        return next(iter(found.values()))
+        return next(iter(found.values()), None)
 
     def _check_headers(self, model: Any) -> None:
         """Compare the headers of the files with the slots, before anything is read.
@@ -292,13 +289,9 @@ class FolderQuantizer(WritesCompressedTensors):
                 self._headers.check(f"{path}.{name}", slot._buffers[name], CALLER)
         stored = self._headers.quantized()
         stored -= {path for path in stored if _is_of_head(model, path, stored)}
-        if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
-            known = {
-                name
-                for slot in self._slots.values()
-                for path in slot.paths
-                for name in _names_in_folder(slot.model, path)
-            }
+        paths = [path for slot in self._slots.values() for path in slot.paths]
+        if len(stored) > len(paths):
+            known = {name for path in paths for name in _names_in_folder(model, path)}
             raise _without_slot(min(stored - known or stored))
 
     def _take_ties(self, model: Any) -> None:
@@ -429,12 +422,11 @@ def _share(model: nn.Module) -> None:
     table, head = ends
     if type(head) is WeightOnlyInt4Linear:
         head = with_forward_of(head.as_int8(), head, nn.Linear)
-    pairs: list[tuple[Any, Any]]
-    pairs = [(getattr(table, name, None), getattr(head, name, None)) for name in names]
-    for one, other in pairs:
-        if (one is None) != (other is None):
-            return
-        if one is not None and (one.device != other.device or not torch.equal(one, other)):
+    for name in names:
+        one, other = getattr(table, name, None), getattr(head, name, None)
+        if one is None and other is None:
+            continue
+        if one is None or other is None or one.device != other.device or not one.equal(other):
             return
     for name in names:
         setattr(head, name, getattr(table, name))

@@ -148,9 +148,10 @@ def _row(
     return Layer(float_type, training, forms, convert, sizes, **further)
 
 
-def _conv(float_type: type[nn.Module], training: type[Any]) -> Layer:
-    [name] = TABLE["layers"][float_type.__name__]
-    return _row(float_type, training, serves_conv(_FORMS[name].module), keeps_input=True)
+def _conv(name: str) -> Layer:
+    [served] = TABLE["layers"][name]
+    convert = serves_conv(_FORMS[served].module)
+    return _row(getattr(nn, name), getattr(bnn, f"FakeQuantized{name}"), convert, keeps_input=True)
 
 
 class Experts(Layer):
@@ -201,12 +202,7 @@ LAYERS: list[Layer] = [
         lambda prepared, integers: served_experts(prepared),
         {"num_experts": "num_experts"},
     ),
-    _conv(nn.Conv1d, bnn.FakeQuantizedConv1d),
-    _conv(nn.Conv2d, bnn.FakeQuantizedConv2d),
-    _conv(nn.Conv3d, bnn.FakeQuantizedConv3d),
-    _conv(nn.ConvTranspose1d, bnn.FakeQuantizedConvTranspose1d),
-    _conv(nn.ConvTranspose2d, bnn.FakeQuantizedConvTranspose2d),
-    _conv(nn.ConvTranspose3d, bnn.FakeQuantizedConvTranspose3d),
+    *(_conv(f"{kind}{dims}d") for kind in ("Conv", "ConvTranspose") for dims in (1, 2, 3)),
 ]
 
 

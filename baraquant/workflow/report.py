@@ -19,7 +19,7 @@ from .._table import Table, some
 from ..configs import QuantConfig
 from ..nn import LearnedFakeQuantize
 from ..nn.shared.convolution import ConvolvesIntegers
-from .layers import Layer, form_of, layer_of_prepared, layer_with
+from .layers import form_of, layer_of_prepared, layer_with
 
 # Reasons that the caller chose: filter_fn, and the dictionary of configurations.
 FILTERED = "filter_fn"
@@ -246,13 +246,10 @@ def total_bytes(model: nn.Module) -> int:
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):
             continue
-        key = (tensor.data_ptr(), tensor.device) if _has_data(tensor) else id(tensor)
+        has_data = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+        key = (tensor.data_ptr(), tensor.device) if has_data else id(tensor)
         seen[key] = max(seen.get(key, 0), tensor.numel() * tensor.element_size())
     return sum(seen.values())
-
-
-def _has_data(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
 def arithmetic_of(module: nn.Module) -> str | None:
@@ -264,7 +261,7 @@ def arithmetic_of(module: nn.Module) -> str | None:
     known = layer if form is None else layer_with(form)
     if known is None:
         return None
-    if _looks_up(known):
+    if issubclass(known.float_type or nn.Module, (nn.Embedding, nn.EmbeddingBag)):
         return ROWS
     is_integer = getattr(module, "is_integer", None)
     if is_integer is None:
@@ -273,11 +270,6 @@ def arithmetic_of(module: nn.Module) -> str | None:
         rounds = layer is None or bool(getattr(module, "rounds_input", False))
         is_integer = rounds and (issubclass(kind, _PRODUCTS) or getattr(kind, "is_integer", False))
     return INTEGERS if is_integer is True else FLOATS
-
-
-def _looks_up(layer: Layer) -> bool:
-    kind = layer.float_type
-    return kind is not None and issubclass(kind, (nn.Embedding, nn.EmbeddingBag))
 
 
 def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:

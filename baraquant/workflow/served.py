@@ -210,6 +210,7 @@ def served_experts(prepared: bnn.FakeQuantizedExperts) -> bnn.QuantizedExperts:
 # ---- How a served layer is stored ---------------------------------------------------------------
 
 _INPUT = "input_fake_quant"
+_GROUPS = {"group_factor": (1, 16), "group_zero_point": (0, 15)}
 _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16
 )}  # fmt: skip
@@ -349,10 +350,8 @@ class Form:
                 )
             if tensor is None or name.endswith("bias"):
                 continue
-            if name == "group_factor":
-                check_within(name, tensor, (1, 16))
-            elif name == "group_zero_point":
-                check_within(name, tensor, (0, 15))
+            if name in _GROUPS:
+                check_within(name, tensor, _GROUPS[name])
             elif name.endswith(("qweight", "weight_zero_point")):
                 check_within(name, tensor, weight)
             elif name == "packed" and isinstance(module, WeightOnlyInt4Linear):
@@ -426,13 +425,16 @@ def _tupled(value: Any) -> Any:
 def _plain_rounder(rounder: Any) -> dict[str, Any] | None:
     if not isinstance(rounder, FakeQuantize):
         return None
-    values = {name: kind.plain(getattr(rounder, name)) for name, kind in _rounder_kinds().items()}
+    values = {
+        name: kind.plain(getattr(rounder, name))
+        for name, kind in _kinds_of(TABLE["rounder"]).items()
+    }
     has_axis = rounder.granularity in ("per_channel", "per_group")
     return values if has_axis else values | {"axis": None}
 
 
 def _is_rounder(value: Any) -> bool:
-    kinds = _rounder_kinds()
+    kinds = _kinds_of(TABLE["rounder"])
     return value is None or (
         isinstance(value, dict)
         and value.keys() == kinds.keys()
@@ -465,10 +467,6 @@ KINDS = {
 
 def _kinds_of(entry: Mapping[str, Any]) -> dict[str, Kind]:
     return {name: KINDS[kind] for name, (kind, *_) in entry["options"].items()}
-
-
-def _rounder_kinds() -> dict[str, Kind]:
-    return _kinds_of(TABLE["rounder"])
 
 
 def entry_of(name: str) -> dict[str, Any]:

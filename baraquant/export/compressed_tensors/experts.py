@@ -107,9 +107,7 @@ def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Place
         if isinstance(module, QuantizedExperts):
             experts, count, _ = module._integers(name).shape
         else:
-            weight = module._parameters[name]
-            assert weight is not None
-            experts, count, _ = form.canonical(weight).shape
+            experts, count, _ = form.canonical(module.get_parameter(name)).shape
         numbers = torch.arange(experts * count, device="cpu")
         # Two columns: some versions of transformers drop a last dimension of one.
         columns = numbers.view(experts, count, 1).expand(-1, -1, 2).contiguous()

@@ -30,9 +30,6 @@ from .scheme import Scheme, scheme_of
 from .tensors import tensors_of
 from .ties import check_ties, head_of, tensors_outside
 
-# The float layers that compressed-tensors has integers for.
-_KINDS = ("Linear", "Embedding")
-
 
 def describe(
     model: nn.Module,
@@ -61,14 +58,10 @@ def describe(
     layers = integer_layers(model, caller, expert_layers)
     _check_parts(model, caller)
     check_ties(model, caller)
-    is_float = {
-        path: layer.float_name not in _KINDS
-        or (float_embeddings and layer.float_name == "Embedding")
-        for path, layer in layers.items()
-    }
-    check_layers(layers, caller, lambda layer: _why_not(layer, is_float[layer.path]))
-    written = {path: layer for path, layer in layers.items() if not is_float[path]}
-    floats = {path: layer for path, layer in layers.items() if is_float[path]}
+    kinds = ("Linear",) if float_embeddings else ("Linear", "Embedding")  # stored as integers
+    check_layers(layers, caller, lambda layer: _why_not(layer, layer.float_name not in kinds))
+    written = {path: layer for path, layer in layers.items() if layer.float_name in kinds}
+    floats = {path: layer for path, layer in layers.items() if path not in written}
     if not written:
         raise ValueError(
             f"{caller}: expected a quantized Linear or Embedding, but {', '.join(floats)} is all "
@@ -84,7 +77,9 @@ def describe(
         target_of(path) if isinstance(written[path].module, QuantizedExperts) else path: scheme
         for path, scheme in schemes.items()
     }
-    config = write_config(named, floating, _class_of(written), head_of(model))
+    # The class may stand for all layers.
+    is_linear = {layer.float_name for layer in written.values()} == {"Linear"}
+    config = write_config(named, floating, "Linear" if is_linear else None, head_of(model))
     return tensors, config
 
 
@@ -96,15 +91,11 @@ def _check_parts(model: nn.Module, caller: str) -> None:
                 f"{type(module).__name__} holds its weights in layers of its own; keep this part "
                 "floating, or use baraquant.save"
             )
-        if isinstance(module, FakeQuantize) and not _belongs_to_layer(path, model):
+        parent = model.get_submodule(path.rpartition(".")[0])
+        if isinstance(module, FakeQuantize) and not (is_prepared(parent) or is_converted(parent)):
             raise ValueError(
                 f"{caller}: {path}: the format has no place for a FakeQuantize outside of a layer"
             )
-
-
-def _belongs_to_layer(path: str, model: nn.Module) -> bool:
-    parent = model.get_submodule(path.rpartition(".")[0])
-    return is_prepared(parent) or is_converted(parent)
 
 
 def _why_not(layer: IntegerLayer, is_float: bool) -> str | None:
@@ -196,9 +187,3 @@ def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:
         for path, module in model.named_modules()
         if isinstance(module, (nn.Linear, nn.Embedding)) and path not in schemes
     ]
-
-
-def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
-    """Return the class that may stand for all layers."""
-    names = {layer.float_name for layer in layers.values()}
-    return "Linear" if names == {"Linear"} else None

@@ -209,18 +209,12 @@ class Sensitivity(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the layers with their kinds, weights, and bytes and errors, in aligned columns."""
-        every = self._cells()
-        cells = [row[1:] for row in every]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        lines = [
-            "  ".join([
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ])
-            for row in cells
-        ]  # fmt: skip
-        names = [row[0] for row in every]
-        return [*zip(names, lines, strict=True), *self._left()]
+        every, rows = self._cells(), []
+        widths = [max(map(len, column)) for column in zip(*every, strict=True)][1:]
+        for name, kind, *cells in every:
+            numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            rows.append((name, "  ".join([kind.ljust(widths[0]), *numbers])))
+        return [*rows, *self._left()]
 
     def _left(self) -> list[tuple[str, ...]]:
         return [(name, f"left out: {reason}") for name, reason in self.left_out.items()]

@@ -205,8 +205,9 @@ class Readers:
         for parent in model.modules():
             for block in parent.children() if isinstance(parent, _BLOCKS) else ():
                 self._blocks.add(id(block))
-                inner = [*block.modules()][1:]
-                self._parts |= {id(one) for one in inner if not _has_blocks(one)}
+                for part in [*block.modules()][1:]:
+                    if not any(isinstance(one, _BLOCKS) for one in part.modules()):
+                        self._parts.add(id(part))
 
     def scope(self, frame: FrameType | None, producer: nn.Module) -> Scope:
         """Return where an output of ``producer`` may be read: for the frame of its hook."""
@@ -262,10 +263,6 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_known(module: nn.Module) -> bool:
     """Whether PyTorch or this package has a module's function."""
     return type(module).__module__.partition(".")[0] in ("torch", "baraquant")
-
-
-def _has_blocks(module: nn.Module) -> bool:
-    return any(isinstance(one, _BLOCKS) for one in module.modules())
 
 
 @functools.lru_cache(maxsize=1024)
