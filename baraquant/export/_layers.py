@@ -74,13 +74,13 @@ class IntegerLayer:
     qweight: Tensor
     scale: Tensor
     zero_point: Tensor | None
-    bias: Tensor | None
     bits: int
     group_size: int | None
     dtype: torch.dtype
-    transposed: bool
     input: QuantizedInput | None
-    smooth: Tensor | None
+    bias: Tensor | None = None
+    transposed: bool = False
+    smooth: Tensor | None = None
     rotate: int = 0
 
     @property

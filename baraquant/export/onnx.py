@@ -141,60 +141,60 @@ class _Form:
 
 def _make_safe(passes: Any, model: Any, style: str, signed: bool, is_asked_for: bool) -> None:
     """Make products exact in every session of onnxruntime, or say what they need."""
-    notes: dict[str, str] = {}
-    warn: list[str] = []
+
+    def note(key: str, text: str, advice: str | None = "") -> None:
+        """Write a text into the file, and warn of it; with an advice of None only write it."""
+        model.metadata_props[f"baraquant.{key}"] = text
+        if advice is not None:
+            warnings.warn(f"{_CALLER}: {text}{advice}", UserWarning, stacklevel=4)
+
     if not signed:
         made = len(passes.saturating(model))
         passes.make_unsigned(model)
         if made:
-            notes["unsigned"] = (
+            text = (
                 f"{made} weights are uint8, whose sums are exact on every processor; for ARM and "
                 "for x86 with VNNI int8_weights=True of to_onnx writes int8 ones, which are faster"
             )
+            note("unsigned", text, None)
     wrong = passes.saturating(model)
     if wrong:
-        names = _some([weight.name for weight in wrong])
-        notes["saturation"] = (
-            f"{len(wrong)} int8 weights ({names}) exceed [-64, 64]: onnxruntime's sums saturate on "
-            "x86 processors without VNNI, unless the session option session.x64quantprecision is "
-            "'1'"
+        text = (
+            f"{len(wrong)} int8 weights ({_some([weight.name for weight in wrong])}) exceed "
+            "[-64, 64]: onnxruntime's sums saturate on x86 processors without VNNI, unless the "
+            "session option session.x64quantprecision is '1'"
         )
-        if not is_asked_for:
-            warn.append(f"{notes['saturation']}; int8_weights=False writes uint8 ones")
+        note("saturation", text, None if is_asked_for else "; int8_weights=False writes uint8 ones")
     if style == "integer":
         passes.keep_inputs_floating(model)
     elif passes.weights_only(model):
-        notes["accuracy_level"] = (
+        text = (
             "onnxruntime rounds the inputs of layers with weights only to int8, unless the "
             "session option session.qdq_matmulnbits_accuracy_level is '1'"
         )
-        warn.append(f"{notes['accuracy_level']}; style='integer' needs no option")
+        note("accuracy_level", text, "; style='integer' needs no option")
         small = passes.rounded_scales(model)
         if small:
-            notes["scales"] = (
+            text = (
                 f"onnxruntime rounds the scales of {len(small)} weights ({_some(small)}) to "
                 "float16, which does not hold them"
             )
-            warn.append(f"{notes['scales']}; use style='integer', or scale_dtype='float16'")
+            note("scales", text, "; use style='integer', or scale_dtype='float16'")
     reasons, count = passes.floating_convolutions(model)
     if reasons:
-        notes["convolutions"] = (
+        text = (
             f"{count - len(reasons)} of {count} convolutions will be int8 in onnxruntime: no "
             f"quantizer behind {_some(reasons)}"
         )
-        if 2 * len(reasons) > count > 1:
-            warn.append(notes["convolutions"])
+        note("convolutions", text, "" if 2 * len(reasons) > count > 1 else None)
     rounded = passes.rounded_biases(model)
     if rounded:
-        notes["biases"] = (
+        text = (
             f"onnxruntime rounds the biases of {rounded} int8 convolutions to multiples of the "
             "input's scale times the weight's, which their outputs may differ by; "
             "baraquant.export.round_biases_ rounds them before"
         )
-        warn.append(notes["biases"])
-    model.metadata_props.update({f"baraquant.{key}": text for key, text in notes.items()})
-    for text in warn:
-        warnings.warn(f"{_CALLER}: {text}", UserWarning, stacklevel=3)
+        note("biases", text)
 
 
 def _some(names: list[str]) -> str:

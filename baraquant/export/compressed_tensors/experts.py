@@ -161,12 +161,9 @@ def expert_layers(
                 qweight=weight.flatten(0, 1)[chosen],
                 scale=scale.flatten(0, 1)[chosen],
                 zero_point=None if zero_point is None else zero_point.flatten(0, 1)[chosen],
-                bias=None,
                 bits=module.weight_bits,
                 group_size=module.group_size,
                 dtype=module.dtype,
-                transposed=False,
                 input=input_of(rounder, module.symmetric) if is_rounded else None,
-                smooth=None,
             )
     return layers

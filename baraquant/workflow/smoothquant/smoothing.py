@@ -457,95 +457,75 @@ def find_smoothings(
         fixed: Layers whose weights must not change, because other modules share them. They are not
             smoothed.
     """
-    scheme, activation = config.activation, config.activation.activation
-    assert activation is not None
+    scheme = config.activation
     observer = scheme.observer if scheme.is_static else None
     runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
     if runs > 1:
         run.check_repeatable(f"{runs} times")
-
-    ranges = {path: ChannelRange() for path in weights}
-    groups, unreached = find_groups(run, ranges, fixed, "input ranges")
+    smoother = _Smoother(scheme, run, weights)
+    groups, unreached = find_groups(run, smoother.ranges, fixed, "input ranges")
     if config.alpha == "search":
-        _search(groups, weights, ranges, scheme, run)
+        smoother.search(groups)
     else:
         for group in groups:
             group.alpha = float(config.alpha)
-            group.smooth = _factors(group, weights, ranges, group.alpha)
+            group.smooth = smoothing(*smoother.of_group(group), group.alpha)
     found = {path: group for group in groups for path in group.layers}
     found |= {path: Scaling([path]) for path in fixed - unreached}
     if observer is None:
         return found
-    qparams = _static(found, ranges, observer, activation.symmetric, run)
+    qparams = smoother.static(found, observer)
     return {path: replace(one, qparams=qparams[path]) for path, one in found.items()}
 
 
-def _factors(
-    group: Scaling,
-    weights: Mapping[str, Tensor],
-    ranges: Mapping[str, ChannelRange],
-    alpha: float | None,
-) -> Tensor:
-    absmax = torch.stack([ranges[path].absmax for path in group.layers]).amax(dim=0)
-    return smoothing(absmax, [weights[path] for path in group.layers], alpha)
+class _Smoother:
+    """The layers of one call of :func:`find_smoothings`, and the ranges of their inputs."""
 
+    def __init__(self, scheme: QuantConfig, run: Run, weights: Mapping[str, Tensor]) -> None:
+        assert scheme.activation is not None
+        self._scheme, self._symmetric = scheme, scheme.activation.symmetric
+        self._run, self._weights = run, weights
+        self.ranges = {path: ChannelRange() for path in weights}
 
-def _search(
-    groups: list[Scaling],
-    weights: Mapping[str, Tensor],
-    ranges: Mapping[str, ChannelRange],
-    scheme: QuantConfig,
-    run: Run,
-) -> None:
-    """Give each group the alpha with the minimum error of its layers' outputs."""
-    activation = scheme.activation
-    assert activation is not None
-    searches: dict[str, AlphaSearch] = {}
-    for group in groups:
-        factors = torch.stack([_factors(group, weights, ranges, alpha) for alpha in ALPHAS])
-        of_inputs = torch.stack([ranges[path].absmax.amax() for path in group.layers]).amax()
-        of_weights = torch.stack(
-            [weights[p].detach().abs().amax().to(of_inputs) for p in group.layers]
-        )
-        magnitudes = of_inputs, of_weights.amax()
-        for path in group.layers:
-            searches[path] = AlphaSearch(
-                weights[path],
-                factors,
-                ranges[path] if scheme.is_static else None,
-                activation.symmetric,
-                scheme.scale_dtype,
-                magnitudes,
-            )
-    run(searches, "search for alpha")
-    for group in groups:
-        errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)
-        best = int(errors.argmin())
-        group.alpha = ALPHAS[best]
-        group.smooth = None if group.alpha is None else searches[group.layers[0]].factors[best]
+    def of_group(self, group: Scaling) -> tuple[Tensor, list[Tensor]]:
+        """Return the largest magnitude of each channel of the input, and the weights."""
+        absmax = torch.stack([self.ranges[path].absmax for path in group.layers]).amax(dim=0)
+        return absmax, [self._weights[path] for path in group.layers]
 
+    def search(self, groups: list[Scaling]) -> None:
+        """Give each group the alpha with the minimum error of its layers' outputs."""
+        searches: dict[str, AlphaSearch] = {}
+        for group in groups:
+            absmax, weights = self.of_group(group)
+            factors = torch.stack([smoothing(absmax, weights, alpha) for alpha in ALPHAS])
+            of_weights = torch.stack([w.detach().abs().amax().to(absmax) for w in weights])
+            magnitudes = absmax.amax(), of_weights.amax()
+            for path, weight in zip(group.layers, weights, strict=True):
+                channels = self.ranges[path] if self._scheme.is_static else None
+                how = channels, self._symmetric, self._scheme.scale_dtype, magnitudes
+                searches[path] = AlphaSearch(weight, factors, *how)
+        self._run(searches, "search for alpha")
+        for group in groups:
+            errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)
+            best = int(errors.argmin())
+            group.alpha = ALPHAS[best]
+            group.smooth = None if group.alpha is None else searches[group.layers[0]].factors[best]
 
-def _static(
-    found: Mapping[str, Scaling],
-    ranges: Mapping[str, ChannelRange],
-    observer: str,
-    symmetric: bool,
-    run: Run,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the scale and the zero point of each smoothed input."""
-    smooths = {
-        path: torch.ones_like(ranges[path].absmax) if one.smooth is None else one.smooth
-        for path, one in found.items()
-    }
-    if observer == "min_max":
-        return {path: range_after(ranges[path], s, symmetric) for path, s in smooths.items()}
-    watchers = {
-        path: Through(OBSERVERS[observer](), partial(_smoothed, smooth))
-        for path, smooth in smooths.items()
-    }
-    run(watchers, "smoothed ranges")
-    observers = {path: one.watcher for path, one in watchers.items()}
-    return {path: one.calculate_qparams(symmetric=symmetric) for path, one in observers.items()}
+    def static(
+        self, found: Mapping[str, Scaling], observer: str
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the scale and the zero point of each smoothed input."""
+        smooths = {
+            path: torch.ones_like(self.ranges[path].absmax) if one.smooth is None else one.smooth
+            for path, one in found.items()
+        }
+        symmetric = self._symmetric
+        if observer == "min_max":
+            return {p: range_after(self.ranges[p], s, symmetric) for p, s in smooths.items()}
+        observers = {path: OBSERVERS[observer]() for path in smooths}
+        watchers = {p: Through(observers[p], partial(_smoothed, s)) for p, s in smooths.items()}
+        self._run(watchers, "smoothed ranges")
+        return {p: one.calculate_qparams(symmetric=symmetric) for p, one in observers.items()}
 
 
 def _smoothed(smooth: Tensor, input: Tensor) -> Tensor:
