@@ -37,15 +37,8 @@ def W8A8(  # noqa: N802 - named as a scheme is
     """
     check_bool("W8A8", "symmetric", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
-    return QuantConfig(
-        TensorConfig(8),
-        activation,
-        scale_dtype=scale_dtype,
-        backward=backward,
-        rounding=rounding,
-        rotate=rotate,
-        master=master,
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return QuantConfig(TensorConfig(8), activation, backward=backward, rounding=rounding, **shared)
 
 
 def W8A8Static(  # noqa: N802
@@ -69,15 +62,8 @@ def W8A8Static(  # noqa: N802
     """
     check_bool("W8A8Static", "symmetric", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
-    return QuantConfig(
-        TensorConfig(8),
-        activation,
-        observer,
-        scale_dtype=scale_dtype,
-        conv_inputs=conv_inputs,
-        rotate=rotate,
-        master=master,
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return QuantConfig(TensorConfig(8), activation, observer, conv_inputs=conv_inputs, **shared)
 
 
 def W8A16(  # noqa: N802
@@ -155,16 +141,10 @@ def W4A8(  # noqa: N802
         group_factors = group_size is not None and scale_dtype == "float32"
     if group_factors and group_size is None:
         raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
-    return QuantConfig(
-        replace(weight, dynamic=None, learned=learned, group_factors=group_factors),
-        TensorConfig(8, "per_token"),
-        scale_rule=scale_rule,
-        scale_dtype=scale_dtype,
-        backward=backward,
-        rounding=rounding,
-        rotate=rotate,
-        master=master,
-    )
+    weight = replace(weight, dynamic=None, learned=learned, group_factors=group_factors)
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"backward": backward, "rounding": rounding}
+    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule, **shared)
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from op_texts import ERRORS, Texts
 
 # The types of a schema, as parameters of a C++ function.
 PARAMETERS = {
@@ -92,42 +94,25 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!::)\b(Value|Type|Index|NotImplemented)Error\b", r"c10::\1Error", text)
 
 
-def sections(docstring: str) -> dict[str, str]:
-    """The sections of a docstring by title; what stands before the first has the title ""."""
-    parts = re.split(r"^(\w+):\n", docstring.strip() + "\n", flags=re.MULTILINE)
-    return {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def items(section: str) -> Iterator[tuple[str, str]]:
-    """The entries `name: text` of a section, each text in one line."""
-    for entry in re.split(r"\n(?=\S)", textwrap.dedent(section).strip()):
-        name, _, text = entry.partition(":")
-        yield name.strip(), " ".join(text.split())
-
-
-def comment(docstring: str, names: set[str]) -> list[str]:
-    """The lines of a Doxygen comment."""
-    found = sections(docstring)
+def comment(texts: Texts, family: str, name: str, given: list[str]) -> list[str]:
+    """The lines of a Doxygen comment of an op, with these arguments."""
     lines: list[str] = []
 
-    def add(text: str, hanging: str = "") -> None:
-        words = textwrap.wrap(
-            text, 96, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
-        )
-        lines.extend(words or [""])
+    def add(entry: str, start: str = "", hanging: str = "    ") -> None:
+        wrapper = textwrap.TextWrapper(96, "", hanging)
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        text = texts.text(family, name, entry).replace(" \\\n", " ")
+        for paragraph in filter(None, re.split(r"\n\s*\n", text)):
+            lines.extend(wrapper.wrap(plain(f"{start}{' '.join(paragraph.split())}")))
+            lines.extend([] if start else [""])
 
-    for index, paragraph in enumerate(found[""].strip().split("\n\n")):
-        if index:
-            add("")
-        add(plain(" ".join(paragraph.split())))
-    add("")
-    for name, text in items(found.get("Args", "")):
-        if name in names:
-            add(f"@param {name} {plain(text)}", "    ")
-    if "Returns" in found:
-        add(f"@return {plain(' '.join(found['Returns'].split()))}", "    ")
-    for name, text in items(found.get("Raises", "")):
-        add(f"@throws {plain(name)} {plain(text)}", "    ")
+    add("Summary", hanging="")
+    add("Formula", hanging="")
+    for argument in given:
+        add(argument, f"@param {argument} ")
+    add("Returns", "@return ")
+    for error in ERRORS:
+        add(error, f"@throws {error} ")
     return [f"/// {line}".rstrip() for line in lines]
 
 
@@ -148,17 +133,16 @@ def declaration(schema: Schema) -> str:
     )
 
 
-def header(family: str, title: str, ops: list[tuple[list[str], list[Schema]]]) -> str:
-    """The text of a header below its first two lines, from docstrings and overloads."""
+def header(texts: Texts, family: str, title: str, ops: list[list[Schema]]) -> str:
+    """The text of a header below its first two lines, from the overloads of its ops."""
     inner = "baraquant::backward" if family == "backward" else "baraquant"
     lines = [f"/// @file\n/// {title}"]
     lines += ["#pragma once", "", '#include "find.h"', "", f"namespace {inner} {{", ""]
-    for docstring, schemas in ops:
-        for schema in schemas:
-            given = {argument.name for argument in schema.arguments}
-            if schema.overload:
-                lines.append(f"/// {OVERLOADS[schema.overload]}")
-            else:
-                lines += comment("\n".join(docstring), given)
-            lines += [declaration(schema), ""]
+    for schema in itertools.chain(*ops):
+        given = [argument.name for argument in schema.arguments]
+        if schema.overload:
+            lines.append(f"/// {OVERLOADS[schema.overload]}")
+        else:
+            lines += comment(texts, family, schema.name, given)
+        lines += [declaration(schema), ""]
     return "\n".join([*lines, f"}}  // namespace {inner}", ""])

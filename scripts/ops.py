@@ -330,8 +330,8 @@ def outputs() -> dict[Path, str]:
     }
     for family, own in ops.items():
         found[f"baraquant/ops/{family}.py"] = module(texts, family, own)
-        sources = [(op.doc, [op.default, *op.others]) for op in own]
-        header = cpp_headers.header(family, title(texts, family), sources)
+        overloads = [[op.default, *op.others] for op in own]
+        header = cpp_headers.header(texts, family, title(texts, family), overloads)
         found[f"csrc/api/ops/{family}.h"] = f"// {LICENCE}\n// {WRITTEN}\n{header}"
         found[f"tests/{texts.families[family].path.parent.name}/__init__.py"] = f"# {LICENCE}\n"
     for name, block in blocks(texts, ops).items():
