@@ -22,7 +22,7 @@ import toolchain
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts"]
 PYTHON += ["conftest.py", "setup.py"]
-CPP = ["csrc", "tests", "examples", "benchmarks"]
+CPP, CPP_SUFFIXES = ["csrc", "tests", "examples", "benchmarks"], (".h", ".cuh", ".cpp", ".cu")
 MAX_LINES = 600  # of what is written by hand; a file is not split for the count
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 # A path of one machine, or the host of a package index, does not belong into a repository.
@@ -82,8 +82,7 @@ def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
 def own_rules() -> list[str]:
     """The licence in the first line, short files, no path of one machine, no test of a time."""
     problems = []
-    cpp = (".h", ".cuh", ".cpp", ".cu")
-    for path in files([*PYTHON, "csrc"], (".py", ".pyi", *cpp)):
+    for path in files([*PYTHON, "csrc"], (".py", ".pyi", *CPP_SUFFIXES)):
         if "include" in path.parts:
             continue
         name, lines = path.relative_to(ROOT), path.read_text().splitlines()
@@ -113,10 +112,8 @@ def commands(fix: bool) -> tuple[dict[str, list[list[str]]], list[str]]:
     if formatter is None:
         missing.append("clang-format")
     else:
-        sources = [str(p) for p in files(CPP, (".h", ".cuh", ".cpp", ".cu"))]
-        todo["clang-format"] = [
-            [str(formatter), *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources]
-        ]
+        how, sources = ["-i"] if fix else ["--dry-run", "-Werror"], files(CPP, CPP_SUFFIXES)
+        todo["clang-format"] = [[str(formatter), *how, *map(str, sources)]]
     for tool in ("ruff", "mypy"):
         try:
             importlib.metadata.version(tool)

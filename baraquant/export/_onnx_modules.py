@@ -104,7 +104,7 @@ class _StaticLinear(_IntegerLinear):
         is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
     """
 
-    def __init__(self, layer: IntegerLayer, is_signed: bool) -> None:
+    def __init__(self, layer: IntegerLayer, is_signed: bool = False) -> None:
         super().__init__(layer)
         assert layer.input is not None and layer.input.scale is not None
         self.integers = torch.int8 if is_signed else torch.uint8
@@ -133,9 +133,6 @@ class _StaticLinear(_IntegerLinear):
 
 class StaticLinear(_StaticLinear):
     """``StaticQuantizedLinear``, as a product of integers."""
-
-    def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer, is_signed=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""

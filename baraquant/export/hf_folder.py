@@ -147,11 +147,8 @@ def _part(name: str) -> str:
 def copy_others(source: Path, folder: Path) -> None:
     """Copy what a source folder holds except weights and what has been written."""
     for entry in sorted(source.iterdir()):
-        name = entry.name
-        if name.startswith(".") or name in _OWN or name.endswith(_WEIGHTS):
-            continue
-        target = folder / name
-        if target.exists():
+        name, target = entry.name, folder / entry.name
+        if name.startswith(".") or name in _OWN or name.endswith(_WEIGHTS) or target.exists():
             continue
         if entry.is_file():
             shutil.copyfile(entry, target)

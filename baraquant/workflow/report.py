@@ -136,8 +136,8 @@ class Report(Table):
                 parts.append(f"{_percent(share)} of {what}")
         if not parts:
             return ""
-        sizes = {name: max(self.parameters.get(name, 0), self.multiply_adds.get(name, 0))
-                 for name in left}  # fmt: skip
+        counted = self.parameters, self.multiply_adds
+        sizes = {name: max(counts.get(name, 0) for counts in counted) for name in left}
         rows = sorted(_grouped(left, sizes), key=lambda row: -row[2])
         why = "; ".join(f"{name}: {reason}" for name, reason, _ in rows[:3])
         more = f"; and {len(rows) - 3} more, below" if len(rows) > 3 else ""
