@@ -16,8 +16,7 @@ from .. import ops
 from ..configs import integer_range
 from ..nn import FakeQuantize
 from ..nn.shared.by_granularity import ByGranularity
-from ._layers import IntegerLayer
-from ._rewrite import RewrittenLinear
+from ._layers import IntegerLayer, RewrittenLinear
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8

@@ -26,8 +26,7 @@ from ..nn.shared.convolution import ConvolvesIntegers
 from ..nn.shared.subclassed import plain_type
 from . import _onnx_modules as forms
 from ._folder import new_file
-from ._layers import IntegerLayer, check_layers, integer_layers
-from ._rewrite import rewritten
+from ._layers import IntegerLayer, check_layers, integer_layers, rewritten
 
 _CALLER = "to_onnx"
 _STYLES = ("integer", "qdq")
@@ -111,6 +110,8 @@ def to_onnx(
     _check_arguments(args, style, kwargs, opset_version, external_data, int8_weights)
     need(_CALLER, "onnx", "onnx")
     need(_CALLER, "onnxscript", "onnx")
+    from . import _onnx_passes as passes
+
     layers = integer_layers(model, _CALLER)
     signed = style == "qdq" if int8_weights is None else int8_weights
     copied, four_bits = _rewritten(model, layers, _Form(style, signed))
@@ -122,9 +123,9 @@ def to_onnx(
         "output_names": output_names,
     }
     with new_file(_CALLER, path) as partial:
-        program = _exported(copied, (args,) if isinstance(args, Tensor) else args, options)
-        from . import _onnx_passes as passes
-
+        program = _exported(
+            passes.table(), copied, (args,) if isinstance(args, Tensor) else args, options
+        )
         passes.fold_casts(program.model)
         passes.store_four_bits(program.model, four_bits)
         _make_safe(passes, program.model, style, signed, is_asked_for=int8_weights is not None)
@@ -314,15 +315,13 @@ def _not_static(path: str) -> ValueError:
     )
 
 
-def _exported(model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    from . import _onnx_translations
-
+def _exported(table: Any, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
         return torch.onnx.export(
             model,
             args,
             dynamo=True,
-            custom_translation_table=_onnx_translations.table(),
+            custom_translation_table=table,
             verbose=False,
             **options,
         )
