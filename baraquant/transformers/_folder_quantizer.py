@@ -44,12 +44,12 @@ class Headers:
     they are in another format.
 
     Args:
-        prefixes: What may stand before a name in the files or in the model alone.
+        prefix: What may stand before a name in the files or in the model alone.
         entries: The tensors by name.
     """
 
-    def __init__(self, prefixes: Iterable[str], entries: dict[str, Entry]) -> None:
-        self._prefixes, self._entries = list(prefixes), entries
+    def __init__(self, prefix: str, entries: dict[str, Entry]) -> None:
+        self._prefix, self._entries = prefix, entries
 
     @classmethod
     def read(cls, files: Any, base: str, caller: str) -> Headers:
@@ -66,12 +66,12 @@ class Headers:
         entries: dict[str, Entry] = {}
         for file in files or ():
             if not str(file).endswith(".safetensors"):
-                return cls([], {})
+                return cls("", {})
             try:
                 entries |= read_header(Path(file), "a safetensors file").tensors
             except ValueError as error:
                 raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
-        return cls([f"{base}."] if base else [], entries)
+        return cls(f"{base}." if base else "", entries)
 
     def quantized(self) -> set[str]:
         """Return the paths of the layers whose weights are stored as integers."""
@@ -92,11 +92,8 @@ class Headers:
             check_fits(name, entry.shape, entry.dtype, place, caller)
 
     def _entry(self, name: str) -> Entry | None:
-        for prefix in self._prefixes:
-            for other in (f"{prefix}{name}", name.removeprefix(prefix)):
-                if other in self._entries:
-                    return self._entries[other]
-        return self._entries.get(name)
+        names = f"{self._prefix}{name}", name.removeprefix(self._prefix), name
+        return next((self._entries[one] for one in names if one in self._entries), None)
 
 
 def _of_integers(names: Iterable[str]) -> set[str]:
@@ -236,7 +233,7 @@ class FolderQuantizer(WritesCompressedTensors):
         self._parsed = parsed
         self._slots: dict[str, Slot] = {}
         self._ties: list[tuple[str, str]] = []
-        self._headers = Headers([], {})
+        self._headers = Headers("", {})
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Any = None, **kwargs: Any

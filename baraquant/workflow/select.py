@@ -284,7 +284,6 @@ def nothing_to(verb: str, view: ModelView, report: Report) -> str:
 
 
 Rule: TypeAlias = str | type[nn.Module]
-Configs: TypeAlias = "Config | Mapping[Rule, Config | None]"
 
 
 # ---- Which configuration a layer gets: one for all, or by a dictionary --------------------------

@@ -273,15 +273,9 @@ class Sensitivity(Table):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (JSON can hold it), with a version."""
         layers = [asdict(layer) | {"paths": list(layer.paths)} for layer in self.layers]
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "configs": {name: config.to_dict() for name, config in self.configs.items()},
-            "layers": layers,
-            "left_out": dict(self.left_out),
-            "other_bytes": self.other_bytes,
-            "of": self.of,
-        }
+        configs = {name: config.to_dict() for name, config in self.configs.items()}
+        own = {**vars(self), "configs": configs, "layers": layers, "left_out": dict(self.left_out)}
+        return {"format": _FORMAT, "version": _VERSION, **own}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Sensitivity:
@@ -333,7 +327,7 @@ class Sensitivity(Table):
         axes: Any
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        picked: dict[str, tuple[list[float], list[float]]] = {}
+        picked: dict[str, list[tuple[float, float]]] = {}
         for layer in self.layers:
             points = sorted(
                 (layer.bytes[name], max(error, floor)) for name, error in layer.errors.items()
@@ -347,12 +341,11 @@ class Sensitivity(Table):
             size = layer.float_bytes if name is None else layer.bytes.get(name)
             height = floor if name is None else layer.errors.get(name)
             if size is not None and height is not None:
-                xs, ys = picked.setdefault(name or "float", ([], []))
-                xs.append(size)
-                ys.append(max(height, floor))
+                picked.setdefault(name or "float", []).append((size, max(height, floor)))
         for index, name in enumerate([*self.configs, "float"]):
             if name in picked:
-                axes.plot(*picked[name], "o", color=f"C{index % 10}", label=name)
+                xs, ys = zip(*picked[name], strict=True)
+                axes.plot(xs, ys, "o", color=f"C{index % 10}", label=name)
         axes.set(xscale="symlog", yscale="log")
         axes.set(xlabel="bytes of a layer", ylabel="relative squared error of its output")
         if picked:
