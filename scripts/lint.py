@@ -8,7 +8,7 @@ unless CI=true.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -114,23 +114,16 @@ def commands(fix: bool) -> tuple[dict[str, list[list[str]]], list[str]]:
     else:
         how, sources = ["-i"] if fix else ["--dry-run", "-Werror"], files(CPP, CPP_SUFFIXES)
         todo["clang-format"] = [[str(formatter), *how, *map(str, sources)]]
-    for tool in ("ruff", "mypy"):
-        try:
-            importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(tool)
-            continue
-        run = [sys.executable, "-m", tool]
-        if tool == "mypy":
-            # Without a cache: from one, mypy leaves out errors of files that it thinks unchanged.
-            options = ["--no-error-summary", f"--cache-dir={os.devnull}"]
-            todo[tool] = [] if fix else [[*run, *options]]
-        else:
-            check = [*run, "check", "--quiet", *(["--fix"] if fix else []), *python]
-            form = [*run, "format", "--quiet", *([] if fix else ["--check"]), *python]
-            # A line that is too long is an error only if it still is after formatting.
-            todo[tool] = [form, check, form] if fix else [check, form]
-    return todo, missing
+    ruff, mypy = [sys.executable, "-m", "ruff"], [sys.executable, "-m", "mypy"]
+    check = [*ruff, "check", "--quiet", *(["--fix"] if fix else []), *python]
+    form = [*ruff, "format", "--quiet", *([] if fix else ["--check"]), *python]
+    # A line that is too long is an error only if it still is after formatting.
+    todo["ruff"] = [form, check, form] if fix else [check, form]
+    # Without a cache: from one, mypy leaves out errors of files that it thinks unchanged.
+    options = ["--no-error-summary", f"--cache-dir={os.devnull}"]
+    todo["mypy"] = [] if fix else [[*mypy, *options]]
+    missing += [tool for tool in ("ruff", "mypy") if importlib.util.find_spec(tool) is None]
+    return {tool: runs for tool, runs in todo.items() if tool not in missing}, missing
 
 
 def main() -> int:

@@ -26,35 +26,19 @@ from pathlib import Path
 import op_texts
 
 ROOT = Path(__file__).resolve().parent.parent
+# The types of a schema, in Python and in C++.
 TYPES = {
-    "Tensor": "Tensor",
-    "int": "int",
-    "SymInt": "int",
-    "int[1]": "int | Sequence[int]",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-    "ScalarType": "torch.dtype",
+    "Tensor": ("Tensor", "at::Tensor"),
+    "int": ("int", "int64_t"),
+    "SymInt": ("int", "c10::SymInt"),
+    "int[1]": ("int | Sequence[int]", "at::IntArrayRef"),
+    "float": ("float", "double"),
+    "bool": ("bool", "bool"),
+    "str": ("str", "std::string_view"),
+    "ScalarType": ("torch.dtype", "at::ScalarType"),
 }
 INSTANCES = {"float": "(int, float)", "int": "int"}  # what stands for a tensor in an overload
 DTYPES = {"1": "torch.int8", "6": "torch.float32"}
-# The types of a schema, as parameters of a C++ function.
-PARAMETERS = {
-    "Tensor": "const at::Tensor&",
-    "Tensor?": "const std::optional<at::Tensor>&",
-    "int": "int64_t",
-    "int?": "std::optional<int64_t>",
-    "SymInt": "c10::SymInt",
-    "SymInt?": "std::optional<c10::SymInt>",
-    "int[1]": "at::IntArrayRef",
-    "float": "double",
-    "float?": "std::optional<double>",
-    "bool": "bool",
-    "bool?": "std::optional<bool>",
-    "str": "std::string_view",
-    "ScalarType": "at::ScalarType",
-    "ScalarType?": "std::optional<at::ScalarType>",
-}
 CPP_DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
 OVERLOADS = {
     "residual": "The same of input + residual, which is returned as well, after the other results.",
@@ -79,7 +63,7 @@ class Argument:
     @property
     def parameter(self) -> str:
         """The parameter of a declaration."""
-        text = f"{PARAMETERS[self.type]} {self.name}"
+        text = f"{_cpp_type(self.type)} {self.name}"
         if self.default is None:
             return text
         default = CPP_DEFAULTS.get(self.default, self.default).strip("[]")
@@ -194,7 +178,13 @@ def _plain(argument: Argument) -> tuple[str, str]:
 
 
 def _python_type(text: str) -> str:
-    return TYPES[text.strip("?")] + (" | None" if text.endswith("?") else "")
+    return TYPES[text.strip("?")][0] + (" | None" if text.endswith("?") else "")
+
+
+def _cpp_type(text: str) -> str:
+    own = TYPES[text.strip("?")][1]
+    value = f"std::optional<{own}>" if text.endswith("?") else own
+    return f"const {value}&" if own == "at::Tensor" else value
 
 
 def _python_default(argument: Argument) -> str:
@@ -253,7 +243,7 @@ def comment(texts: op_texts.Texts, family: str, name: str, given: list[str]) -> 
 
 def declaration(schema: Schema) -> str:
     """A function."""
-    types = ", ".join(PARAMETERS[a.type] for a in schema.arguments)
+    types = ", ".join(_cpp_type(a.type) for a in schema.arguments)
     values = ", ".join(
         f"std::move({a.name})" if a.type.startswith("SymInt") else a.name for a in schema.arguments
     )

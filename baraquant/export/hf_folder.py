@@ -48,6 +48,7 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         folder: The folder.
     """
     config: Any = getattr(model, "config", None)
+    plain: dict[str, Any] = {}
     if hasattr(config, "to_json_string"):
         plain = json.loads(config.to_json_string(use_diff=False))
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
@@ -55,8 +56,6 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         plain |= {"dtype": name, "torch_dtype": name}
         if loses_ties(model):
             _untie(plain)
-    else:
-        plain = {}
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
     text = json.dumps(plain, indent=2, sort_keys=True)

@@ -211,34 +211,29 @@ class Readers:
 
     def scope(self, frame: FrameType | None, producer: nn.Module) -> Scope:
         """Return where an output of ``producer`` may be read: for the frame of its hook."""
-        scope = self._scope(frame)
-        for caller, owner in self._frames_of_model(frame):
-            if owner is None:
-                break
-            if isinstance(owner, _BLOCKS):  # what it gives is used where it is called
-                continue
-            if not _is_known(owner):
-                code, line = caller.f_code, caller.f_lineno
-                is_part = id(owner) in self._parts
-                scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
-            break
+        frames = list(self._frames_of_model(frame))
+        scope = self._scope(frames)
+        # What a list of modules gives is used where it is called.
+        callers = (one for one in frames if not isinstance(one[1], _BLOCKS))
+        caller, owner = next(callers, (None, None))
+        if caller is not None and owner is not None and not _is_known(owner):
+            code, line, is_part = caller.f_code, caller.f_lineno, id(owner) in self._parts
+            scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
         return scope
 
-    def _scope(self, frame: FrameType | None) -> Scope:
-        frames = self._frames_of_model(frame)
-        caller, owner = next(frames, (None, None))
-        if caller is None or owner is None:
-            return Scope(caller, None if caller is None else caller.f_lineno)
+    def _scope(self, frames: list[tuple[FrameType, nn.Module | None]]) -> Scope:
+        if not frames:
+            return Scope(None, None)
+        (caller, owner), *outer = frames
         if id(owner) in self._parts:
-            block = (f for f, module in frames if id(module) in self._blocks)
-            return Scope(next(block, None), None)
-        if _is_known(owner):
-            for outer, module in frames:
-                if module is not owner:
-                    break
-                caller = outer
-            return Scope(caller, None)
-        return Scope(caller, caller.f_lineno)
+            return Scope(next((f for f, one in outer if id(one) in self._blocks), None), None)
+        if owner is None or not _is_known(owner):
+            return Scope(caller, caller.f_lineno)
+        for frame, module in outer:
+            if module is not owner:
+                break
+            caller = frame
+        return Scope(caller, None)
 
     def _frames_of_model(
         self, frame: FrameType | None

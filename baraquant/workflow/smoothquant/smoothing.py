@@ -386,7 +386,7 @@ class AlphaSearch(OutputErrors):
         scale_dtype: The dtype that the scales of the weights are rounded to.
         magnitudes: About the largest magnitudes of the inputs and of the weights, ``[]`` each, of
             all layers whose errors are compared. They are multiplied where these are near 1, so
-            that no product overflows or vanishes. None: both are near 1.
+            that no product overflows or vanishes.
     """
 
     def __init__(
@@ -395,12 +395,11 @@ class AlphaSearch(OutputErrors):
         factors: Tensor,
         channels: ChannelRange | None,
         symmetric: bool,
-        scale_dtype: str = "float32",
-        magnitudes: tuple[Tensor, Tensor] | None = None,
+        scale_dtype: str,
+        magnitudes: tuple[Tensor, Tensor],
     ) -> None:
         super().__init__(len(factors), weight.device)
-        one = torch.ones((), dtype=factors.dtype, device=weight.device)
-        self._powers = [power_to_one(m.to(one)) for m in magnitudes or (one, one)]
+        self._powers = [power_to_one(m.to(weight.device, factors.dtype)) for m in magnitudes]
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
         self._quantizer = FakeQuantize(
