@@ -44,7 +44,8 @@ def timed_rules(tree: ast.Module) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            limits = [k for k in node.keywords if k.arg == "timeout" and not _is_none(k.value)]
+            limits = [k for k in node.keywords if k.arg == "timeout"]
+            limits = [k for k in limits if ast.unparse(k.value) != "None"]
             found += [(limit.value.lineno, "a time limit") for limit in limits]
         if isinstance(node, ast.Assert):
             compared = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
@@ -64,10 +65,6 @@ def _of_time(compare: ast.Compare) -> bool:
 def _tells_time(side: ast.expr) -> bool:
     names = [getattr(n, "id", getattr(n, "attr", getattr(n, "value", ""))) for n in ast.walk(side)]
     return any(isinstance(n, str) and (n in CLOCK or TIMED.search(n)) for n in names)
-
-
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
 
 
 def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:

@@ -64,29 +64,24 @@ class Result:
     bound: float
     own: list[float]  # the same of our model with other last digits; empty: all must be within
 
-    @property
-    def within(self) -> int:
+    def within(self, errors: list[float]) -> int:
         """The number of prompts within the bound."""
-        return sum(error <= self.bound for error in self.errors)
+        return sum(error <= self.bound for error in errors)
 
     @property
     def passed(self) -> bool:
         """Whether as many are as other last digits allow, but for one in eight."""
-        allowed = self.own_within - len(self.errors) / 8 if self.own else len(self.errors)
-        return self.within >= allowed
-
-    @property
-    def own_within(self) -> int:
-        """The number of prompts within the bound for our model with other last digits."""
-        return sum(error <= self.bound for error in self.own)
+        allowed = self.within(self.own) - len(self.errors) / 8 if self.own else len(self.errors)
+        return self.within(self.errors) >= allowed
 
     def row(self) -> str:
         """A line of the table."""
         middle = sorted(self.errors)[len(self.errors) // 2]
         return (
             f"| {self.model} | {self.scheme} | {self.what} | {middle:.1e} | "
-            f"{max(self.errors):.1e} | {self.within} of {len(self.errors)} ≤ {self.bound:.1e} | "
-            f"{f'{self.own_within} of {len(self.own)}' if self.own else '–'} |"
+            f"{max(self.errors):.1e} | {self.within(self.errors)} of {len(self.errors)} ≤ "
+            f"{self.bound:.1e} | "
+            f"{f'{self.within(self.own)} of {len(self.own)}' if self.own else '–'} |"
         )
 
 

@@ -53,13 +53,9 @@ def store_four_bits(model: Any, names: Collection[str]) -> None:
 
 def fold_casts(model: Any) -> None:
     """Compute the casts and reshapes of constants: compilers look for constant zero points."""
-    optimizer.fold_constants(
-        model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT, should_fold=_should_fold
-    )
-
-
-def _should_fold(node: Any) -> bool | None:
-    return node.op_type in ("Cast", "Reshape", "Unsqueeze", "Constant", "Identity") or False
+    limits = {"input_size_limit": _NO_LIMIT, "output_size_limit": _NO_LIMIT}
+    kinds = ("Cast", "Reshape", "Unsqueeze", "Constant", "Identity")
+    optimizer.fold_constants(model, should_fold=lambda node: node.op_type in kinds, **limits)
 
 
 def saturating(model: Any) -> list[Any]:

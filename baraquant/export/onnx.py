@@ -121,11 +121,10 @@ def to_onnx(
         "opset_version": opset_version,
         "input_names": input_names,
         "output_names": output_names,
+        "custom_translation_table": passes.table(),
     }
     with new_file(_CALLER, path) as partial:
-        program = _exported(
-            passes.table(), copied, (args,) if isinstance(args, Tensor) else args, options
-        )
+        program = _exported(copied, (args,) if isinstance(args, Tensor) else args, options)
         passes.fold_casts(program.model)
         passes.store_four_bits(program.model, four_bits)
         _make_safe(passes, program.model, style, signed, is_asked_for=int8_weights is not None)
@@ -315,16 +314,9 @@ def _not_static(path: str) -> ValueError:
     )
 
 
-def _exported(table: Any, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _exported(model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
-        return torch.onnx.export(
-            model,
-            args,
-            dynamo=True,
-            custom_translation_table=table,
-            verbose=False,
-            **options,
-        )
+        return torch.onnx.export(model, args, dynamo=True, verbose=False, **options)
     except Exception as error:
         raise RuntimeError(
             f"{_CALLER}: PyTorch's exporter could not follow the model ({_reason(error)}); "

@@ -72,7 +72,10 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    floating = [*_floating(model, schemes), *routers_of(model), *floating_targets(model)]
+    # The paths of floating layers of the kinds that a target could mean.
+    linear = (path for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding)))
+    floating = [path for path in linear if path not in schemes]
+    floating += [*routers_of(model), *floating_targets(model)]
     named = {
         target_of(path) if isinstance(written[path].module, QuantizedExperts) else path: scheme
         for path, scheme in schemes.items()
@@ -149,12 +152,8 @@ def _tensors(
     caller: str,
 ) -> dict[str, Tensor]:
     """Return all tensors by name, on the CPU; layers with several names once."""
-    converted = {
-        path: module
-        for path, module in model.named_modules(remove_duplicate=False)
-        if is_converted(module)
-    }
-    is_inside = inside(converted)
+    modules = model.named_modules(remove_duplicate=False)
+    is_inside = inside({path: module for path, module in modules if is_converted(module)})
     stored_apart = has_experts(model)  # then files of transformers have other names
     tensors: dict[str, Tensor] = {}
     done: set[int] = set()
@@ -178,12 +177,3 @@ def _tensors(
             raise ValueError(f"{caller}: {name}: expected a plain tensor with data")
     tensors |= in_files(model, rest) if stored_apart else rest
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:
-    """Return the paths of floating layers of the kinds that a target could mean."""
-    return [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, (nn.Linear, nn.Embedding)) and path not in schemes
-    ]
