@@ -36,6 +36,8 @@ from ..workflow.view import paths_of, replace_inference_tensors
 from ._versions import IS_5, cast_scales_of_slots, mark_loaded
 from ._writer import WritesCompressedTensors, note_ties
 
+CALLER = "from_pretrained"  # the public function, for messages
+
 
 class Headers:
     """The names, shapes and dtypes of the tensors in some files.
@@ -52,13 +54,12 @@ class Headers:
         self._prefix, self._entries = prefix, entries
 
     @classmethod
-    def read(cls, files: Any, base: str, caller: str) -> Headers:
+    def read(cls, files: Any, base: str) -> Headers:
         """Read the headers of some files.
 
         Args:
             files: Their paths, or None.
             base: The name of the model without its head in the model with a head.
-            caller: The public function, for messages.
 
         Raises:
             ValueError: A file is damaged.
@@ -70,7 +71,7 @@ class Headers:
             try:
                 entries |= read_header(Path(file), "a safetensors file").tensors
             except ValueError as error:
-                raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
+                raise ValueError(f"{CALLER}: {Path(file).name}: {error}") from None
         return cls(f"{base}." if base else "", entries)
 
     def quantized(self) -> set[str]:
@@ -81,7 +82,7 @@ class Headers:
         """Whether there is a tensor of this name; True if nothing is known."""
         return not self._entries or self._entry(name) is not None
 
-    def check(self, name: str, place: torch.Tensor, caller: str) -> None:
+    def check(self, name: str, place: torch.Tensor) -> None:
         """Compare a tensor with its place. One under another name is not found, which is no error.
 
         Raises:
@@ -89,7 +90,7 @@ class Headers:
         """
         entry = self._entry(name)
         if entry is not None:
-            check_fits(name, entry.shape, entry.dtype, place, caller)
+            check_fits(name, entry.shape, entry.dtype, place)
 
     def _entry(self, name: str) -> Entry | None:
         names = f"{self._prefix}{name}", name.removeprefix(self._prefix), name
@@ -102,9 +103,7 @@ def _of_integers(names: Iterable[str]) -> set[str]:
     return {path for path, _, leaf in parts if leaf in ("weight_packed", "weight_scale")}
 
 
-def check_fits(
-    name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor, caller: str
-) -> None:
+def check_fits(name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor) -> None:
     """Check that a stored tensor has the shape of its place, and is floating if the place is.
 
     Raises:
@@ -113,12 +112,12 @@ def check_fits(
     shape = tuple(place.shape)
     if got != shape and not (got == () and shape == (1,)):
         raise ValueError(
-            f"{caller}: {name}: expected the shape {list(shape)} by the model and the scheme, "
+            f"{CALLER}: {name}: expected the shape {list(shape)} by the model and the scheme, "
             f"but the folder has {list(got)}"
         )
     if dtype.is_floating_point != place.dtype.is_floating_point:
         raise ValueError(
-            f"{caller}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
+            f"{CALLER}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
         )
 
 
@@ -133,15 +132,12 @@ class Slot(nn.Module):  # type: ignore[misc]
         paths: All paths of the layer; the first one for messages.
         scheme: How it is quantized.
         like: The floating layer, on the meta device.
-        caller: The public function, for messages.
     """
 
-    def __init__(
-        self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any, caller: str
-    ) -> None:
+    def __init__(self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any) -> None:
         super().__init__()
         # Not registered: the floating layer has no tensors in the file.
-        self.__dict__.update(model=model, paths=paths, scheme=scheme, like=like, caller=caller)
+        self.__dict__.update(model=model, paths=paths, scheme=scheme, like=like)
         self.arrived: set[str] = set()
         self.absent: set[str] = set()  # which tensors the file lacks (transformers 4.57)
         expected = expected_tensors(scheme, like)
@@ -175,7 +171,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             value = state_dict[name]
             path = f"{self.paths[0]}.{name}"
             if name not in self.absent:  # else transformers has made it, in any dtype
-                check_fits(path, tuple(value.shape), value.dtype, self._buffers[name], self.caller)
+                check_fits(path, tuple(value.shape), value.dtype, self._buffers[name])
             setattr(self, name, value)
         rest = {name: value for name, value in state_dict.items() if name not in self.wanted}
         return super().load_state_dict(rest, *args, **kwargs)
@@ -196,7 +192,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             getattr(like, kind).update(own)
         layer = layer_of(like)
         assert layer is not None
-        new = build_layer(self.paths[0], self.scheme, tensors, like, self.caller)
+        new = build_layer(self.paths[0], self.scheme, tensors, like, CALLER)
         new = with_forward_of(new, like, layer.base_of(like))
         take_over(new, like)
         mark_loaded(new)
@@ -212,9 +208,6 @@ def _is_loaded(slot: Slot, name: str, value: Any) -> bool:
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return getattr(value, "_is_hf_initialized", False) if IS_5 else name not in slot.absent
-
-
-CALLER = "from_pretrained"
 
 
 class FolderQuantizer(WritesCompressedTensors):
@@ -248,14 +241,14 @@ class FolderQuantizer(WritesCompressedTensors):
                 check_layer(paths[0], scheme, module)
             except ValueError as error:
                 raise ValueError(f"{CALLER}: {error}") from None
-            self._slots[paths[0]] = slot = Slot(model, paths, scheme, module, CALLER)
+            self._slots[paths[0]] = slot = Slot(model, paths, scheme, module)
             put_at(model, paths, slot)
         if not self._slots:
             raise ValueError(
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
                 f"of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
+        self._headers = Headers.read(checkpoint_files, model.base_model_prefix)
         self._check_headers(model)
         self._take_ties(model)
         return model
@@ -287,7 +280,7 @@ class FolderQuantizer(WritesCompressedTensors):
         """
         for path, slot in self._slots.items():
             for name in slot.wanted:
-                self._headers.check(f"{path}.{name}", slot._buffers[name], CALLER)
+                self._headers.check(f"{path}.{name}", slot._buffers[name])
         stored = self._headers.quantized()
         stored -= {path for path in stored if _is_of_head(model, path, stored)}
         paths = [path for slot in self._slots.values() for path in slot.paths]
