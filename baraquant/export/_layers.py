@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A converted model as the exporters see it: integers, scales, and how inputs are rounded."""
+"""A converted model as the exporters see it: integers, scales, rounding of inputs; and copies."""
 
 from __future__ import annotations
 

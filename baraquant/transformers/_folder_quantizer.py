@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The quantizer that loads a folder of compressed-tensors into baraquant's layers.
+"""``use_for_compressed_tensors``, and the quantizer that loads a folder into baraquant's layers.
 
 Before the weights are loaded, each layer that the folder quantizes becomes a slot for its tensors:
 transformers casts a tensor to the dtype of what it replaces. A slot has a buffer for each tensor
