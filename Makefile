@@ -84,7 +84,7 @@ zoo: ## whole models under every scheme, some ten minutes; writes docs/models.md
 serve-check: ## serve exported models with vLLM's CPU build: 4 GB and minutes; writes docs/served.md
 	@set -e; py=$$($(ENVIRONMENT) --need examples,hf --bare minilm); \
 	"$$py" scripts/build.py; \
-	"$$py" scripts/serve_check/run.py
+	"$$py" scripts/serve_check.py
 
 asan: ## short tests and hostile calls under AddressSanitizer and UndefinedBehaviorSanitizer
 	@set -e; py=$$($(ENVIRONMENT) --need test); \

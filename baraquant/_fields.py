@@ -4,13 +4,16 @@
 MAX_ROTATION = 32768  # the largest block of baraquant.ops.hadamard
 
 
+def check_type(where: str, name: str, value: object, is_right: bool, what: str) -> None:
+    """Raise a TypeError unless an argument of ``where`` is of the right type, which is ``what``."""
+    if not is_right:
+        raise TypeError(f"{where}: expected {name} to be {what}, but got {type(value).__name__}")
+
+
 def check_int(config: object, name: str) -> None:
     """Check that a field is an int."""
     value = getattr(config, name)
-    if type(value) is not int:
-        raise TypeError(
-            f"{type(config).__name__}: expected {name} to be an int, but got {type(value).__name__}"
-        )
+    check_type(type(config).__name__, name, value, type(value) is int, "an int")
 
 
 def check_rotation(config: object, block: object) -> None:
@@ -18,10 +21,8 @@ def check_rotation(config: object, block: object) -> None:
     name = type(config).__name__
     if block is None:
         return
-    if type(block) is not int:
-        raise TypeError(
-            f"{name}: expected rotate to be an int or None, but got {type(block).__name__}"
-        )
+    check_type(name, "rotate", block, type(block) is int, "an int or None")
+    assert isinstance(block, int)
     if not 2 <= block <= MAX_ROTATION or block & (block - 1) != 0:
         raise ValueError(
             f"{name}: expected rotate to be a power of two in [2, {MAX_ROTATION}], but got "
@@ -37,19 +38,14 @@ def check_bools(config: object, *names: str) -> None:
 
 def check_bool(where: str, name: str, value: object) -> None:
     """Check an argument of a function or a class, of which ``where`` is the name."""
-    if type(value) is not bool:
-        raise TypeError(f"{where}: expected {name} to be a bool, but got {type(value).__name__}")
+    check_type(where, name, value, type(value) is bool, "a bool")
 
 
 def check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:
     """Check that a field is one of some strings."""
-    value = getattr(config, name)
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{type(config).__name__}: expected {name} to be a str, but got {type(value).__name__}"
-        )
+    where, value = type(config).__name__, getattr(config, name)
+    check_type(where, name, value, isinstance(value, str), "a str")
     if value not in choices:
         raise ValueError(
-            f"{type(config).__name__}: expected {name} to be one of {', '.join(choices)}, "
-            f"but got {value!r}"
+            f"{where}: expected {name} to be one of {', '.join(choices)}, but got {value!r}"
         )

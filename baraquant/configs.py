@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from ._fields import check_bools, check_choice, check_int, check_rotation
+from ._fields import check_bools, check_choice, check_int, check_rotation, check_type
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
 VERSION = 1  # of the dictionaries
@@ -82,6 +82,14 @@ SCALE_DTYPES = ("float32", "bfloat16", "float16")
 MASTERS = ("bfloat16", "float16")
 BACKWARDS = ("float", "int8_input", "int8")
 ROUNDINGS = ("nearest", "stochastic")
+_CHOICES = {
+    "observer": OBSERVERS,
+    "scale_rule": SCALE_RULES,
+    "scale_dtype": SCALE_DTYPES,
+    "backward": BACKWARDS,
+    "rounding": ROUNDINGS,
+    "master": MASTERS,
+}
 
 
 def integer_range(bits: int) -> tuple[int, int]:
@@ -307,20 +315,14 @@ class QuantConfig(Config):
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in ("weight", "activation"):
+        for name in ("weight",) if self.activation is None else ("weight", "activation"):
             value = getattr(self, name)
-            if not isinstance(value, TensorConfig) and not (name == "activation" and value is None):
-                raise TypeError(
-                    f"QuantConfig: expected {name} to be a TensorConfig, "
-                    f"but got {type(value).__name__}"
-                )
-        check_choice(self, "observer", OBSERVERS)
-        check_choice(self, "scale_rule", SCALE_RULES)
-        check_choice(self, "scale_dtype", SCALE_DTYPES)
-        check_choice(self, "backward", BACKWARDS)
-        check_choice(self, "rounding", ROUNDINGS)
-        if self.master is not None:
-            check_choice(self, "master", MASTERS)
+            check_type(
+                "QuantConfig", name, value, isinstance(value, TensorConfig), "a TensorConfig"
+            )
+        for name, choices in _CHOICES.items():
+            if name != "master" or self.master is not None:
+                check_choice(self, name, choices)
         if self.conv_inputs is not None:
             check_bools(self, "conv_inputs")
         if self.weight.granularity == "per_token":

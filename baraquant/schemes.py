@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ._fields import check_bool, check_bools, check_int
+from ._fields import check_bool, check_bools, check_int, check_type
 from .configs import Config, QuantConfig, TensorConfig
 
 
@@ -37,15 +37,8 @@ def W8A8(  # noqa: N802 - named as a scheme is
     """
     check_bool("W8A8", "symmetric", symmetric)
     activation = TensorConfig(8, "per_token", symmetric)
-    return QuantConfig(
-        TensorConfig(8),
-        activation,
-        scale_dtype=scale_dtype,
-        backward=backward,
-        rounding=rounding,
-        rotate=rotate,
-        master=master,
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return QuantConfig(TensorConfig(8), activation, backward=backward, rounding=rounding, **shared)
 
 
 def W8A8Static(  # noqa: N802
@@ -69,15 +62,8 @@ def W8A8Static(  # noqa: N802
     """
     check_bool("W8A8Static", "symmetric", symmetric)
     activation = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
-    return QuantConfig(
-        TensorConfig(8),
-        activation,
-        observer,
-        scale_dtype=scale_dtype,
-        conv_inputs=conv_inputs,
-        rotate=rotate,
-        master=master,
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return QuantConfig(TensorConfig(8), activation, observer, conv_inputs=conv_inputs, **shared)
 
 
 def W8A16(  # noqa: N802
@@ -155,16 +141,10 @@ def W4A8(  # noqa: N802
         group_factors = group_size is not None and scale_dtype == "float32"
     if group_factors and group_size is None:
         raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
-    return QuantConfig(
-        replace(weight, dynamic=None, learned=learned, group_factors=group_factors),
-        TensorConfig(8, "per_token"),
-        scale_rule=scale_rule,
-        scale_dtype=scale_dtype,
-        backward=backward,
-        rounding=rounding,
-        rotate=rotate,
-        master=master,
-    )
+    weight = replace(weight, dynamic=None, learned=learned, group_factors=group_factors)
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"backward": backward, "rounding": rounding}
+    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule, **shared)
 
 
 def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
@@ -186,9 +166,12 @@ class Algorithm(Config):
 
     config: QuantConfig
 
-    # Words for errors: why training cannot follow it, and what it needs beside one layer.
+    # Words for errors: why training cannot follow it, and what it can follow instead; what it needs
+    # beside one layer, and what to do after the layers have been measured without it.
     _is: ClassVar[str] = "is for a trained model"
+    _trains: ClassVar[str] = "its config, {quantized}"
     _reach: ClassVar[str] = "it works on a whole model"
+    _then: ClassVar[str] = "choose, and use {name} with the choice"
 
     @property
     def quantized(self) -> QuantConfig:
@@ -200,15 +183,13 @@ class Algorithm(Config):
         name = type(self).__name__
         return (
             f"{name}: expected a scheme that training can follow; {name} {self._is}: use "
-            f"baraquant.quantize_, or train with its config, {self.quantized}"
+            f"baraquant.quantize_, or train with {self._trains.format(quantized=self.quantized)}"
         )
 
     def why_not_alone(self) -> str:
         """Return why a layer cannot be measured with it alone, and what to do instead."""
-        return (
-            f"{self._reach}: measure {self.quantized} instead, choose, and use "
-            f"{type(self).__name__} with the choice"
-        )
+        then = self._then.format(name=type(self).__name__)
+        return f"{self._reach}: measure {self.quantized} instead, {then}"
 
 
 @dataclass(frozen=True)
@@ -222,28 +203,28 @@ class SmoothQuant(Algorithm):
     """
 
     scheme: ClassVar[str] = "smoothquant"
+    _is: ClassVar[str] = "needs calibration"
+    _trains: ClassVar[str] = "W8A8() or W8A8Static()"
+    _reach: ClassVar[str] = (
+        "its smoothing needs a calibration of its own and changes the layers before"
+    )
+    _then: ClassVar[str] = "or use {name} for the whole model"
 
     alpha: float | str = 0.5
     activation: QuantConfig = field(default_factory=W8A8)
 
     def __post_init__(self) -> None:
         """Check every field."""
-        if isinstance(self.alpha, bool) or not isinstance(self.alpha, (int, float, str)):
-            raise TypeError(
-                "SmoothQuant: expected alpha to be a number or 'search', "
-                f"but got {type(self.alpha).__name__}"
-            )
+        is_right = isinstance(self.alpha, (int, float, str)) and not isinstance(self.alpha, bool)
+        check_type("SmoothQuant", "alpha", self.alpha, is_right, "a number or 'search'")
         is_number = not isinstance(self.alpha, str) and math.isfinite(self.alpha)
         if self.alpha != "search" and not (is_number and 0.0 <= float(self.alpha) <= 1.0):
             raise ValueError(
                 "SmoothQuant: expected alpha to lie in [0, 1] or to be 'search', "
                 f"but got {self.alpha!r}"
             )
-        if not isinstance(self.activation, QuantConfig):
-            raise TypeError(
-                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
-                f"but got {type(self.activation).__name__}"
-            )
+        is_right, wanted = isinstance(self.activation, QuantConfig), "W8A8(...) or W8A8Static(...)"
+        check_type("SmoothQuant", "activation", self.activation, is_right, wanted)
         if self.activation.rotate is not None:
             raise ValueError(
                 f"SmoothQuant: expected activation without rotate, but got rotate="
@@ -254,28 +235,13 @@ class SmoothQuant(Algorithm):
         plain = replace(self.activation, scale_dtype="float32", conv_inputs=None, master=None)
         if plain not in (W8A8(symmetric), W8A8Static(plain.observer, symmetric)):
             raise ValueError(
-                "SmoothQuant: expected activation to be W8A8(...) or W8A8Static(...), "
-                f"but got {self.activation}"
+                f"SmoothQuant: expected activation to be {wanted}, but got {self.activation}"
             )
 
     @property
     def quantized(self) -> QuantConfig:
         """How the smoothed layers are quantized: ``activation``."""
         return self.activation
-
-    def why_not_trained(self) -> str:
-        """Return the error of training, which cannot follow it."""
-        return (
-            "SmoothQuant: expected a scheme that training can follow; SmoothQuant needs "
-            "calibration: use baraquant.quantize_, or train with W8A8() or W8A8Static()"
-        )
-
-    def why_not_alone(self) -> str:
-        """Return why a layer cannot be measured with it alone, and what to do instead."""
-        return (
-            "its smoothing needs a calibration of its own and changes the layers before: measure "
-            f"{self.activation} instead, or use SmoothQuant for the whole model"
-        )
 
     def __str__(self) -> str:
         """Return a short description."""
@@ -404,10 +370,8 @@ class GPTQ(Algorithm):
     def __post_init__(self) -> None:
         """Check every field."""
         _check_config("GPTQ", self.config)
-        if isinstance(self.damping, bool) or not isinstance(self.damping, (int, float)):
-            raise TypeError(
-                f"GPTQ: expected damping to be a number, but got {type(self.damping).__name__}"
-            )
+        is_right = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
+        check_type("GPTQ", "damping", self.damping, is_right, "a number")
         if not 0.0 <= self.damping <= 1.0:  # a NaN is not in the range either
             raise ValueError(f"GPTQ: expected damping to lie in [0, 1], but got {self.damping!r}")
         check_bools(self, "act_order")

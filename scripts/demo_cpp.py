@@ -43,25 +43,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=20, help="epochs of each scheme")
     args = parser.parse_args(argv)
     programs = built(toolchain.ROOT / "build" / "demo_cpp")
-    export = [sys.executable, EXAMPLES / "export_digits.py", args.out, "--device", args.device]
     on_cuda = ["--cuda"] if args.device == "cuda" else []
-    steps: list[tuple[list[str | Path], bool]] = [
-        (export, True),
-        ([programs["ops"]], False),
-        (
-            [
-                *(programs["qat_digits"], args.out / "digits.csv", args.out),
-                *("--epochs", str(args.epochs), *on_cuda),
-            ],
-            False,
-        ),
-        ([programs["serve"], args.out, "--benchmark", *on_cuda], False),
+    out, epochs = args.out, str(args.epochs)
+    steps: list[list[str | Path]] = [
+        [sys.executable, EXAMPLES / "export_digits.py", out, "--device", args.device],
+        [programs["ops"]],
+        [programs["qat_digits"], out / "digits.csv", out, "--epochs", epochs, *on_cuda],
+        [programs["serve"], out, "--benchmark", *on_cuda],
     ]
-    for command, is_python in steps:
+    for command in steps:
+        is_python = command[0] == sys.executable
         print(f"\n$ {' '.join(map(str, command[1 if is_python else 0 :]))}", flush=True)
-        code = subprocess.run(
-            command, check=False, env=None if is_python else environment()
-        ).returncode
+        own = None if is_python else environment()
+        code = subprocess.run(command, check=False, env=own).returncode
         if code != 0:
             return code
     return 0

@@ -40,7 +40,6 @@ class Outcome(NamedTuple):
 
     tool: str
     calls: str
-    kernels: str
     errors: int | None
     seconds: float
     output: str
@@ -112,7 +111,7 @@ def outcome(tool: Path, name: str, folder: Path) -> Outcome:
     errors = sum(map(int, summary)) if summary and calls and code in (0, 99) else None
     if code == 99 and not errors:
         errors = None
-    return Outcome(name, calls[1] if calls else "-", "", errors, seconds, f"{output}\n{log}")
+    return Outcome(name, calls[1] if calls else "-", errors, seconds, f"{output}\n{log}")
 
 
 def run(tool: Path, names: list[str]) -> int:
@@ -126,17 +125,17 @@ def run(tool: Path, names: list[str]) -> int:
         print(f"{'tool':<12}{'calls':>8}{'kernels':>10}{'errors':>16}{'seconds':>10}", flush=True)
         failed = code != 0
         for future in as_completed(running):
-            found = future.result()._replace(kernels=kernels[1] if kernels else "-")
-            report(found)
+            found = future.result()
+            report(found, kernels[1] if kernels else "-")
             failed = failed or found.errors != 0
     print(f"gpu-sanitize: {'FAILED' if failed else 'passed'}")
     return 1 if failed else 0
 
 
-def report(found: Outcome) -> None:
+def report(found: Outcome, kernels: str) -> None:
     """A row of the table, and what a tool that failed had to say."""
     errors = "did not finish" if found.errors is None else str(found.errors)
-    row = f"{found.tool:<12}{found.calls:>8}{found.kernels:>10}{errors:>16}{found.seconds:>10.0f}"
+    row = f"{found.tool:<12}{found.calls:>8}{kernels:>10}{errors:>16}{found.seconds:>10.0f}"
     print(row, flush=True)
     if found.errors != 0:
         print(f"--- {found.tool}\n{found.output.strip()[-6000:]}", flush=True)

@@ -7,7 +7,7 @@
 Written are, for the classes that C++ has, the options of their constructors,
 csrc/api/nn/layer_options.h; those of all classes as one struct, csrc/nn/given.h; and the forms in
 which files hold them, csrc/files/form_table.cpp.
-baraquant/workflow/forms.py explains the table.
+baraquant/workflow/served.py explains the table.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ unless CI=true.
 from __future__ import annotations
 
 import ast
-import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -22,7 +22,7 @@ import toolchain
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ["baraquant", "tests", "benchmarks", "docs", "examples", "scripts"]
 PYTHON += ["conftest.py", "setup.py"]
-CPP = ["csrc", "tests", "examples", "benchmarks"]
+CPP, CPP_SUFFIXES = ["csrc", "tests", "examples", "benchmarks"], (".h", ".cuh", ".cpp", ".cu")
 MAX_LINES = 600  # of what is written by hand; a file is not split for the count
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 # A path of one machine, or the host of a package index, does not belong into a repository.
@@ -44,7 +44,8 @@ def timed_rules(tree: ast.Module) -> list[tuple[int, str]]:
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            limits = [k for k in node.keywords if k.arg == "timeout" and not _is_none(k.value)]
+            limits = [k for k in node.keywords if k.arg == "timeout"]
+            limits = [k for k in limits if ast.unparse(k.value) != "None"]
             found += [(limit.value.lineno, "a time limit") for limit in limits]
         if isinstance(node, ast.Assert):
             compared = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
@@ -66,10 +67,6 @@ def _tells_time(side: ast.expr) -> bool:
     return any(isinstance(n, str) and (n in CLOCK or TIMED.search(n)) for n in names)
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
-
-
 def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
     """The files with these suffixes, without the copies that a build puts into the package."""
     found = []
@@ -82,8 +79,7 @@ def files(folders: list[str], suffixes: tuple[str, ...]) -> list[Path]:
 def own_rules() -> list[str]:
     """The licence in the first line, short files, no path of one machine, no test of a time."""
     problems = []
-    cpp = (".h", ".cuh", ".cpp", ".cu")
-    for path in files([*PYTHON, "csrc"], (".py", ".pyi", *cpp)):
+    for path in files([*PYTHON, "csrc"], (".py", ".pyi", *CPP_SUFFIXES)):
         if "include" in path.parts:
             continue
         name, lines = path.relative_to(ROOT), path.read_text().splitlines()
@@ -113,27 +109,18 @@ def commands(fix: bool) -> tuple[dict[str, list[list[str]]], list[str]]:
     if formatter is None:
         missing.append("clang-format")
     else:
-        sources = [str(p) for p in files(CPP, (".h", ".cuh", ".cpp", ".cu"))]
-        todo["clang-format"] = [
-            [str(formatter), *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources]
-        ]
-    for tool in ("ruff", "mypy"):
-        try:
-            importlib.metadata.version(tool)
-        except importlib.metadata.PackageNotFoundError:
-            missing.append(tool)
-            continue
-        run = [sys.executable, "-m", tool]
-        if tool == "mypy":
-            # Without a cache: from one, mypy leaves out errors of files that it thinks unchanged.
-            options = ["--no-error-summary", f"--cache-dir={os.devnull}"]
-            todo[tool] = [] if fix else [[*run, *options]]
-        else:
-            check = [*run, "check", "--quiet", *(["--fix"] if fix else []), *python]
-            form = [*run, "format", "--quiet", *([] if fix else ["--check"]), *python]
-            # A line that is too long is an error only if it still is after formatting.
-            todo[tool] = [form, check, form] if fix else [check, form]
-    return todo, missing
+        how, sources = ["-i"] if fix else ["--dry-run", "-Werror"], files(CPP, CPP_SUFFIXES)
+        todo["clang-format"] = [[str(formatter), *how, *map(str, sources)]]
+    ruff, mypy = [sys.executable, "-m", "ruff"], [sys.executable, "-m", "mypy"]
+    check = [*ruff, "check", "--quiet", *(["--fix"] if fix else []), *python]
+    form = [*ruff, "format", "--quiet", *([] if fix else ["--check"]), *python]
+    # A line that is too long is an error only if it still is after formatting.
+    todo["ruff"] = [form, check, form] if fix else [check, form]
+    # Without a cache: from one, mypy leaves out errors of files that it thinks unchanged.
+    options = ["--no-error-summary", f"--cache-dir={os.devnull}"]
+    todo["mypy"] = [] if fix else [[*mypy, *options]]
+    missing += [tool for tool in ("ruff", "mypy") if importlib.util.find_spec(tool) is None]
+    return {tool: runs for tool, runs in todo.items() if tool not in missing}, missing
 
 
 def main() -> int:

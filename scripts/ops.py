@@ -18,29 +18,88 @@ import ast
 import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import cpp_headers
 import op_texts
-from cpp_headers import Argument, Schema
 
 ROOT = Path(__file__).resolve().parent.parent
+# The types of a schema, in Python and in C++.
 TYPES = {
-    "Tensor": "Tensor",
-    "int": "int",
-    "SymInt": "int",
-    "int[1]": "int | Sequence[int]",
-    "float": "float",
-    "bool": "bool",
-    "str": "str",
-    "ScalarType": "torch.dtype",
+    "Tensor": ("Tensor", "at::Tensor"),
+    "int": ("int", "int64_t"),
+    "SymInt": ("int", "c10::SymInt"),
+    "int[1]": ("int | Sequence[int]", "at::IntArrayRef"),
+    "float": ("float", "double"),
+    "bool": ("bool", "bool"),
+    "str": ("str", "std::string_view"),
+    "ScalarType": ("torch.dtype", "at::ScalarType"),
 }
 INSTANCES = {"float": "(int, float)", "int": "int"}  # what stands for a tensor in an overload
 DTYPES = {"1": "torch.int8", "6": "torch.float32"}
+CPP_DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
+OVERLOADS = {
+    "residual": "The same of input + residual, which is returned as well, after the other results.",
+    "scale_tensor": "The same; the scale is a tensor and the zero point a number.",
+    "number": "The same; the scale is a number and the zero point a number.",
+}
+CPP_DTYPES = {"int8": "at::kChar", "float": "at::kFloat", "1": "at::kChar", "6": "at::kFloat"}
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 WRITTEN = "Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit."
 HEAD = f"# {LICENCE}\n# {WRITTEN}\n"
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a schema."""
+
+    type: str
+    name: str
+    default: str | None
+    keyword: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """The parameter of a declaration."""
+        text = f"{_cpp_type(self.type)} {self.name}"
+        if self.default is None:
+            return text
+        default = CPP_DEFAULTS.get(self.default, self.default).strip("[]")
+        return (
+            f"{text} = {CPP_DTYPES.get(default, default) if 'ScalarType' in self.type else default}"
+        )
+
+
+@dataclass(frozen=True)
+class Schema:
+    """An overload of an op."""
+
+    name: str
+    overload: str
+    arguments: tuple[Argument, ...]
+    returns: str
+
+    @staticmethod
+    def parse(text: str) -> Schema:
+        """Read the text of a registered schema."""
+        match = re.fullmatch(r"baraquant::(\w+)\.?(\w*)\((.*)\) -> (.*)", text)
+        assert match is not None, text
+        arguments: list[Argument] = []
+        keyword = False
+        for part in match[3].split(", "):
+            if part == "*":
+                keyword = True
+                continue
+            typed, _, name = part.partition(" ")
+            name, _, default = name.partition("=")
+            typed = re.sub(r"\(\w+!?\)", "", typed)
+            arguments.append(Argument(typed, name, default or None, keyword))
+        count = match[4].count("Tensor")
+        tuple_of = f"std::tuple<{', '.join(['at::Tensor'] * count)}>"
+        returns = {0: "void", 1: "at::Tensor"}.get(count, tuple_of)
+        return Schema(match[1], match[2], tuple(arguments), returns)
 
 
 class Op:
@@ -72,11 +131,8 @@ class Op:
         """The Python type of an argument, in all overloads."""
         found: dict[str, None] = {}
         for schema in (self.default, *self.others):
-            for argument in schema.arguments:
-                if argument.name == name:
-                    found |= dict.fromkeys(_python_type(argument.type).split(" | "))
-            if name not in {a.name for a in schema.arguments}:
-                found["None"] = None
+            types = [_python_type(a.type) for a in schema.arguments if a.name == name] or ["None"]
+            found |= dict.fromkeys(types[0].split(" | "))
         return " | ".join(sorted(found, key=lambda one: one == "None"))
 
     def signature(self, returned: str, only: dict[str, str] | None = None) -> str:
@@ -122,7 +178,13 @@ def _plain(argument: Argument) -> tuple[str, str]:
 
 
 def _python_type(text: str) -> str:
-    return TYPES[text.strip("?")] + (" | None" if text.endswith("?") else "")
+    return TYPES[text.strip("?")][0] + (" | None" if text.endswith("?") else "")
+
+
+def _cpp_type(text: str) -> str:
+    own = TYPES[text.strip("?")][1]
+    value = f"std::optional<{own}>" if text.endswith("?") else own
+    return f"const {value}&" if own == "at::Tensor" else value
 
 
 def _python_default(argument: Argument) -> str:
@@ -143,6 +205,69 @@ def _call(schema: Schema) -> list[str]:
         return [call]
     name = f"result_{schema.overload}" if schema.overload else "result"
     return [f"{name}: {result} = {call}", f"return {name}"]
+
+
+# ---- The C++ functions ---------------------------------------------------------------------------
+
+
+def plain(text: str) -> str:
+    """Text of a docstring, as a C++ comment says it."""
+    text = re.sub(r":\w+:`~?([\w.]+)`", r"\1", text.replace("``", "`"))
+    text = re.sub(r"\bbaraquant\.ops\.(backward\.)?", "", text)
+    for python, cpp in {"None": "std::nullopt", "True": "true", "False": "false"}.items():
+        text = re.sub(rf"\b{python}\b", cpp, text)
+    return re.sub(r"(?<!::)\b(Value|Type|Index|NotImplemented)Error\b", r"c10::\1Error", text)
+
+
+def comment(texts: op_texts.Texts, family: str, name: str, given: list[str]) -> list[str]:
+    """The lines of a Doxygen comment of an op, with these arguments."""
+    lines: list[str] = []
+
+    def add(entry: str, start: str = "", hanging: str = "    ") -> None:
+        wrapper = textwrap.TextWrapper(96, "", hanging)
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        text = texts.text(family, name, entry).replace(" \\\n", " ")
+        for paragraph in filter(None, re.split(r"\n\s*\n", text)):
+            lines.extend(wrapper.wrap(plain(f"{start}{' '.join(paragraph.split())}")))
+            lines.extend([] if start else [""])
+
+    add("Summary", hanging="")
+    add("Formula", hanging="")
+    for argument in given:
+        add(argument, f"@param {argument} ")
+    add("Returns", "@return ")
+    for error in op_texts.ERRORS:
+        add(error, f"@throws {error} ")
+    return [f"/// {line}".rstrip() for line in lines]
+
+
+def declaration(schema: Schema) -> str:
+    """A function."""
+    values = ", ".join(
+        f"std::move({a.name})" if a.type.startswith("SymInt") else a.name for a in schema.arguments
+    )
+    parameters = ", ".join(a.parameter for a in schema.arguments)
+    overload = f', "{schema.overload}"' if schema.overload else ""
+    return (
+        f"inline {schema.returns} {schema.name}({parameters}) {{\n"
+        f'  return api::call<{schema.returns}, "{schema.name}"{overload}>({values});\n'
+        "}"
+    )
+
+
+def header(texts: op_texts.Texts, family: str, title: str, ops: list[list[Schema]]) -> str:
+    """The text of a header below its first two lines, from the overloads of its ops."""
+    inner = "baraquant::backward" if family == "backward" else "baraquant"
+    lines = [f"/// @file\n/// {title}"]
+    lines += ["#pragma once", "", '#include "call.h"', "", f"namespace {inner} {{", ""]
+    for schema in itertools.chain(*ops):
+        given = [argument.name for argument in schema.arguments]
+        if schema.overload:
+            lines.append(f"/// {OVERLOADS[schema.overload]}")
+        else:
+            lines += comment(texts, family, schema.name, given)
+        lines += [declaration(schema), ""]
+    return "\n".join([*lines, f"}}  // namespace {inner}", ""])
 
 
 # ---- What is written ----------------------------------------------------------------------------
@@ -333,9 +458,9 @@ def outputs() -> dict[Path, str]:
     }
     for family, own in ops.items():
         found[f"baraquant/ops/{family}.py"] = module(texts, family, own)
-        sources = [(op.doc, [op.default, *op.others]) for op in own]
-        header = cpp_headers.header(family, title(texts, family), sources)
-        found[f"csrc/api/ops/{family}.h"] = f"// {LICENCE}\n// {WRITTEN}\n{header}"
+        overloads = [[op.default, *op.others] for op in own]
+        text = header(texts, family, title(texts, family), overloads)
+        found[f"csrc/api/ops/{family}.h"] = f"// {LICENCE}\n// {WRITTEN}\n{text}"
         found[f"tests/{texts.families[family].path.parent.name}/__init__.py"] = f"# {LICENCE}\n"
     for name, block in blocks(texts, ops).items():
         mark = "<!-- {} -->" if name.endswith(".md") else ".. {}"

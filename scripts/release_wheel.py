@@ -27,6 +27,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -47,7 +48,7 @@ PROMISED: dict[str, Versions] = {
 }
 
 
-def fail(text: str) -> None:
+def fail(text: str) -> NoReturn:
     """Ends the program with one line."""
     raise SystemExit(f"release_wheel.py: {text}")
 
@@ -89,7 +90,6 @@ def label(library: bytes) -> tuple[str, str]:
     record = RECORD.search(library)
     if record is None:
         fail(f"expected {LIBRARY} to hold the record of its build, but found none")
-    assert record is not None
     torch = record[2].decode()
     cuda = CUDA.search(library)
     return f"torch{torch}.{'cu' + cuda[1].decode() if cuda else 'cpu'}", torch

@@ -29,11 +29,6 @@ def headers_source() -> Path:
     return source
 
 
-def sources() -> list[Path]:
-    """What is checked; the kernels' loops are not what the checks are for."""
-    return [headers_source(), *toolchain.compiled_units()]
-
-
 def check(program: Path, source: Path) -> str:
     """What clang-tidy says of a source; nothing where all is well."""
     system = [part for path in toolchain.torch_includes() for part in ("-isystem", str(path))]
@@ -60,7 +55,11 @@ def main() -> int:
     if program is None:
         print("tidy: nothing checked, clang-tidy is not installed")
         return 0 if options.optional and os.environ.get("CI") != "true" else 1
-    files = [path.resolve() for path in options.files] or sources()
+    # Not the kernels: their loops are not what the checks are for.
+    files = [path.resolve() for path in options.files] or [
+        headers_source(),
+        *toolchain.compiled_units(),
+    ]
     with ThreadPoolExecutor(toolchain.cores()) as pool:
         said = list(pool.map(lambda path: check(program, path), files))
     print("".join(text for text in said if text), end="")

@@ -16,8 +16,7 @@ from .. import ops
 from ..configs import integer_range
 from ..nn import FakeQuantize
 from ..nn.shared.by_granularity import ByGranularity
-from ._layers import IntegerLayer
-from ._rewrite import RewrittenLinear
+from ._layers import IntegerLayer, RewrittenLinear
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
@@ -104,7 +103,7 @@ class _StaticLinear(_IntegerLinear):
         is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
     """
 
-    def __init__(self, layer: IntegerLayer, is_signed: bool) -> None:
+    def __init__(self, layer: IntegerLayer, is_signed: bool = False) -> None:
         super().__init__(layer)
         assert layer.input is not None and layer.input.scale is not None
         self.integers = torch.int8 if is_signed else torch.uint8
@@ -133,9 +132,6 @@ class _StaticLinear(_IntegerLinear):
 
 class StaticLinear(_StaticLinear):
     """``StaticQuantizedLinear``, as a product of integers."""
-
-    def __init__(self, layer: IntegerLayer) -> None:
-        super().__init__(layer, is_signed=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output."""
@@ -182,14 +178,12 @@ class WeightOnly(_Linear):
     def __init__(self, layer: IntegerLayer, rounder: nn.Module) -> None:
         super().__init__(layer)
         self.group_size = layer.group_size
-        zero_point = layer.zero_point
-        if zero_point is not None:
-            zero_point = zero_point.to(torch.int8)
+        scale = layer.scale
+        zero_point = None if layer.zero_point is None else layer.zero_point.to(torch.int8)
         if layer.group_size is not None:  # [N, groups] to [groups, N]
+            scale = scale.t().contiguous()
             zero_point = None if zero_point is None else zero_point.t().contiguous()
-            self.register_buffer("weight_scale", layer.scale.t().contiguous())
-        else:
-            self.register_buffer("weight_scale", layer.scale)
+        self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_zero_point", zero_point)
         self.input_fake_quant = rounder
 
@@ -254,16 +248,14 @@ class DynamicRounder(nn.Module):  # type: ignore[misc]
         """Return the rounded input."""
         values = input.float()
         if self.granularity == "per_group":
-            output = self._by_groups(values)
-        else:
-            axis = self.axis % values.dim()
-            dims = {
-                "per_tensor": list(range(values.dim())),
-                "per_token": [-1],
-                "per_channel": [dim for dim in range(values.dim()) if dim != axis],
-            }[self.granularity]
-            output = self._rounded(values, dims)
-        return output.to(input.dtype)
+            return self._by_groups(values).to(input.dtype)
+        axis = self.axis % values.dim()
+        dims = {
+            "per_tensor": list(range(values.dim())),
+            "per_token": [-1],
+            "per_channel": [dim for dim in range(values.dim()) if dim != axis],
+        }[self.granularity]
+        return self._rounded(values, dims).to(input.dtype)
 
     def _by_groups(self, values: Tensor) -> Tensor:
         rows = values.movedim(self.axis, -1)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What is done to the graph after PyTorch's exporter has written it.
+"""The ONNX nodes of our ops, and what is done to the graph that PyTorch's exporter makes of them.
+
+QuantizeLinear computes ``saturate(round(x / scale) + zero_point)`` with ties to even, and
+DequantizeLinear ``(q - zero_point) * scale``: the bits of ours, except that a NaN is no zero point.
+Their input is float32 here, because a scale is.
 
 Integers of four bits are packed, casts of constants are computed, and products whose numbers depend
 on the processor or the session of onnxruntime are made safe or named. Without VNNI its kernels add
@@ -11,12 +15,13 @@ int8, unless its node has an accuracy level of its own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript import optimizer
+import torch
+from onnxscript import opset21, optimizer
 
 _NO_LIMIT = 1 << 40
 _INT8, _UINT8 = ir.DataType.INT8, ir.DataType.UINT8
@@ -48,13 +53,9 @@ def store_four_bits(model: Any, names: Collection[str]) -> None:
 
 def fold_casts(model: Any) -> None:
     """Compute the casts and reshapes of constants: compilers look for constant zero points."""
-    optimizer.fold_constants(
-        model, input_size_limit=_NO_LIMIT, output_size_limit=_NO_LIMIT, should_fold=_should_fold
-    )
-
-
-def _should_fold(node: Any) -> bool | None:
-    return node.op_type in ("Cast", "Reshape", "Unsqueeze", "Constant", "Identity") or False
+    limits = {"input_size_limit": _NO_LIMIT, "output_size_limit": _NO_LIMIT}
+    kinds = ("Cast", "Reshape", "Unsqueeze", "Constant", "Identity")
+    optimizer.fold_constants(model, should_fold=lambda node: node.op_type in kinds, **limits)
 
 
 def saturating(model: Any) -> list[Any]:
@@ -196,14 +197,13 @@ def floating_convolutions(model: Any) -> tuple[list[str], int]:
     onnxruntime computes a Conv in integers if its output goes to one QuantizeLinear, directly or
     behind a Relu, a Clip or nodes that only move values.
     """
-    reasons, count = [], 0
-    for node in _convolutions(model.graph):
-        count += 1
+    reasons, nodes = [], list(_convolutions(model.graph))
+    for node in nodes:
         users = _users(node)
         if not _is_rounded(users):
             kinds = ", ".join(sorted({user.op_type for user in users})) or "the output"
             reasons.append(f"{_name_of(node)} ({kinds})")
-    return reasons, count
+    return reasons, len(nodes)
 
 
 def rounded_biases(model: Any) -> int:
@@ -324,3 +324,139 @@ def _remove_unused(graph: Any) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.consumers() and not value.is_graph_output():
             del graph.initializers[name]
+
+
+# ---- The nodes of our ops, in opset 21 -----------------------------------------------------------
+
+op: Any = opset21  # its annotations are of types of tensors that nothing here holds
+_FLOAT = ir.DataType.FLOAT
+_RANGES = {_INT8: (-128, 127), _UINT8: (0, 255)}
+
+
+def table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the translations for PyTorch's exporter."""
+    ours, theirs = torch.ops.baraquant, torch.ops.baraquant_export
+    translations: dict[Any, Callable[..., Any]] = {
+        ours.fake_quantize_per_tensor.default: _fake_quantize,
+        ours.fake_quantize_per_channel.default: _fake_quantize,
+        ours.fake_quantize_per_token.default: _fake_quantize_per_token,
+        ours.fake_quantize_per_group.default: _fake_quantize,
+        ours.quantize_per_tensor.default: _quantize,
+        ours.quantize_per_channel.default: _quantize,
+        ours.dequantize_per_tensor.default: _dequantize,
+        ours.dequantize_per_channel.default: _dequantize,
+        ours.dequantize_per_token.default: _dequantize_per_token,
+        ours.dequantize_per_group.default: _dequantize,
+        theirs.integer_product.default: _integer_product,
+    }
+    return {target: _by_names(target, one) for target, one in translations.items()}
+
+
+def _by_names(target: Any, translation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a translation that takes arguments as they stand in a call of an op.
+
+    The one given takes them by the names of the op's schema; of a group it takes what ONNX calls
+    ``block_size``, and the axis.
+    """
+    names = [argument.name for argument in target._schema.arguments]
+
+    def translated(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        given.pop("save_mask", None)
+        if "group_size" in given:
+            given = {"axis": -1, "block_size": given.pop("group_size"), **given}
+        return translation(**given)
+
+    return translated
+
+
+def _integer_product(input: Any, weight: Any, zero_point: Any) -> Any:
+    return op.MatMulInteger(input, weight, zero_point)
+
+
+def _fake_quantize(
+    input: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    **where: int,
+) -> Any:
+    kind = _INT8 if quant_min < 0 else _UINT8
+    smallest, largest = _RANGES[kind]
+    if quant_min < smallest or quant_max > largest:
+        if where:
+            raise ValueError(
+                f"to_onnx: expected integers of at most 8 bits, but got [{quant_min}, {quant_max}]"
+            )
+        return _in_floats(input, scale, zero_point, quant_min, quant_max)
+    integers = _quantize(input, scale, zero_point, quant_min, quant_max, kind, **where)
+    return _to(_dequantize(integers, scale, zero_point, None, kind, **where), input.dtype)
+
+
+def _fake_quantize_per_token(input: Any, scale: Any, zero_point: Any, **limits: int) -> Any:
+    zero_point = None if zero_point is None else _column(zero_point)
+    return _in_floats(input, _column(scale), zero_point, **limits)
+
+
+def _quantize(
+    input: Any,
+    scale: Any,
+    zero_point: Any,
+    quant_min: int = -128,
+    quant_max: int = 127,
+    dtype: int = _INT8,
+    **where: int,
+) -> Any:
+    rows, kind = _to(input, _FLOAT), ir.DataType(dtype)
+    if zero_point is None:
+        integers = op.QuantizeLinear(rows, scale, output_dtype=kind, **where)
+    else:
+        integers = op.QuantizeLinear(rows, scale, _to(zero_point, kind), **where)
+    if (quant_min, quant_max) == _RANGES[kind]:
+        return integers
+    return op.Clip(integers, _scalar(quant_min, kind), _scalar(quant_max, kind))
+
+
+def _dequantize(
+    input: Any, scale: Any, zero_point: Any, dtype: Any = None, kind: Any = None, **where: int
+) -> Any:
+    if zero_point is None:
+        output = op.DequantizeLinear(input, scale, **where)
+    else:
+        same = input.dtype if kind is None else kind
+        output = op.DequantizeLinear(input, scale, _to(zero_point, same), **where)
+    return output if dtype in (None, _FLOAT) else op.Cast(output, to=dtype)
+
+
+def _dequantize_per_token(input: Any, scale: Any, zero_point: Any, dtype: Any = None) -> Any:
+    integers = op.Cast(input, to=_FLOAT)
+    if zero_point is not None:
+        integers = op.Sub(integers, op.Cast(_column(zero_point), to=_FLOAT))
+    return _to(op.Mul(integers, _column(scale)), dtype)
+
+
+def _in_floats(
+    input: Any, scale: Any, zero_point: Any, quant_min: int = -128, quant_max: int = 127
+) -> Any:
+    """Return the rounded values by plain arithmetic, where QuantizeLinear has no such scale."""
+    integers = op.Round(op.Div(_to(input, _FLOAT), scale))
+    if zero_point is not None:
+        zero_point = op.Cast(zero_point, to=_FLOAT)
+        integers = op.Add(integers, zero_point)
+    integers = op.Clip(integers, _scalar(quant_min, _FLOAT), _scalar(quant_max, _FLOAT))
+    if zero_point is not None:
+        integers = op.Sub(integers, zero_point)
+    return _to(op.Mul(integers, scale), input.dtype)
+
+
+def _column(values: Any) -> Any:
+    return op.Unsqueeze(values, op.Constant(value_ints=[-1]))
+
+
+def _scalar(value: int, kind: Any) -> Any:
+    return op.Constant(value=ir.tensor(value, dtype=kind))
+
+
+def _to(value: Any, kind: Any) -> Any:
+    return value if kind is None or value.dtype == kind else op.Cast(value, to=kind)

@@ -64,9 +64,8 @@ def _step_of(module: Any) -> Tensor | None:
     if not isinstance(module, ConvolvesIntegers) or getattr(module, "bias", None) is None:
         return None
     rounder = module.input_fake_quant
-    if not isinstance(rounder, FakeQuantize) or rounder.is_dynamic:
-        return None
-    if rounder.granularity != "per_tensor":
+    is_fixed = isinstance(rounder, FakeQuantize) and not rounder.is_dynamic
+    if not is_fixed or rounder.granularity != "per_tensor":
         return None
     scale = module.quantized_weight()[1] if is_prepared(module) else module.weight_scale
     if scale.numel() not in (1, len(module.bias)):

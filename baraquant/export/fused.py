@@ -129,14 +129,12 @@ def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) 
 
 def _union(layers: list[bnn.StaticQuantizedLinear]) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of a range that contains all of them."""
-    first, zeros = layers[0], [_numbers(layer)[1] for layer in layers]
+    first, numbers = layers[0], [_numbers(layer) for layer in layers]
     scales = [layer.act_scale.detach().cpu().reshape(()) for layer in layers]
     # Layers that agree keep their numbers: a computed union could round.
-    if len(set(map(_numbers, layers))) == 1:
-        return scales[0], torch.tensor(zeros[0])
-    if first.symmetric:
-        return max(scales), torch.tensor(0)
-    pairs = list(zip(scales, zeros, strict=True))
+    if first.symmetric or len(set(numbers)) == 1:
+        return max(scales), torch.tensor(numbers[0][1])
+    pairs = [(scale, zero) for scale, (_, zero) in zip(scales, numbers, strict=True)]
     lowest = min(scale * (first.quant_min - zero) for scale, zero in pairs)
     highest = max(scale * (first.quant_max - zero) for scale, zero in pairs)
     return qparams_of_range(lowest, highest, first.quant_min, first.quant_max, symmetric=False)

@@ -15,21 +15,14 @@ from torch import Tensor, nn
 
 from .. import __version__
 from .._packages import need
+from .._table import some
 from ..workflow.serialization.tensor_file import read_header
 from .compressed_tensors.scheme import parse_scheme
 from .compressed_tensors.ties import loses_ties
 
 # Files of a source folder that hold weights, or that describe them.
 _WEIGHTS = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".gguf",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".index.json",
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json"),
 )
 # Adapters, and a second copy of the weights under other names, as Mistral's folders have it.
 _OTHER_WEIGHTS = ("adapter_", "consolidated")
@@ -55,6 +48,7 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         folder: The folder.
     """
     config: Any = getattr(model, "config", None)
+    plain: dict[str, Any] = {}
     if hasattr(config, "to_json_string"):
         plain = json.loads(config.to_json_string(use_diff=False))
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
@@ -62,8 +56,6 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         plain |= {"dtype": name, "torch_dtype": name}
         if loses_ties(model):
             _untie(plain)
-    else:
-        plain = {}
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
     text = json.dumps(plain, indent=2, sort_keys=True)
@@ -154,11 +146,8 @@ def _part(name: str) -> str:
 def copy_others(source: Path, folder: Path) -> None:
     """Copy what a source folder holds except weights and what has been written."""
     for entry in sorted(source.iterdir()):
-        name = entry.name
-        if name.startswith(".") or name in _OWN or name.endswith(_WEIGHTS):
-            continue
-        target = folder / name
-        if target.exists():
+        name, target = entry.name, folder / entry.name
+        if name.startswith(".") or name in _OWN or name.endswith(_WEIGHTS) or target.exists():
             continue
         if entry.is_file():
             shutil.copyfile(entry, target)
@@ -210,6 +199,24 @@ def write_card(
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
+_LOADING = """
+Written by baraquant {baraquant} with PyTorch {torch} in the format compressed-tensors, which vLLM \
+and transformers load:
+
+```python
+from vllm import LLM
+
+llm = LLM(model="this/folder"{given})
+```
+
+```python
+from transformers import {loader}
+
+model = {loader}.from_pretrained("this/folder")
+```
+"""
+
+
 def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
     kind = type(model)
     loader = kind.__name__ if kind.__module__.startswith("transformers.") else "AutoModel"
@@ -219,27 +226,10 @@ def _body(model: nn.Module, config: dict[str, Any], dtype: str | None) -> str:
     lines += ["| layers | scheme |", "|---|---|"]
     for name, group in config["config_groups"].items():
         targets, scheme = parse_scheme(name, group, None)
-        shown = ", ".join(f"`{target}`" for target in targets[:4])
-        more = f" and {len(targets) - 4} more" if len(targets) > 4 else ""
-        lines.append(f"| {shown}{more} | {scheme} |")
+        lines.append(f"| {some([f'`{target}`' for target in targets], 4)} | {scheme} |")
     if config["ignore"]:
         lines += ["", "Floating: " + ", ".join(f"`{path}`" for path in config["ignore"]) + "."]
-    lines += [
-        "",
-        f"Written by baraquant {__version__} with PyTorch {torch.__version__} in the format "
-        "compressed-tensors, which vLLM and transformers load:",
-        "",
-        "```python",
-        "from vllm import LLM",
-        "",
-        f'llm = LLM(model="this/folder"{given})',
-        "```",
-        "",
-        "```python",
-        f"from transformers import {loader}",
-        "",
-        f'model = {loader}.from_pretrained("this/folder")',
-        "```",
-        "",
-    ]
+    lines.append(
+        _LOADING.format(baraquant=__version__, torch=torch.__version__, given=given, loader=loader)
+    )
     return "\n".join(lines)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from .._fields import check_type
 from .._packages import need
 from ..nn import (
     FakeQuantize,
@@ -25,8 +26,7 @@ from ..nn.shared.convolution import ConvolvesIntegers
 from ..nn.shared.subclassed import plain_type
 from . import _onnx_modules as forms
 from ._folder import new_file
-from ._layers import IntegerLayer, check_layers, integer_layers
-from ._rewrite import rewritten
+from ._layers import IntegerLayer, check_layers, integer_layers, rewritten
 
 _CALLER = "to_onnx"
 _STYLES = ("integer", "qdq")
@@ -110,6 +110,8 @@ def to_onnx(
     _check_arguments(args, style, kwargs, opset_version, external_data, int8_weights)
     need(_CALLER, "onnx", "onnx")
     need(_CALLER, "onnxscript", "onnx")
+    from . import _onnx_passes as passes
+
     layers = integer_layers(model, _CALLER)
     signed = style == "qdq" if int8_weights is None else int8_weights
     copied, four_bits = _rewritten(model, layers, _Form(style, signed))
@@ -119,11 +121,10 @@ def to_onnx(
         "opset_version": opset_version,
         "input_names": input_names,
         "output_names": output_names,
+        "custom_translation_table": passes.table(),
     }
     with new_file(_CALLER, path) as partial:
         program = _exported(copied, (args,) if isinstance(args, Tensor) else args, options)
-        from . import _onnx_passes as passes
-
         passes.fold_casts(program.model)
         passes.store_four_bits(program.model, four_bits)
         _make_safe(passes, program.model, style, signed, is_asked_for=int8_weights is not None)
@@ -140,60 +141,60 @@ class _Form:
 
 def _make_safe(passes: Any, model: Any, style: str, signed: bool, is_asked_for: bool) -> None:
     """Make products exact in every session of onnxruntime, or say what they need."""
-    notes: dict[str, str] = {}
-    warn: list[str] = []
+
+    def note(key: str, text: str, advice: str | None = "") -> None:
+        """Write a text into the file, and warn of it; with an advice of None only write it."""
+        model.metadata_props[f"baraquant.{key}"] = text
+        if advice is not None:
+            warnings.warn(f"{_CALLER}: {text}{advice}", UserWarning, stacklevel=4)
+
     if not signed:
         made = len(passes.saturating(model))
         passes.make_unsigned(model)
         if made:
-            notes["unsigned"] = (
+            text = (
                 f"{made} weights are uint8, whose sums are exact on every processor; for ARM and "
                 "for x86 with VNNI int8_weights=True of to_onnx writes int8 ones, which are faster"
             )
+            note("unsigned", text, None)
     wrong = passes.saturating(model)
     if wrong:
-        names = _some([weight.name for weight in wrong])
-        notes["saturation"] = (
-            f"{len(wrong)} int8 weights ({names}) exceed [-64, 64]: onnxruntime's sums saturate on "
-            "x86 processors without VNNI, unless the session option session.x64quantprecision is "
-            "'1'"
+        text = (
+            f"{len(wrong)} int8 weights ({_some([weight.name for weight in wrong])}) exceed "
+            "[-64, 64]: onnxruntime's sums saturate on x86 processors without VNNI, unless the "
+            "session option session.x64quantprecision is '1'"
         )
-        if not is_asked_for:
-            warn.append(f"{notes['saturation']}; int8_weights=False writes uint8 ones")
+        note("saturation", text, None if is_asked_for else "; int8_weights=False writes uint8 ones")
     if style == "integer":
         passes.keep_inputs_floating(model)
     elif passes.weights_only(model):
-        notes["accuracy_level"] = (
+        text = (
             "onnxruntime rounds the inputs of layers with weights only to int8, unless the "
             "session option session.qdq_matmulnbits_accuracy_level is '1'"
         )
-        warn.append(f"{notes['accuracy_level']}; style='integer' needs no option")
+        note("accuracy_level", text, "; style='integer' needs no option")
         small = passes.rounded_scales(model)
         if small:
-            notes["scales"] = (
+            text = (
                 f"onnxruntime rounds the scales of {len(small)} weights ({_some(small)}) to "
                 "float16, which does not hold them"
             )
-            warn.append(f"{notes['scales']}; use style='integer', or scale_dtype='float16'")
+            note("scales", text, "; use style='integer', or scale_dtype='float16'")
     reasons, count = passes.floating_convolutions(model)
     if reasons:
-        notes["convolutions"] = (
+        text = (
             f"{count - len(reasons)} of {count} convolutions will be int8 in onnxruntime: no "
             f"quantizer behind {_some(reasons)}"
         )
-        if 2 * len(reasons) > count > 1:
-            warn.append(notes["convolutions"])
+        note("convolutions", text, "" if 2 * len(reasons) > count > 1 else None)
     rounded = passes.rounded_biases(model)
     if rounded:
-        notes["biases"] = (
+        text = (
             f"onnxruntime rounds the biases of {rounded} int8 convolutions to multiples of the "
             "input's scale times the weight's, which their outputs may differ by; "
             "baraquant.export.round_biases_ rounds them before"
         )
-        warn.append(notes["biases"])
-    model.metadata_props.update({f"baraquant.{key}": text for key, text in notes.items()})
-    for text in warn:
-        warnings.warn(f"{_CALLER}: {text}", UserWarning, stacklevel=3)
+        note("biases", text)
 
 
 def _some(names: list[str]) -> str:
@@ -203,15 +204,10 @@ def _some(names: list[str]) -> str:
 def _check_arguments(
     args: Any, style: Any, kwargs: Any, opset_version: Any, external_data: Any, int8_weights: Any
 ) -> None:
-    if not isinstance(args, (tuple, Tensor)):
-        raise TypeError(
-            f"{_CALLER}: expected args to be a tuple of the model's arguments, or one tensor, but "
-            f"got {type(args).__name__}"
-        )
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise TypeError(
-            f"{_CALLER}: expected kwargs to be a dictionary, but got {type(kwargs).__name__}"
-        )
+    wanted = "a tuple of the model's arguments, or one tensor"
+    check_type(_CALLER, "args", args, isinstance(args, (tuple, Tensor)), wanted)
+    is_right = kwargs is None or isinstance(kwargs, Mapping)
+    check_type(_CALLER, "kwargs", kwargs, is_right, "a dictionary")
     if style not in _STYLES:
         raise ValueError(
             f"{_CALLER}: expected style to be one of {', '.join(_STYLES)}, but got {style!r}"
@@ -222,10 +218,7 @@ def _check_arguments(
             f"{opset_version!r}; opset 21 is the first with groups and int4"
         )
     for name, value in (("external_data", external_data), ("int8_weights", int8_weights)):
-        if value is not None and type(value) is not bool:
-            raise TypeError(
-                f"{_CALLER}: expected {name} to be a bool or None, but got {type(value).__name__}"
-            )
+        check_type(_CALLER, name, value, value is None or type(value) is bool, "a bool or None")
 
 
 def _rewritten(
@@ -276,20 +269,19 @@ def _replacement(
     if layer is None:
         return module
     kind = plain_type(layer.module)
-    new: nn.Module | None = None
     if kind is QuantizedLinear:
         if form.style == "qdq":
             raise _not_static(path)
-        new = forms.DynamicLinear(layer)
-    elif kind is StaticQuantizedLinear:
+        return forms.DynamicLinear(layer)
+    if kind is StaticQuantizedLinear:
         is_qdq = form.style == "qdq"
-        new = forms.StaticLinearQDQ(layer, form.signed) if is_qdq else forms.StaticLinear(layer)
-    elif kind is WeightOnlyLinear:
+        return forms.StaticLinearQDQ(layer, form.signed) if is_qdq else forms.StaticLinear(layer)
+    if kind is WeightOnlyLinear:
         rounder: Any = module.input_fake_quant
         if isinstance(rounder, FakeQuantize):
             rounder = _rounder(f"{path}.input_fake_quant", rounder, form)
-        new = forms.WeightOnly(layer, rounder)
-    return module if new is None else new
+        return forms.WeightOnly(layer, rounder)
+    return module
 
 
 def _rounder(path: str, rounder: FakeQuantize, form: _Form) -> nn.Module:
@@ -323,17 +315,8 @@ def _not_static(path: str) -> ValueError:
 
 
 def _exported(model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    from . import _onnx_translations
-
     try:
-        return torch.onnx.export(
-            model,
-            args,
-            dynamo=True,
-            custom_translation_table=_onnx_translations.table(),
-            verbose=False,
-            **options,
-        )
+        return torch.onnx.export(model, args, dynamo=True, verbose=False, **options)
     except Exception as error:
         raise RuntimeError(
             f"{_CALLER}: PyTorch's exporter could not follow the model ({_reason(error)}); "

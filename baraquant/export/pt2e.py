@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from ..nn import QuantizedLinear
 from ..nn.shared.subclassed import plain_type
-from ._layers import IntegerLayer, check_layers, integer_layers
-from ._rewrite import RewrittenLinear, rewritten
+from ._layers import IntegerLayer, RewrittenLinear, check_layers, integer_layers, rewritten
 
 _CALLER = "to_pt2e_ops"
 _OPS_HOME = "torch.ao.quantization.fx._decomposed"

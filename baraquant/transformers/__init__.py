@@ -20,9 +20,8 @@ from .._packages import need
 
 need("baraquant.transformers", "transformers", "hf")
 
-from ._config import BaraquantConfig  # noqa: E402
-from ._quantizer import register  # noqa: E402
-from ._reader import use_for_compressed_tensors  # noqa: E402
+from ._folder_quantizer import use_for_compressed_tensors  # noqa: E402
+from ._quantizer import BaraquantConfig, register  # noqa: E402
 
 register()
 

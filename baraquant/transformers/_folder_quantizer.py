@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The quantizer that loads a folder of compressed-tensors into baraquant's layers.
+"""``use_for_compressed_tensors``, and the quantizer that loads a folder into baraquant's layers.
 
 Before the weights are loaded, each layer that the folder quantizes becomes a slot for its tensors:
 transformers casts a tensor to the dtype of what it replaces. A slot has a buffer for each tensor
@@ -11,16 +11,20 @@ folder's configuration and its files do not agree on is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.quantizers import auto
+from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
-from ..export.compressed_tensors.config import CtConfig
-from ..export.compressed_tensors.scheme import Scheme
+from .._fields import check_bool
+from ..export.compressed_tensors.config import CtConfig, read_config
+from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
 from ..export.compressed_tensors.ties import ends_of
 from ..nn import WeightOnlyInt4Linear
@@ -29,8 +33,10 @@ from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.view import paths_of, replace_inference_tensors
-from ._versions import IS_5, mark_loaded
+from ._versions import IS_5, cast_scales_of_slots, mark_loaded
 from ._writer import WritesCompressedTensors, note_ties
+
+CALLER = "from_pretrained"  # the public function, for messages
 
 
 class Headers:
@@ -40,21 +46,20 @@ class Headers:
     they are in another format.
 
     Args:
-        prefixes: What may stand before a name in the files or in the model alone.
+        prefix: What may stand before a name in the files or in the model alone.
         entries: The tensors by name.
     """
 
-    def __init__(self, prefixes: Iterable[str], entries: dict[str, Entry]) -> None:
-        self._prefixes, self._entries = list(prefixes), entries
+    def __init__(self, prefix: str, entries: dict[str, Entry]) -> None:
+        self._prefix, self._entries = prefix, entries
 
     @classmethod
-    def read(cls, files: Any, base: str, caller: str) -> Headers:
+    def read(cls, files: Any, base: str) -> Headers:
         """Read the headers of some files.
 
         Args:
             files: Their paths, or None.
             base: The name of the model without its head in the model with a head.
-            caller: The public function, for messages.
 
         Raises:
             ValueError: A file is damaged.
@@ -62,12 +67,12 @@ class Headers:
         entries: dict[str, Entry] = {}
         for file in files or ():
             if not str(file).endswith(".safetensors"):
-                return cls([], {})
+                return cls("", {})
             try:
                 entries |= read_header(Path(file), "a safetensors file").tensors
             except ValueError as error:
-                raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
-        return cls([f"{base}."] if base else [], entries)
+                raise ValueError(f"{CALLER}: {Path(file).name}: {error}") from None
+        return cls(f"{base}." if base else "", entries)
 
     def quantized(self) -> set[str]:
         """Return the paths of the layers whose weights are stored as integers."""
@@ -77,23 +82,19 @@ class Headers:
         """Whether there is a tensor of this name; True if nothing is known."""
         return not self._entries or self._entry(name) is not None
 
-    def check(self, name: str, place: torch.Tensor, caller: str) -> None:
+    def check(self, name: str, place: torch.Tensor) -> None:
         """Compare a tensor with its place. One under another name is not found, which is no error.
 
         Raises:
             ValueError: Its shape differs, or it is floating where integers belong.
         """
         entry = self._entry(name)
-        if entry is None:
-            return
-        check_fits(name, entry.shape, entry.dtype, place, caller)
+        if entry is not None:
+            check_fits(name, entry.shape, entry.dtype, place)
 
     def _entry(self, name: str) -> Entry | None:
-        for prefix in self._prefixes:
-            for other in (f"{prefix}{name}", name.removeprefix(prefix)):
-                if other in self._entries:
-                    return self._entries[other]
-        return self._entries.get(name)
+        names = f"{self._prefix}{name}", name.removeprefix(self._prefix), name
+        return next((self._entries[one] for one in names if one in self._entries), None)
 
 
 def _of_integers(names: Iterable[str]) -> set[str]:
@@ -102,9 +103,7 @@ def _of_integers(names: Iterable[str]) -> set[str]:
     return {path for path, _, leaf in parts if leaf in ("weight_packed", "weight_scale")}
 
 
-def check_fits(
-    name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor, caller: str
-) -> None:
+def check_fits(name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor) -> None:
     """Check that a stored tensor has the shape of its place, and is floating if the place is.
 
     Raises:
@@ -113,12 +112,12 @@ def check_fits(
     shape = tuple(place.shape)
     if got != shape and not (got == () and shape == (1,)):
         raise ValueError(
-            f"{caller}: {name}: expected the shape {list(shape)} by the model and the scheme, "
+            f"{CALLER}: {name}: expected the shape {list(shape)} by the model and the scheme, "
             f"but the folder has {list(got)}"
         )
     if dtype.is_floating_point != place.dtype.is_floating_point:
         raise ValueError(
-            f"{caller}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
+            f"{CALLER}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
         )
 
 
@@ -133,15 +132,12 @@ class Slot(nn.Module):  # type: ignore[misc]
         paths: All paths of the layer; the first one for messages.
         scheme: How it is quantized.
         like: The floating layer, on the meta device.
-        caller: The public function, for messages.
     """
 
-    def __init__(
-        self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any, caller: str
-    ) -> None:
+    def __init__(self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any) -> None:
         super().__init__()
         # Not registered: the floating layer has no tensors in the file.
-        self.__dict__.update(model=model, paths=paths, scheme=scheme, like=like, caller=caller)
+        self.__dict__.update(model=model, paths=paths, scheme=scheme, like=like)
         self.arrived: set[str] = set()
         self.absent: set[str] = set()  # which tensors the file lacks (transformers 4.57)
         expected = expected_tensors(scheme, like)
@@ -175,7 +171,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             value = state_dict[name]
             path = f"{self.paths[0]}.{name}"
             if name not in self.absent:  # else transformers has made it, in any dtype
-                check_fits(path, tuple(value.shape), value.dtype, self._buffers[name], self.caller)
+                check_fits(path, tuple(value.shape), value.dtype, self._buffers[name])
             setattr(self, name, value)
         rest = {name: value for name, value in state_dict.items() if name not in self.wanted}
         return super().load_state_dict(rest, *args, **kwargs)
@@ -196,7 +192,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             getattr(like, kind).update(own)
         layer = layer_of(like)
         assert layer is not None
-        new = build_layer(self.paths[0], self.scheme, tensors, like, self.caller)
+        new = build_layer(self.paths[0], self.scheme, tensors, like, CALLER)
         new = with_forward_of(new, like, layer.base_of(like))
         take_over(new, like)
         mark_loaded(new)
@@ -212,9 +208,6 @@ def _is_loaded(slot: Slot, name: str, value: Any) -> bool:
     if not isinstance(value, Tensor) or value.is_meta:
         return False
     return getattr(value, "_is_hf_initialized", False) if IS_5 else name not in slot.absent
-
-
-CALLER = "from_pretrained"
 
 
 class FolderQuantizer(WritesCompressedTensors):
@@ -233,29 +226,29 @@ class FolderQuantizer(WritesCompressedTensors):
         self._parsed = parsed
         self._slots: dict[str, Slot] = {}
         self._ties: list[tuple[str, str]] = []
-        self._headers = Headers([], {})
+        self._headers = Headers("", {})
 
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Any = None, **kwargs: Any
     ) -> Any:
         names = paths_of(model)
-        at = {id(module): module for module in model.modules()}
-        for key, paths in names.items():
-            scheme = self._scheme(model, paths, at[key])
+        for module in [*model.modules()]:
+            paths = names[id(module)]
+            scheme = self._scheme(model, paths, module)
             if scheme is None:
                 continue
             try:
-                check_layer(paths[0], scheme, at[key])
+                check_layer(paths[0], scheme, module)
             except ValueError as error:
                 raise ValueError(f"{CALLER}: {error}") from None
-            self._slots[paths[0]] = slot = Slot(model, paths, scheme, at[key], CALLER)
+            self._slots[paths[0]] = slot = Slot(model, paths, scheme, module)
             put_at(model, paths, slot)
         if not self._slots:
             raise ValueError(
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
                 f"of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
+        self._headers = Headers.read(checkpoint_files, model.base_model_prefix)
         self._check_headers(model)
         self._take_ties(model)
         return model
@@ -273,13 +266,11 @@ class FolderQuantizer(WritesCompressedTensors):
                     found[path] = scheme
                 elif unignored.scheme_of(name, module) is not None:
                     return None
-        if not found:
-            return None
-        if layer_of(module) is None:
+        if found and layer_of(module) is None:
             raise ValueError(
                 f"{CALLER}: {paths[0]}: baraquant has no quantized {type(module).__name__}"
             )
-        return next(iter(found.values()))
+        return next(iter(found.values()), None)
 
     def _check_headers(self, model: Any) -> None:
         """Compare the headers of the files with the slots, before anything is read.
@@ -289,16 +280,12 @@ class FolderQuantizer(WritesCompressedTensors):
         """
         for path, slot in self._slots.items():
             for name in slot.wanted:
-                self._headers.check(f"{path}.{name}", slot._buffers[name], CALLER)
+                self._headers.check(f"{path}.{name}", slot._buffers[name])
         stored = self._headers.quantized()
         stored -= {path for path in stored if _is_of_head(model, path, stored)}
-        if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
-            known = {
-                name
-                for slot in self._slots.values()
-                for path in slot.paths
-                for name in _names_in_folder(slot.model, path)
-            }
+        paths = [path for slot in self._slots.values() for path in slot.paths]
+        if len(stored) > len(paths):
+            known = {name for path in paths for name in _names_in_folder(model, path)}
             raise _without_slot(min(stored - known or stored))
 
     def _take_ties(self, model: Any) -> None:
@@ -429,15 +416,113 @@ def _share(model: nn.Module) -> None:
     table, head = ends
     if type(head) is WeightOnlyInt4Linear:
         head = with_forward_of(head.as_int8(), head, nn.Linear)
-    pairs: list[tuple[Any, Any]]
-    pairs = [(getattr(table, name, None), getattr(head, name, None)) for name in names]
-    for one, other in pairs:
-        if (one is None) != (other is None):
-            return
-        if one is not None and (one.device != other.device or not torch.equal(one, other)):
+    for name in names:
+        one, other = getattr(table, name, None), getattr(head, name, None)
+        if one is None and other is None:
+            continue
+        if one is None or other is None or one.device != other.device or not one.equal(other):
             return
     for name in names:
         setattr(head, name, getattr(table, name))
     if head is not ends[1]:
         take_over(head, ends[1])
         put_at(model, paths_of(model)[id(ends[1])], head)
+
+
+# ---- How transformers gets to know the quantizer -------------------------------------------------
+
+_CONFIGS = auto.AUTO_QUANTIZATION_CONFIG_MAPPING
+_QUANTIZERS = auto.AUTO_QUANTIZER_MAPPING
+# What transformers registers for the format.
+_THEIRS = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
+
+
+class FolderConfig(TheirConfig):  # type: ignore[misc]
+    """The object ``quantization_config`` of a folder, as it stands there.
+
+    It has the name and the loading options of transformers' class, which may be given to
+    ``from_pretrained``, but does not need the package compressed-tensors.
+
+    Attributes:
+        written: What ``save_pretrained`` writes into ``config.json``.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        self.written = given
+        self.quant_method = METHOD
+        # What an argument of from_pretrained may set. transformers 4.57 has the second one.
+        self.dequantize = False
+        self.run_compressed = True
+        self.use_optimized_inference = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object."""
+        return {**self.written, "quant_method": METHOD}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return the object."""
+        return self.to_dict()
+
+
+# transformers compares the names of the classes.
+FolderConfig.__name__ = TheirConfig.__name__
+
+
+def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
+    """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
+
+    transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
+    layers multiply the integers. A folder that baraquant wrote gives the bits of the model that it
+    was written from. The package compressed-tensors is not needed.
+
+    The call holds for the whole process, until ``use_for_compressed_tensors(False)``, or until the
+    end of a ``with`` block. Folders are loaded by transformers' own reader all the same with
+    ``quantization_config=CompressedTensorsConfig(dequantize=True)``; in transformers 4.57 it is
+    ``run_compressed=False``.
+
+    ``from_pretrained`` then raises a ValueError for folders whose weights are no integers of 2 to 8
+    bits, and for folders that are damaged or contradict their configuration. The message has the
+    path of the layer.
+
+    Args:
+        on: False gives the format back to transformers' own reader.
+
+    Returns:
+        A context manager that restores the reader that was there before.
+
+    Raises:
+        TypeError: ``on`` is not a bool.
+
+    Example:
+        >>> import baraquant.transformers
+        >>> with baraquant.transformers.use_for_compressed_tensors():
+        ...     pass  # model = AutoModelForCausalLM.from_pretrained(folder)
+    """
+    check_bool("use_for_compressed_tensors", "on", on)
+    before = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
+    if on:
+        cast_scales_of_slots()
+    _use((FolderConfig, _reader) if on else _THEIRS)
+    back = ExitStack()
+    back.callback(_use, before)
+    return back
+
+
+def _use(reader: tuple[Any, Any]) -> None:
+    _CONFIGS[METHOD], _QUANTIZERS[METHOD] = reader
+
+
+def _reader(config: Any, **kwargs: Any) -> Any:
+    """Return the quantizer for a folder, or transformers' own where it is to be dequantized."""
+    if getattr(config, "dequantize", False) or not getattr(config, "run_compressed", True):
+        theirs = _THEIRS[0].from_dict(config.to_dict())
+        theirs.dequantize = True
+        theirs.run_compressed = False
+        make: Callable[..., Any] = _THEIRS[1]
+        return make(theirs, **kwargs)
+    if not isinstance(config, FolderConfig):
+        raise ValueError(
+            f"{CALLER}: expected a folder in the format {METHOD}, but it holds a floating model; "
+            "to quantize it while it is loaded, give BaraquantConfig(scheme)"
+        )
+    return FolderQuantizer(config, read_config(config.to_dict(), CALLER), **kwargs)

@@ -28,8 +28,8 @@ from .calibration.observers import NearOne, Seen
 from .calibration.run import ProgressBar, Run
 from .gptq.formula import Hessian
 from .passes import Chosen, Scaling, register_pass
-from .smoothquant.flow import can_fold, find_groups
-from .smoothquant.smoothing import ScalesInputs
+from .smoothquant.producers import ScalesInputs, can_fold
+from .smoothquant.smoothing import find_groups
 
 
 class SeenSquares(Seen):

@@ -22,8 +22,17 @@ from ..configs import QuantConfig
 from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
-from .forms import TABLE, Form, entry_of, form_of_registered, form_of_table
-from .served import served_embedding, served_experts, served_linear, serves_conv
+from .served import (
+    TABLE,
+    Form,
+    entry_of,
+    form_of_registered,
+    form_of_table,
+    served_embedding,
+    served_experts,
+    served_linear,
+    serves_conv,
+)
 
 # What the ops compute on.
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -139,9 +148,10 @@ def _row(
     return Layer(float_type, training, forms, convert, sizes, **further)
 
 
-def _conv(float_type: type[nn.Module], training: type[Any]) -> Layer:
-    [name] = TABLE["layers"][float_type.__name__]
-    return _row(float_type, training, serves_conv(_FORMS[name].module), keeps_input=True)
+def _conv(name: str) -> Layer:
+    [served] = TABLE["layers"][name]
+    convert = serves_conv(_FORMS[served].module)
+    return _row(getattr(nn, name), getattr(bnn, f"FakeQuantized{name}"), convert, keeps_input=True)
 
 
 class Experts(Layer):
@@ -192,12 +202,7 @@ LAYERS: list[Layer] = [
         lambda prepared, integers: served_experts(prepared),
         {"num_experts": "num_experts"},
     ),
-    _conv(nn.Conv1d, bnn.FakeQuantizedConv1d),
-    _conv(nn.Conv2d, bnn.FakeQuantizedConv2d),
-    _conv(nn.Conv3d, bnn.FakeQuantizedConv3d),
-    _conv(nn.ConvTranspose1d, bnn.FakeQuantizedConvTranspose1d),
-    _conv(nn.ConvTranspose2d, bnn.FakeQuantizedConvTranspose2d),
-    _conv(nn.ConvTranspose3d, bnn.FakeQuantizedConvTranspose3d),
+    *(_conv(f"{kind}{dims}d") for kind in ("Conv", "ConvTranspose") for dims in (1, 2, 3)),
 ]
 
 
@@ -418,8 +423,9 @@ def register_layer(
     # torch.nn.Module itself would claim every module of a model.
     is_module = isinstance(float_type, type) and issubclass(float_type, nn.Module)
     if not is_module or float_type is nn.Module:
-        raise TypeError(f"{where}: expected float_type to be a class of modules, but got "
-                        f"{float_type!r}")  # fmt: skip
+        raise TypeError(
+            f"{where}: expected float_type to be a class of modules, but got {float_type!r}"
+        )
     for name, (kind, base, method) in needed.items():
         if not (isinstance(kind, type) and issubclass(kind, base)):
             raise TypeError(

@@ -19,7 +19,7 @@ from .._table import Table, some
 from ..configs import QuantConfig
 from ..nn import LearnedFakeQuantize
 from ..nn.shared.convolution import ConvolvesIntegers
-from .layers import Layer, form_of, layer_of_prepared, layer_with
+from .layers import form_of, layer_of_prepared, layer_with
 
 # Reasons that the caller chose: filter_fn, and the dictionary of configurations.
 FILTERED = "filter_fn"
@@ -136,8 +136,8 @@ class Report(Table):
                 parts.append(f"{_percent(share)} of {what}")
         if not parts:
             return ""
-        sizes = {name: max(self.parameters.get(name, 0), self.multiply_adds.get(name, 0))
-                 for name in left}  # fmt: skip
+        counted = self.parameters, self.multiply_adds
+        sizes = {name: max(counts.get(name, 0) for counts in counted) for name in left}
         rows = sorted(_grouped(left, sizes), key=lambda row: -row[2])
         why = "; ".join(f"{name}: {reason}" for name, reason, _ in rows[:3])
         more = f"; and {len(rows) - 3} more, below" if len(rows) > 3 else ""
@@ -148,16 +148,12 @@ class Report(Table):
 
         Layers with the same result whose paths only differ in numbers share a row.
         """
-        told = {
-            name: f"{what}: {self.computes[name]}" if name in self.computes else what
-            for name, what in self.changed.items()
-        }
-        changed = _grouped(told, self.parameters)
-        left_out = _grouped(
-            {name: f"left out: {reason}" for name, reason in self.left_out.items()}, self.parameters
-        )
-        left_out.sort(key=lambda row: -row[2])
-        return [(name, what, self._part(size)) for name, what, size in changed + left_out]
+        how = {name: f": {text}" for name, text in self.computes.items()}
+        changed = {name: f"{what}{how.get(name, '')}" for name, what in self.changed.items()}
+        left_out = {name: f"left out: {reason}" for name, reason in self.left_out.items()}
+        found = _grouped(changed, self.parameters)
+        found += sorted(_grouped(left_out, self.parameters), key=lambda row: -row[2])
+        return [(name, what, self._part(size)) for name, what, size in found]
 
     def summary(self) -> str:
         """Return counts, shares and bytes in one line."""
@@ -250,13 +246,10 @@ def total_bytes(model: nn.Module) -> int:
     for tensor in (*model.parameters(), *model.buffers()):
         if is_lazy(tensor):
             continue
-        key = (tensor.data_ptr(), tensor.device) if _has_data(tensor) else id(tensor)
+        has_data = tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
+        key = (tensor.data_ptr(), tensor.device) if has_data else id(tensor)
         seen[key] = max(seen.get(key, 0), tensor.numel() * tensor.element_size())
     return sum(seen.values())
-
-
-def _has_data(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
 def arithmetic_of(module: nn.Module) -> str | None:
@@ -268,7 +261,7 @@ def arithmetic_of(module: nn.Module) -> str | None:
     known = layer if form is None else layer_with(form)
     if known is None:
         return None
-    if _looks_up(known):
+    if issubclass(known.float_type or nn.Module, (nn.Embedding, nn.EmbeddingBag)):
         return ROWS
     is_integer = getattr(module, "is_integer", None)
     if is_integer is None:
@@ -277,11 +270,6 @@ def arithmetic_of(module: nn.Module) -> str | None:
         rounds = layer is None or bool(getattr(module, "rounds_input", False))
         is_integer = rounds and (issubclass(kind, _PRODUCTS) or getattr(kind, "is_integer", False))
     return INTEGERS if is_integer is True else FLOATS
-
-
-def _looks_up(layer: Layer) -> bool:
-    kind = layer.float_type
-    return kind is not None and issubclass(kind, (nn.Embedding, nn.EmbeddingBag))
 
 
 def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:
@@ -298,18 +286,14 @@ def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], calle
             by_scheme.setdefault(scheme, {})[path] = layer
     for scheme, prepared in by_scheme.items():
         how = {path: arithmetic_of(layer) for path, layer in prepared.items()}
-        products = {
-            path: multiply_adds(layer, whole=False)
-            for path, layer in prepared.items()
-            if how[path] != ROWS
-        }
-        total = sum(products.values())
-        share = sum(count for path, count in products.items() if how[path] == INTEGERS) / (
-            total or 1
-        )
-        if total == 0 or share > _SMALL:
+        counts: dict[str | None, int] = dict.fromkeys((INTEGERS, FLOATS, None), 0)
+        for path, layer in prepared.items():
+            if how[path] != ROWS:
+                counts[how[path]] += multiply_adds(layer, whole=False)
+        total = sum(counts.values())
+        if total == 0 or (share := counts[INTEGERS] / total) > _SMALL:
             continue
-        floating = [path for path in products if how[path] == FLOATS]
+        floating = [path for path in prepared if how[path] == FLOATS]
         is_conv = any(isinstance(prepared[path], ConvolvesIntegers) for path in floating)
         advice = (
             "; convolutions round their inputs with conv_inputs=True, one scale each: "

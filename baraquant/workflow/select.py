@@ -12,6 +12,7 @@ import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -227,16 +228,14 @@ class Selector:
         if not config.dynamic and id(module) not in self._computed:
             dtypes = prepared.config.scale_dtype, prepared.master
             key = id(prepared.float_weight()), prepared.transposed_groups, config, *dtypes
-            prepared.weight_fake_quant = self._quantizers.setdefault(
-                key, prepared.weight_fake_quant
-            )
+            own = prepared.weight_fake_quant
+            prepared.weight_fake_quant = self._quantizers.setdefault(key, own)
 
 
 def _why_empty(module: nn.Module) -> str | None:
     """Return why a layer without a weight to round stays floating; None if it has one."""
-    weights = [p for name, p in module.named_parameters() if "weight" in name]
-    is_empty = bool(weights) and all(weight.numel() == 0 for weight in weights)
-    return "its weight has no elements" if is_empty else None
+    sizes = [p.numel() for name, p in module.named_parameters() if "weight" in name]
+    return "its weight has no elements" if sizes and not any(sizes) else None
 
 
 def _why_unknown(module: nn.Module, view: ModelView) -> str | None:
@@ -285,7 +284,6 @@ def nothing_to(verb: str, view: ModelView, report: Report) -> str:
 
 
 Rule: TypeAlias = str | type[nn.Module]
-Configs: TypeAlias = "Config | Mapping[Rule, Config | None]"
 
 
 # ---- Which configuration a layer gets: one for all, or by a dictionary --------------------------
@@ -317,9 +315,8 @@ class Rules:
             raise ValueError(f"{caller}: expected configurations, but got an empty dictionary")
         for key, value in self._rules:
             where = "" if self._is_one else f"{key!r}: " if isinstance(key, str) else f"{key}: "
-            if not isinstance(key, str) and not (
-                isinstance(key, type) and issubclass(key, nn.Module)
-            ):
+            is_type = isinstance(key, type) and issubclass(key, nn.Module)
+            if not isinstance(key, str) and not is_type:
                 raise TypeError(
                     f"{caller}: expected a pattern of paths or a type of modules for a key, but "
                     f"got {key!r}"
@@ -378,16 +375,11 @@ class Rules:
         keys = {key for key, value in self._rules if isinstance(key, str) and value is not None}
         return not self._is_one and any(name in keys for name in names)
 
-    def check_tie(self, weight: Tensor | None, name: str, config: QuantConfig) -> None:
+    def check_tie(self, weight: Tensor, name: str, config: QuantConfig) -> None:
         """Check that layers that share a weight quantize it in the same way."""
-        if weight is None:
-            return
         other, chosen = self._chosen.setdefault(id(weight), (name, config))
-        if (chosen.weight, chosen.scale_rule, chosen.scale_dtype) != (
-            config.weight,
-            config.scale_rule,
-            config.scale_dtype,
-        ):
+        of_weight = attrgetter("weight", "scale_rule", "scale_dtype")
+        if of_weight(chosen) != of_weight(config):
             raise ValueError(
                 f"expected one configuration for a weight that {other} and {name} share, but "
                 f"{other} gets {chosen.weight_str}, scale_rule {chosen.scale_rule}, and "
@@ -405,10 +397,9 @@ class Rules:
         """
         for index, (key, _) in enumerate(self._rules):
             if index not in self._used and not self._is_one:
-                what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
                 raise ValueError(
-                    f"{self._caller}: expected {what} to match a layer, but it matches none of "
-                    f"{some(sorted(names), 5)}"
+                    f"{self._caller}: expected {_told(key)} to match a layer, but it matches none "
+                    f"of {some(sorted(names), 5)}"
                 )
 
     def warn_if_useless(self, changed: set[int], left_out: Mapping[int, tuple[str, str]]) -> None:
@@ -425,7 +416,6 @@ class Rules:
             decided = self._decided.get(index, set())
             if self._is_one or (decided and (value is None or decided & changed)):
                 continue
-            what = f"the pattern {key!r}" if isinstance(key, str) else key.__name__
             if decided:
                 found = [told for one, told in left_out.items() if one in decided]
                 reasons = "; ".join(f"{path}: {reason}" for path, reason in found[:3])
@@ -437,7 +427,11 @@ class Rules:
                     f"to {does} a layer, but a key before it matches each of its layers; the first "
                     "match counts: move it to the front"
                 )
-            warnings.warn(f"{self._caller}: expected {what} {text}", stacklevel=5)
+            warnings.warn(f"{self._caller}: expected {_told(key)} {text}", stacklevel=5)
+
+
+def _told(key: Any) -> str:
+    return f"the pattern {key!r}" if isinstance(key, str) else str(key.__name__)
 
 
 def _matches(key: Any, path: str, module: nn.Module) -> bool:

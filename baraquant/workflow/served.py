@@ -1,18 +1,41 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The layer that serves a prepared one: its weight as integers, its input and its bias.
+"""Served layers: how one is made of a prepared layer, and how it is stored.
 
-A served layer is chosen by what its weight is stored as, and by what becomes of its input; the
-arguments of its constructor are those of the two.
+A served linear layer is chosen by what its weight is stored as, and by what becomes of its input;
+the arguments of its constructor are those of the two.
+
+What is stored of a layer are its options, which are plain values, and its tensors.
+All have the names of the constructor's arguments. So the constructor checks that they fit, on the
+meta device, before any data is read. ``layers.json`` has the table, out of which
+scripts/layer_table.py writes the C++ side. For each class it says:
+
+- ``options``: the kind of each (:data:`KINDS`), and its default, if there is one;
+- ``tensors``: their names in the state dict, and whether each is required; with ``prefixes``, once
+  behind each of them;
+- ``sizes``: the attributes that must be equal in the module and in the float one it replaces;
+- ``takes_place``: see :class:`Form`.
+
+A class may name another one with the same entry. ``layers`` lists the classes that each kind of
+float layer may become, ``registered`` what every layer of :func:`baraquant.register_layer` has, and
+``rounder`` what is stored of a :class:`baraquant.nn.FakeQuantize` that rounds an input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from ..configs import integer_range
+from ..nn import FakeQuantize, WeightOnlyInt4Linear
+from ..nn.inference.weights import Int4Factors
 from ..nn.shared.convolution import is_channels_last
 from ..nn.training.freeze import check_scale, frozen
 from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
@@ -31,10 +54,7 @@ _LINEAR: dict[tuple[type[StoredWeight], str], type[nn.Module]] = {
 
 
 def served_linear(
-    prepared: Any,
-    weight: StoredWeight,
-    *,
-    smooth: Tensor | None = None,
+    prepared: Any, weight: StoredWeight, *, smooth: Tensor | None = None
 ) -> nn.Module:
     """Return the linear layer that serves a prepared one.
 
@@ -47,11 +67,10 @@ def served_linear(
         ValueError: The range of the input is not known yet.
     """
     how = _input_of(prepared)
-    read = {"floating": _floating, "static": _static, "dynamic": _dynamic}[how]
     packed = {} if isinstance(weight, Integers) else {"in_features": prepared.in_features}
     arguments = {
         **_weight_arguments(prepared, weight, floating=how == "floating"),
-        **read(prepared, weight, smooth),
+        **_input_arguments(prepared, weight, smooth),
         **packed,
         "dtype": prepared.float_weight().dtype,
         "transposed": prepared.transposed_groups > 0,
@@ -94,24 +113,24 @@ def _own(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach().clone()
 
 
-def _floating(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[str, Any]:
-    assert smooth is None
-    return {"input_fake_quant": prepared.frozen_input()}
-
-
-def _dynamic(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[str, Any]:
-    activation = prepared.config.activation
-    options = {"bits": activation.bits, "symmetric": activation.symmetric}
-    smoothed = {} if smooth is None else {"smooth": smooth}
-    return {**options, "granularity": str(activation.granularity), **smoothed}
-
-
-def _static(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[str, Any]:
-    activation, rounder = prepared.config.activation, prepared.frozen_input()
+def _input_arguments(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[str, Any]:
+    """Return the arguments of the input."""
+    how, activation = _input_of(prepared), prepared.config.activation
+    if how == "floating":
+        assert smooth is None
+        return {"input_fake_quant": prepared.frozen_input()}
+    arguments: dict[str, Any] = {"bits": activation.bits}
+    if how == "dynamic":
+        granularity = str(activation.granularity)
+        arguments |= {"symmetric": activation.symmetric, "granularity": granularity}
+        return arguments if smooth is None else {**arguments, "smooth": smooth}
+    rounder = prepared.frozen_input()
     scale = rounder.scale.to(weight.scale.dtype)
     zero_point = None if activation.symmetric else rounder.zero_point
-    smoothed = {} if smooth is None else {"smooth_scale": scale.reshape(()) * smooth}
-    return {"bits": activation.bits, "act_scale": scale, "act_zero_point": zero_point, **smoothed}
+    arguments |= {"act_scale": scale, "act_zero_point": zero_point}
+    return (
+        arguments if smooth is None else {**arguments, "smooth_scale": scale.reshape(()) * smooth}
+    )
 
 
 def serves_conv(kind: Any) -> Callable[[Any, Integers], nn.Module]:
@@ -120,7 +139,7 @@ def serves_conv(kind: Any) -> Callable[[Any, Integers], nn.Module]:
     def served_conv(prepared: Any, weight: Integers) -> nn.Module:
         new: Any = kind(
             **_weight_arguments(prepared, weight, floating=True),
-            **_floating(prepared, weight, None),
+            input_fake_quant=prepared.frozen_input(),
             **{name: getattr(prepared, name) for name in kind._options},
             dtype=prepared.float_weight().dtype,
         )
@@ -186,3 +205,297 @@ def served_experts(prepared: bnn.FakeQuantizedExperts) -> bnn.QuantizedExperts:
         dtype=prepared.float_weight(prepared.form.up).dtype,
         **inputs,
     )
+
+
+# ---- How a served layer is stored ---------------------------------------------------------------
+
+_INPUT = "input_fake_quant"
+_GROUPS = {"group_factor": (1, 16), "group_zero_point": (0, 15)}
+_FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16
+)}  # fmt: skip
+
+
+TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("layers.json").read_text())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of plain arguments: what JSON may hold, how to write a value, and how to read it."""
+
+    is_valid: Callable[[Any], bool]
+    expected: str
+    plain: Callable[[Any], Any] = lambda value: value
+    parse: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a class of modules is stored.
+
+    Attributes:
+        module: The class.
+        options: The constructor's plain arguments, which are attributes of the same names.
+        tensors: The constructor's tensors by their names in the state dict; True if required.
+        takes_place: Whether the constructor takes all tensors as a mapping, and the float module
+            that it replaces as ``like``, of which it keeps everything except the weights.
+    """
+
+    module: type[nn.Module]
+    options: Mapping[str, Kind]
+    tensors: Mapping[str, bool]
+    takes_place: bool = False
+
+    def read(self, module: nn.Module) -> dict[str, Any]:
+        """Return the options of a module as plain data.
+
+        Raises:
+            ValueError: A file cannot hold the value of an option.
+        """
+        values = {name: kind.plain(getattr(module, name)) for name, kind in self.options.items()}
+        self._check_options(values)
+        return values
+
+    def _check_options(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if not self.options[name].is_valid(value):
+                expected = self.options[name].expected
+                raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
+
+    def parse(self, options: Any) -> dict[str, Any]:
+        """Return the constructor's arguments for options read from a file, checked.
+
+        Raises:
+            ValueError: An option is missing, unknown, or of another type.
+        """
+        if not isinstance(options, dict) or options.keys() != self.options.keys():
+            got = sorted(options) if isinstance(options, dict) else options
+            raise ValueError(f"expected the options {sorted(self.options)}, but got {got!r:.80}")
+        self._check_options(options)
+        return {name: self.options[name].parse(value) for name, value in options.items()}
+
+    def build(
+        self, options: dict[str, Any], tensors: dict[str, Tensor], like: nn.Module
+    ) -> nn.Module:
+        """Call the constructor.
+
+        Args:
+            options: The result of :meth:`parse`.
+            like: The module that it replaces.
+            tensors: The tensors by their names in the state dict. On the meta device everything is
+                checked and nothing is computed.
+
+        Raises:
+            ValueError: A tensor is missing or unknown, or does not fit.
+            TypeError: A tensor has another dtype.
+        """
+        for name, required in self.tensors.items():
+            if required and name not in tensors:
+                raise ValueError(f"expected a tensor {name}, but there is none")
+        options, own = dict(options), dict(tensors)
+        if self.takes_place:
+            return self.module(own, like, **options)
+        if options.get(_INPUT) is not None:
+            names = TABLE["rounder"]["tensors"]
+            parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in names}
+            options[_INPUT] = FakeQuantize(**parts, **options[_INPUT])
+        unknown = own.keys() - self.tensors.keys()
+        if unknown:
+            raise ValueError(f"expected the tensors {sorted(self.tensors)}, but got {min(unknown)}")
+        return self.module(**own, **options)
+
+    def integers(self) -> list[str]:
+        """Return the names of the tensors of weights."""
+        return [name for name in self.tensors if name.endswith("qweight")]
+
+    def check_names(self, module: nn.Module, sizes: Iterable[str] = ()) -> None:
+        """Check that a module has the tensors and options of its form, and no other tensors.
+
+        Args:
+            module: A module of the form's class.
+            sizes: Other attributes that it must have.
+
+        Raises:
+            ValueError: One is missing, or unknown.
+        """
+        for name in (*self.options, *sizes):
+            if not hasattr(module, name):
+                raise ValueError(
+                    f"expected {type(module).__name__} to have an attribute {name}, but it has none"
+                )
+        own = {name for name in module.state_dict() if not name.startswith(f"{_INPUT}.")}
+        missing = [name for name, required in self.tensors.items() if required and name not in own]
+        unknown = sorted(own - self.tensors.keys())
+        if missing or unknown:
+            raise ValueError(
+                f"expected {type(module).__name__} to have the tensors {sorted(self.tensors)}, but "
+                f"{f'{missing[0]} is missing' if missing else f'it has {unknown[0]}'}"
+            )
+
+    def check_values(self, module: nn.Module) -> None:
+        """Check the values in a module's tensors.
+
+        Raises:
+            ValueError: A tensor is missing, an integer does not fit its width, or a scale is not
+                finite and > 0.
+        """
+        own = module.state_dict()
+        weight, input = integer_range(module.weight_bits), integer_range(getattr(module, "bits", 8))
+        for name, required in self.tensors.items():
+            tensor = own.get(name)
+            if tensor is None and required:
+                raise ValueError(
+                    f"expected {type(module).__name__} to have a tensor {name}, but it has "
+                    f"{', '.join(own) or 'none'}"
+                )
+            if tensor is None or name.endswith("bias"):
+                continue
+            if name in _GROUPS:
+                check_within(name, tensor, _GROUPS[name])
+            elif name.endswith(("qweight", "weight_zero_point")):
+                check_within(name, tensor, weight)
+            elif name == "packed" and isinstance(module, WeightOnlyInt4Linear):
+                if module.weight_bits < 4:  # four bits hold no other numbers
+                    check_within(name, module.qweight, weight)
+            elif name.endswith("zero_point"):
+                check_within(name, tensor, input)
+            elif name.endswith(("scale", "smooth")):
+                _check_positive(name, tensor)
+        if isinstance(module, Int4Factors):
+            module.check_products()
+        rounder = getattr(module, _INPUT, None)
+        if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
+            limits = rounder.quant_min, rounder.quant_max
+            check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
+            _check_positive(f"{_INPUT}.scale", rounder.scale)
+
+
+def check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
+    """Check that integers lie between two limits, which they may reach.
+
+    Args:
+        name: Their name, for the message.
+        tensor: The integers.
+        limits: The least and the largest that are allowed.
+
+    Raises:
+        ValueError: One lies outside.
+    """
+    if tensor.numel() == 0:
+        return
+    least, most = (int(end) for end in torch.aminmax(tensor))
+    if least < limits[0] or most > limits[1]:
+        raise ValueError(
+            f"{name}: expected integers in [{limits[0]}, {limits[1]}], but got {least} to {most}"
+        )
+
+
+def _check_positive(name: str, tensor: Tensor) -> None:
+    if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+        raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
+
+
+def _is_int(value: Any) -> bool:
+    """Return whether a value is an integer of 64 bits, and not a bool."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 3 and all(map(_is_int, value))
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or type(value) in (bool, str)
+        or (type(value) is float and math.isfinite(value))
+        or _is_int(value)
+        or (isinstance(value, list) and all(map(_is_int, value)))
+    )
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _plain_rounder(rounder: Any) -> dict[str, Any] | None:
+    if not isinstance(rounder, FakeQuantize):
+        return None
+    values = {
+        name: kind.plain(getattr(rounder, name))
+        for name, kind in _kinds_of(TABLE["rounder"]).items()
+    }
+    has_axis = rounder.granularity in ("per_channel", "per_group")
+    return values if has_axis else values | {"axis": None}
+
+
+def _is_rounder(value: Any) -> bool:
+    kinds = _kinds_of(TABLE["rounder"])
+    return value is None or (
+        isinstance(value, dict)
+        and value.keys() == kinds.keys()
+        and all(kind.is_valid(value[name]) for name, kind in kinds.items())
+    )
+
+
+_INDEX = Kind(lambda v: v is None or _is_int(v), "a whole number or null")
+_SIZES = Kind(_is_sizes, "one to three whole numbers", _listed, _tupled)
+KINDS = {
+    "bool": Kind(lambda value: type(value) is bool, "true or false"),
+    "int": Kind(_is_int, "a whole number"),
+    "index": _INDEX,
+    "maybe_int": replace(_INDEX, plain=lambda value: value or None),  # above 0
+    "name": Kind(lambda value: isinstance(value, str), "a name"),
+    "maybe_name": Kind(lambda v: v is None or isinstance(v, str), "a name or null"),
+    "mode": Kind(lambda value: value in ("fixed", "dynamic"), "fixed or dynamic"),
+    "dtype": Kind(
+        lambda value: isinstance(value, str) and value in _FLOATS,
+        f"one of {', '.join(_FLOATS)}",
+        lambda dtype: str(dtype).removeprefix("torch."),
+        lambda name: _FLOATS[name],
+    ),
+    "sizes": _SIZES,  # such as a stride
+    "padding": replace(_SIZES, is_valid=lambda value: isinstance(value, str) or _is_sizes(value)),
+    "rounder": Kind(_is_rounder, "how the input is rounded, or null", _plain_rounder),
+    "plain": Kind(_is_plain, "a plain value", _listed, _tupled),  # of a registered kind of layer
+}
+
+
+def _kinds_of(entry: Mapping[str, Any]) -> dict[str, Kind]:
+    return {name: KINDS[kind] for name, (kind, *_) in entry["options"].items()}
+
+
+def entry_of(name: str) -> dict[str, Any]:
+    """Return the entry of a class in the table."""
+    entry = TABLE["classes"][name]
+    return entry_of(entry) if isinstance(entry, str) else dict(entry)
+
+
+def form_of_table(module: type[nn.Module]) -> Form:
+    """Return how a class of the table is stored."""
+    entry = entry_of(module.__name__)
+    tensors = {
+        f"{prefix}{name}": required
+        for prefix in entry.get("prefixes", [""])
+        for name, required in entry["tensors"].items()
+    }
+    return Form(module, _kinds_of(entry), tensors, entry.get("takes_place", False))
+
+
+def form_of_registered(
+    module: type[nn.Module], options: Iterable[str], tensors: Mapping[str, bool] | None
+) -> Form:
+    """Return how a registered class is stored.
+
+    Args:
+        module: The class.
+        options: Its plain arguments, without those that every such layer has.
+        tensors: Its tensors, and whether each is required; None: those of every such layer.
+    """
+    entry = TABLE["registered"]
+    own = {name: KINDS["rounder" if name == _INPUT else "plain"] for name in options}
+    return Form(module, _kinds_of(entry) | own, entry["tensors"] if tensors is None else tensors)

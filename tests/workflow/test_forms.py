@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from baraquant import nn
-from baraquant.workflow.forms import KINDS, TABLE, entry_of, form_of_table
+from baraquant.workflow.served import KINDS, TABLE, entry_of, form_of_table
 
 NAMES = [*TABLE["classes"]]
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,18 +98,14 @@ def read_config(given: Any, caller: str) -> CtConfig:
         parsed = [parse_scheme(key, group, top) for key, group in groups.items()]
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    _check_patterns(name, [*ignore, *(target for targets, _ in parsed for target in targets)])
+    every = [*ignore, *(target for targets, _ in parsed for target in targets)]
+    for target in (one for one in every if one.startswith("re:")):
+        try:
+            re.compile(target.removeprefix("re:"))
+        except re.error as error:
+            raise ValueError(f"{name}: {target}: not an expression: {error}") from None
     schemes = tuple((tuple(targets), scheme) for targets, scheme in parsed)
     return CtConfig(schemes, tuple(ignore), top or MIXED)
-
-
-def _check_patterns(name: str, targets: Iterable[str]) -> None:
-    for target in targets:
-        if target.startswith("re:"):
-            try:
-                re.compile(target.removeprefix("re:"))
-            except re.error as error:
-                raise ValueError(f"{name}: {target}: not an expression: {error}") from None
 
 
 def write_config(

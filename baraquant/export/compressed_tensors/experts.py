@@ -107,9 +107,7 @@ def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Place
         if isinstance(module, QuantizedExperts):
             experts, count, _ = module._integers(name).shape
         else:
-            weight = module._parameters[name]
-            assert weight is not None
-            experts, count, _ = form.canonical(weight).shape
+            experts, count, _ = form.canonical(module.get_parameter(name)).shape
         numbers = torch.arange(experts * count, device="cpu")
         # Two columns: some versions of transformers drop a last dimension of one.
         columns = numbers.view(experts, count, 1).expand(-1, -1, 2).contiguous()
@@ -163,12 +161,9 @@ def expert_layers(
                 qweight=weight.flatten(0, 1)[chosen],
                 scale=scale.flatten(0, 1)[chosen],
                 zero_point=None if zero_point is None else zero_point.flatten(0, 1)[chosen],
-                bias=None,
                 bits=module.weight_bits,
                 group_size=module.group_size,
                 dtype=module.dtype,
-                transposed=False,
                 input=input_of(rounder, module.symmetric) if is_rounded else None,
-                smooth=None,
             )
     return layers

@@ -30,9 +30,6 @@ from .scheme import Scheme, scheme_of
 from .tensors import tensors_of
 from .ties import check_ties, head_of, tensors_outside
 
-# The float layers that compressed-tensors has integers for.
-_KINDS = ("Linear", "Embedding")
-
 
 def describe(
     model: nn.Module,
@@ -61,14 +58,10 @@ def describe(
     layers = integer_layers(model, caller, expert_layers)
     _check_parts(model, caller)
     check_ties(model, caller)
-    is_float = {
-        path: layer.float_name not in _KINDS
-        or (float_embeddings and layer.float_name == "Embedding")
-        for path, layer in layers.items()
-    }
-    check_layers(layers, caller, lambda layer: _why_not(layer, is_float[layer.path]))
-    written = {path: layer for path, layer in layers.items() if not is_float[path]}
-    floats = {path: layer for path, layer in layers.items() if is_float[path]}
+    kinds = ("Linear",) if float_embeddings else ("Linear", "Embedding")  # stored as integers
+    check_layers(layers, caller, lambda layer: _why_not(layer, layer.float_name not in kinds))
+    written = {path: layer for path, layer in layers.items() if layer.float_name in kinds}
+    floats = {path: layer for path, layer in layers.items() if path not in written}
     if not written:
         raise ValueError(
             f"{caller}: expected a quantized Linear or Embedding, but {', '.join(floats)} is all "
@@ -79,12 +72,17 @@ def describe(
     if serve == "vllm":
         written = {path: _nudged(layer) for path, layer in written.items()}
     tensors = _tensors(model, written, schemes, floats, caller)
-    floating = [*_floating(model, schemes), *routers_of(model), *floating_targets(model)]
+    # The paths of floating layers of the kinds that a target could mean.
+    linear = (path for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Embedding)))
+    floating = [path for path in linear if path not in schemes]
+    floating += [*routers_of(model), *floating_targets(model)]
     named = {
         target_of(path) if isinstance(written[path].module, QuantizedExperts) else path: scheme
         for path, scheme in schemes.items()
     }
-    config = write_config(named, floating, _class_of(written), head_of(model))
+    # The class may stand for all layers.
+    is_linear = {layer.float_name for layer in written.values()} == {"Linear"}
+    config = write_config(named, floating, "Linear" if is_linear else None, head_of(model))
     return tensors, config
 
 
@@ -96,15 +94,11 @@ def _check_parts(model: nn.Module, caller: str) -> None:
                 f"{type(module).__name__} holds its weights in layers of its own; keep this part "
                 "floating, or use baraquant.save"
             )
-        if isinstance(module, FakeQuantize) and not _belongs_to_layer(path, model):
+        parent = model.get_submodule(path.rpartition(".")[0])
+        if isinstance(module, FakeQuantize) and not (is_prepared(parent) or is_converted(parent)):
             raise ValueError(
                 f"{caller}: {path}: the format has no place for a FakeQuantize outside of a layer"
             )
-
-
-def _belongs_to_layer(path: str, model: nn.Module) -> bool:
-    parent = model.get_submodule(path.rpartition(".")[0])
-    return is_prepared(parent) or is_converted(parent)
 
 
 def _why_not(layer: IntegerLayer, is_float: bool) -> str | None:
@@ -158,12 +152,8 @@ def _tensors(
     caller: str,
 ) -> dict[str, Tensor]:
     """Return all tensors by name, on the CPU; layers with several names once."""
-    converted = {
-        path: module
-        for path, module in model.named_modules(remove_duplicate=False)
-        if is_converted(module)
-    }
-    is_inside = inside(converted)
+    modules = model.named_modules(remove_duplicate=False)
+    is_inside = inside({path: module for path, module in modules if is_converted(module)})
     stored_apart = has_experts(model)  # then files of transformers have other names
     tensors: dict[str, Tensor] = {}
     done: set[int] = set()
@@ -187,18 +177,3 @@ def _tensors(
             raise ValueError(f"{caller}: {name}: expected a plain tensor with data")
     tensors |= in_files(model, rest) if stored_apart else rest
     return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def _floating(model: nn.Module, schemes: dict[str, Scheme]) -> list[str]:
-    """Return the paths of floating layers of the kinds that a target could mean."""
-    return [
-        path
-        for path, module in model.named_modules()
-        if isinstance(module, (nn.Linear, nn.Embedding)) and path not in schemes
-    ]
-
-
-def _class_of(layers: dict[str, IntegerLayer]) -> str | None:
-    """Return the class that may stand for all layers."""
-    names = {layer.float_name for layer in layers.values()}
-    return "Linear" if names == {"Linear"} else None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .._layers import IntegerLayer, QuantizedInput
+from .._layers import IntegerLayer
 
 METHOD = "compressed-tensors"
 INT, PACKED, MIXED = "int-quantized", "pack-quantized", "mixed-precision"
@@ -99,15 +99,12 @@ def scheme_of(layer: IntegerLayer) -> Scheme:
         "channel" if layer.group_size is None else "group",
         layer.group_size,
     )
-    input = None if layer.input is None else _of_input(layer.input)
-    return Scheme(weight, input, PACKED if layer.input is None else INT)
-
-
-def _of_input(input: QuantizedInput) -> TensorScheme:
-    strategy = input.granularity.removeprefix("per_")
-    return TensorScheme(
-        input.bits, input.symmetric, strategy, input.group_size, not input.is_static
-    )
+    given = layer.input
+    if given is None:
+        return Scheme(weight, None, PACKED)
+    strategy, is_dynamic = given.granularity.removeprefix("per_"), not given.is_static
+    input = TensorScheme(given.bits, given.symmetric, strategy, given.group_size, is_dynamic)
+    return Scheme(weight, input, INT)
 
 
 def parse_scheme(name: str, group: Any, top_format: str | None) -> tuple[list[str], Scheme | None]:
@@ -151,19 +148,14 @@ def parse_scheme(name: str, group: Any, top_format: str | None) -> tuple[list[st
         raise ValueError(f"{name}.weights: expected fixed scales, but they are dynamic")
     given = group.get("input_activations")
     input = None if given is None else _tensor(f"{name}.input_activations", given)
-    if input is not None:
-        _check_input(name, input)
-    return targets, Scheme(weight, input, FORMATS[own])
-
-
-def _check_input(name: str, input: TensorScheme) -> None:
-    known = input.dynamic or input.strategy == "tensor"
-    if not known or input.strategy == "channel":
+    known = ("tensor", "token", "group") if input is not None and input.dynamic else ("tensor",)
+    if input is not None and input.strategy not in known:
         raise ValueError(
             f"{name}.input_activations: expected one static scale, or dynamic ones for tensors, "
             f"tokens or groups, but got {'dynamic' if input.dynamic else 'static'} scales for each "
             f"{input.strategy}"
         )
+    return targets, Scheme(weight, input, FORMATS[own])
 
 
 def _preset(name: str) -> Scheme:

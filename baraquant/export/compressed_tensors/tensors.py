@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ... import nn as bnn
 from ... import ops
 from ...configs import integer_range
-from ...workflow.forms import check_within
 from ...workflow.layers import LAYERS, Layer, form_of
 from ...workflow.serialization.packing import pack, unpack
+from ...workflow.served import check_within
 from .._layers import IntegerLayer
 from .scheme import PACKED, Scheme, TensorScheme
 
@@ -27,15 +27,8 @@ Expected = dict[str, tuple[tuple[int, ...], tuple[torch.dtype, ...]]]
 
 # All tensors that a layer may have in a folder.
 TENSORS = (
-    "weight",
-    "weight_packed",
-    "weight_scale",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "input_scale",
-    "input_zero_point",
-    "bias",
+    *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
+    *("weight_g_idx", "input_scale", "input_zero_point", "bias"),
 )
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # As other programs write zero points.
@@ -148,7 +141,7 @@ def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
     Raises:
         ValueError: It has none.
     """
-    kind = _kind_of(module)
+    kind = next((layer for layer in _readable() if layer.matches(module)), None)
     if kind is None:
         names = ", ".join(sorted(layer.name for layer in _readable()))
         raise ValueError(
@@ -198,10 +191,6 @@ def _readable() -> list[Layer]:
     return [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
 
 
-def _kind_of(module: nn.Module) -> Layer | None:
-    return next((layer for layer in _readable() if layer.matches(module)), None)
-
-
 def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn.Module) -> None:
     expected = expected_tensors(scheme, like)
     missing = sorted(expected.keys() - given.keys())
@@ -209,15 +198,13 @@ def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn
     if missing:
         raise ValueError(f"{path}: expected a tensor {missing[0]} for {scheme}, but there is none")
     if extra:
-        reason = ""
-        if extra[0] == "weight_g_idx":
-            reason = ": columns were reordered; quantize again with actorder='weight'"
+        reordered = ": columns were reordered; quantize again with actorder='weight'"
+        reason = reordered if extra[0] == "weight_g_idx" else ""
         raise ValueError(f"{path}: expected no tensor {extra[0]} for {scheme}{reason}")
     for name, (shape, dtypes) in expected.items():
         tensor = given[name]
-        is_scalar = tensor.dim() == 0 and shape == (1,)
-        flat = shape[1:] == (1,) and tuple(tensor.shape) == shape[:1]
-        if tuple(tensor.shape) != shape and not is_scalar and not flat:
+        # A scale may lack its dimension of one.
+        if tuple(tensor.shape) not in (shape, shape[:-1] if shape[-1] == 1 else shape):
             raise ValueError(
                 f"{path}.{name}: expected the shape {list(shape)}, but got {list(tensor.shape)}"
             )
@@ -227,12 +214,11 @@ def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn
                 f"{tensor.dtype}"
             )
     shape_of = given.get("weight_shape")
-    if shape_of is not None and shape_of.device.type != "meta":
-        stored = tuple(int(size) for size in shape_of)
-        if stored != tuple(like.weight.shape):
+    if shape_of is not None and not shape_of.is_meta:
+        stored, wanted = shape_of.tolist(), list(like.weight.shape)
+        if stored != wanted:
             raise ValueError(
-                f"{path}.weight_shape: expected {list(like.weight.shape)} as in the model, but got "
-                f"{list(stored)}"
+                f"{path}.weight_shape: expected {wanted} as in the model, but got {stored}"
             )
 
 
@@ -257,22 +243,15 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
         )
     bias = tensors.get("bias")
     input = scheme.input
-    is_integer = input is not None and weight.symmetric and weight.strategy != "group"
-    if is_integer and input is not None and not input.dynamic:
-        zeros = None if input.symmetric else tensors["input_zero_point"].reshape(()).to(torch.int32)
-        act_scale = tensors["input_scale"].reshape(()).to(torch.float32)
-        return bnn.StaticQuantizedLinear(
-            qweight, scale, act_scale, bias, act_zero_point=zeros, bits=input.bits, **options
-        )
-    if is_integer and input is not None and input.strategy in ("token", "tensor"):
-        granularity = f"per_{input.strategy}"
-        return bnn.QuantizedLinear(
-            *(qweight, scale, bias),
-            symmetric=input.symmetric,
-            bits=input.bits,
-            granularity=granularity,
-            **options,
-        )
+    if input is not None and weight.symmetric and weight.strategy != "group":
+        if not input.dynamic:
+            zeros = None if input.symmetric else tensors["input_zero_point"].reshape(()).int()
+            act_scale = tensors["input_scale"].reshape(()).float()
+            options |= {"act_zero_point": zeros, "bits": input.bits}
+            return bnn.StaticQuantizedLinear(qweight, scale, act_scale, bias, **options)
+        if input.strategy in ("token", "tensor"):
+            options |= {"granularity": f"per_{input.strategy}", "bits": input.bits}
+            return bnn.QuantizedLinear(qweight, scale, bias, symmetric=input.symmetric, **options)
     options |= {
         "weight_zero_point": zero_point,
         "group_size": weight.group_size,
@@ -305,12 +284,8 @@ def _zero_point(scheme: Scheme, tensors: dict[str, Tensor], rows: int) -> Tensor
 
 def _rounder(input: TensorScheme, tensors: dict[str, Tensor]) -> bnn.FakeQuantize:
     low, high = integer_range(input.bits)
-    options: dict[str, Any] = {
-        "granularity": f"per_{input.strategy}",
-        "quant_min": low,
-        "quant_max": high,
-        "symmetric": input.symmetric,
-    }
+    options: dict[str, Any] = {"quant_min": low, "quant_max": high, "symmetric": input.symmetric}
+    options["granularity"] = f"per_{input.strategy}"
     if input.strategy == "group":
         options |= {"group_size": input.group_size, "axis": -1}
     if input.dynamic:

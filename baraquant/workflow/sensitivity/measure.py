@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,24 @@ class Errors(OutputErrors):
         """Add the square of the output."""
         self.compare(len(self._layers), list(map(torch.zeros_like, wanted)), wanted, is_finite)
 
+    def add_call(
+        self, call: Callable[[], list[Tensor]], wanted: list[Tensor], before: State
+    ) -> None:
+        """Add the errors of one call of the whole model, with one layer quantized at a time.
+
+        Args:
+            call: Calls the model again with the same inputs, and returns its floating outputs.
+            wanted: Those of the float model.
+            before: The state in which the float model was called.
+        """
+        is_finite = self.begin(*wanted).to(self.errors.device)
+        for index, layer in enumerate(self._layers):
+            before.restore()
+            with _in_place_of(self._module, layer):
+                got = call()
+            self.compare(index, got, wanted, is_finite)
+        self.add_square(wanted, is_finite)
+
     def relative(self) -> list[float]:
         """Return the relative error of each layer; infinite or NaN if it is not finite."""
         *errors, square = self.errors.tolist()
@@ -100,30 +119,6 @@ class LayerErrors(Errors):
         self.add_square(wanted, is_finite)
 
 
-class OutputChanges(Errors):
-    """The errors of the model's output that one layer makes, quantized alone."""
-
-    is_reached = False
-
-    def add_call(
-        self, call: Callable[[], list[Tensor]], wanted: list[Tensor], before: State
-    ) -> None:
-        """Add the errors of one call of the model.
-
-        Args:
-            call: Calls the model again with the same inputs, and returns its floating outputs.
-            wanted: Those of the float model.
-            before: The state in which the float model was called.
-        """
-        is_finite = self.begin(*wanted).to(self.errors.device)
-        for index, layer in enumerate(self._layers):
-            before.restore()
-            with _in_place_of(self._module, layer):
-                got = call()
-            self.compare(index, got, wanted, is_finite)
-        self.add_square(wanted, is_finite)
-
-
 @contextmanager
 def _in_place_of(module: nn.Module, layer: nn.Module) -> Iterator[None]:
     """Let a module compute what another one does; its hooks stay."""
@@ -141,13 +136,13 @@ def _in_place_of(module: nn.Module, layer: nn.Module) -> Iterator[None]:
 class _Model:
     """Watches the calls of the whole model, and repeats each with one layer quantized at a time."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, OutputChanges], caller: str) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, Errors], caller: str) -> None:
         self._model, self._layers, self._caller = model, layers, caller
         self._depth = 0
         self._repeats = False
+        self._reached: set[str] = set()  # the paths of the layers that the call has reached
         self._inputs: Any = None
         self._state: State | None = None  # before the call
-        self.skipped_batches: Tensor | None = None
         self.calls = 0
 
     @contextmanager
@@ -156,25 +151,22 @@ class _Model:
             self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
             self._model.register_forward_hook(self._after),
         ]
-        for one in self._layers.values():
-            handles.append(one._module.register_forward_pre_hook(self._reach(one)))
+        for path, one in self._layers.items():
+            handles.append(one._module.register_forward_pre_hook(partial(self._reach, path)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _reach(self, one: OutputChanges) -> Any:
-        def reach(module: nn.Module, args: Any) -> None:
-            one.is_reached = one.is_reached or not self._repeats
-
-        return reach
+    def _reach(self, path: str, module: nn.Module, args: Any) -> None:
+        if not self._repeats:
+            self._reached.add(path)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._depth += 1
         if self._depth == 1:
-            for one in self._layers.values():
-                one.is_reached = False
+            self._reached.clear()
             self._inputs = _copied((args, kwargs))  # a call may change them, as a cache
             self._state = self._state_now()
 
@@ -203,8 +195,8 @@ class _Model:
             return floats(self._model(*args, **kwargs))
 
         try:
-            for one in self._layers.values():
-                if one.is_reached:
+            for path, one in self._layers.items():
+                if path in self._reached:
                     one.add_call(call, wanted, before)
         finally:
             after.restore()
@@ -212,7 +204,7 @@ class _Model:
             self._repeats = False
 
 
-def measure_output(run: Run, layers: Mapping[str, OutputChanges]) -> None:
+def measure_output(run: Run, layers: Mapping[str, Errors]) -> None:
     """Run the model on the data, and again for each layer and configuration in its place.
 
     Raises:
@@ -400,8 +392,7 @@ class _Measured:
             for path, reason in report.left_out.items():
                 self.refused.setdefault(path, {})[name] = reason
         if not found:
-            what = nothing_to("measure", parts.view, report)
-            raise ValueError(f"{_CALLER}: {what}")
+            raise ValueError(f"{_CALLER}: {nothing_to('measure', parts.view, report)}")
         order = [path for path, _ in self.model.named_modules()]
         self.modules = {path: found[path] for path in order if path in found}
         self.left_out = {
@@ -420,7 +411,7 @@ class _Measured:
 
     def run(self, run: Run) -> None:
         """Measure the errors."""
-        kind = LayerErrors if self.of == "layer" else OutputChanges
+        kind = LayerErrors if self.of == "layer" else Errors
         watchers: dict[str, Any] = {
             path: kind(module, list(self.layers[path].values()))
             for path, module in self.modules.items()
@@ -441,31 +432,32 @@ class _Measured:
 
     def report(self, groups: Groups) -> Sensitivity:
         """Return the report."""
-        rows: dict[str, LayerSensitivity] = {}
-        for number, group in enumerate(self._usable(groups.sets())):
-            rows |= {path: self._row(path, number) for path in group}
-        if not rows:
+        group_of = {
+            path: number
+            for number, group in enumerate(self._usable(groups.sets()))
+            for path in group
+        }
+        if not group_of:
             path = next(iter(self.modules))
             raise ValueError(
                 f"{_CALLER}: {path}: expected a layer that can be quantized, but "
                 f"{self.left_out[path]}"
             )
-        ordered = [rows[path] for path in self.modules if path in rows]
-        other_bytes, rest = self._others([path for path in self.modules if path in rows])
+        ordered = [path for path in self.modules if path in group_of]
+        other_bytes, rest = self._others(ordered)
         counters = {name: Counter(rest) for name in (FLOAT, *self.configs)}
         weights: set[int] = set()
         layers = []
-        for row in ordered:
-            module, news = self.modules[row.path], self.layers[row.path]
+        for path in ordered:
+            module, news = self.modules[path], self.layers[path]
             own = {id(weight): weight.numel() for weight in weights_of(module)}
-            layers.append(
-                replace(
-                    row,
-                    parameters=sum(size for one, size in own.items() if one not in weights),
-                    float_bytes=counters[FLOAT].add_layer(module),
-                    bytes={name: counters[name].add_layer(new) for name, new in news.items()},
-                )
+            row = replace(
+                self._row(path, group_of[path]),
+                parameters=sum(size for one, size in own.items() if one not in weights),
+                float_bytes=counters[FLOAT].add_layer(module),
+                bytes={name: counters[name].add_layer(new) for name, new in news.items()},
             )
+            layers.append(row)
             weights |= own.keys()
         return Sensitivity(self.configs, tuple(layers), self.left_out, other_bytes, self.of)
 

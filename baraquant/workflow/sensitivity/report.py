@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..._fields import check_bool
+from ..._fields import check_bool, check_type
 from ..._table import Table
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
@@ -160,16 +160,10 @@ class Sensitivity(Table):
                 f"{'neither' if bits is None else 'both'}"
             )
         if budget_bytes is not None:
-            if type(budget_bytes) is not int:
-                raise TypeError(
-                    f"{_CHOOSE}: expected budget_bytes to be an int, but got "
-                    f"{type(budget_bytes).__name__}"
-                )
-            return budget_bytes - self.other_bytes
-        if type(bits) not in (int, float):
-            raise TypeError(
-                f"{_CHOOSE}: expected bits to be a number, but got {type(bits).__name__}"
-            )
+            is_right = type(budget_bytes) is int
+            check_type(_CHOOSE, "budget_bytes", budget_bytes, is_right, "an int")
+            return int(budget_bytes) - self.other_bytes
+        check_type(_CHOOSE, "bits", bits, type(bits) in (int, float), "a number")
         if not math.isfinite(bits):
             raise ValueError(f"{_CHOOSE}: expected bits to be finite, but got {bits}")
         # The most bytes whose mean, as a choice states it, is no larger: a choice's own bits fit.
@@ -215,33 +209,25 @@ class Sensitivity(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the layers with their kinds, weights, and bytes and errors, in aligned columns."""
-        every = self._cells()
-        cells = [row[1:] for row in every]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-        lines = [
-            "  ".join([
-                row[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-            ])
-            for row in cells
-        ]  # fmt: skip
-        names = [row[0] for row in every]
-        left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
-        return [*zip(names, lines, strict=True), *left]
+        every, rows = self._cells(), []
+        widths = [max(map(len, column)) for column in zip(*every, strict=True)][1:]
+        for name, kind, *cells in every:
+            numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+            rows.append((name, "  ".join([kind.ljust(widths[0]), *numbers])))
+        return [*rows, *self._left()]
+
+    def _left(self) -> list[tuple[str, ...]]:
+        return [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
 
     def _cells(self) -> list[tuple[str, ...]]:
         """Return a heading and the cells of each layer."""
         rows = [("layer", "kind", "weights", f"{FLOAT} bytes", *self.configs)]
-        for layer in sorted(self.layers, key=lambda layer: -self._worst(layer)):
-            costs = [self._cell(layer, name) for name in self.configs]
+        for one in sorted(self.layers, key=lambda one: -max(one.errors.values(), default=-1.0)):
+            costs = [self._cell(one, name) for name in self.configs]
             rows.append(
-                (layer.path, layer.kind, f"{layer.parameters:,}", _bytes(layer.float_bytes), *costs)
+                (one.path, one.kind, f"{one.parameters:,}", _bytes(one.float_bytes), *costs)
             )
         return rows
-
-    @staticmethod
-    def _worst(layer: LayerSensitivity) -> float:
-        return max(layer.errors.values(), default=-1.0)
 
     def worst(self) -> tuple[str, float, str] | None:
         """Return the layer with the largest share of the errors of a configuration.
@@ -280,25 +266,16 @@ class Sensitivity(Table):
 
     def __rich__(self) -> Any:
         """Return a table for :mod:`rich`."""
-        left = [
-            (name, f"left out: {reason}", *("",) * (2 + len(self.configs)))
-            for name, reason in self.left_out.items()
-        ]
         titles, *cells = self._cells()
-        return self._rich(titles, [*cells, *left])
+        empty = ("",) * (2 + len(self.configs))
+        return self._rich(titles, [*cells, *((*row, *empty) for row in self._left())])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data (JSON can hold it), with a version."""
         layers = [asdict(layer) | {"paths": list(layer.paths)} for layer in self.layers]
-        return {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "configs": {name: config.to_dict() for name, config in self.configs.items()},
-            "layers": layers,
-            "left_out": dict(self.left_out),
-            "other_bytes": self.other_bytes,
-            "of": self.of,
-        }
+        configs = {name: config.to_dict() for name, config in self.configs.items()}
+        own = {**vars(self), "configs": configs, "layers": layers, "left_out": dict(self.left_out)}
+        return {"format": _FORMAT, "version": _VERSION, **own}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Sensitivity:
@@ -316,7 +293,7 @@ class Sensitivity(Table):
         return cls(
             {name: QuantConfig.from_dict(one) for name, one in data["configs"].items()},
             tuple(
-                LayerSensitivity(**(one | {"paths": tuple(one["paths"])})) for one in data["layers"]
+                LayerSensitivity(**one | {"paths": tuple(one["paths"])}) for one in data["layers"]
             ),
             dict(data["left_out"]),
             data["other_bytes"],
@@ -339,11 +316,8 @@ class Sensitivity(Table):
             ImportError: matplotlib is not installed.
             TypeError: ``choice`` is not a dictionary.
         """
-        if choice is not None and not isinstance(choice, Mapping):
-            raise TypeError(
-                f"{_PLOT}: expected choice to be what choose returned, but got "
-                f"{type(choice).__name__}"
-            )
+        is_right = choice is None or isinstance(choice, Mapping)
+        check_type(_PLOT, "choice", choice, is_right, "what choose returned")
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
@@ -353,7 +327,7 @@ class Sensitivity(Table):
         axes: Any
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
-        picked: dict[str, tuple[list[float], list[float]]] = {}
+        picked: dict[str, list[tuple[float, float]]] = {}
         for layer in self.layers:
             points = sorted(
                 (layer.bytes[name], max(error, floor)) for name, error in layer.errors.items()
@@ -367,12 +341,11 @@ class Sensitivity(Table):
             size = layer.float_bytes if name is None else layer.bytes.get(name)
             height = floor if name is None else layer.errors.get(name)
             if size is not None and height is not None:
-                xs, ys = picked.setdefault(name or "float", ([], []))
-                xs.append(size)
-                ys.append(max(height, floor))
+                picked.setdefault(name or "float", []).append((size, max(height, floor)))
         for index, name in enumerate([*self.configs, "float"]):
             if name in picked:
-                axes.plot(*picked[name], "o", color=f"C{index % 10}", label=name)
+                xs, ys = zip(*picked[name], strict=True)
+                axes.plot(xs, ys, "o", color=f"C{index % 10}", label=name)
         axes.set(xscale="symlog", yscale="log")
         axes.set(xlabel="bytes of a layer", ylabel="relative squared error of its output")
         if picked:

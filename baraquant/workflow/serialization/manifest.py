@@ -34,8 +34,8 @@ from typing import Any
 from torch import Tensor
 
 from ...nn.inference.conv import Convolution
-from ..forms import Form
 from ..layers import form_named, form_names
+from ..served import Form
 from .tensor_file import DTYPES, bytes_of, is_sizes, parse_json
 
 FORMAT = 1

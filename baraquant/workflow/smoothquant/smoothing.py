@@ -5,18 +5,34 @@
 ``s[k] = max|x[:, k]|^alpha / max|w[:, k]|^(1 - alpha)`` neither factor has channels that are much
 larger than the others, and eight bits suffice for both. Of the calibration data only the minimum
 and the maximum of each channel are kept.
+
+Layers whose input comes from one producer and goes nowhere else are a group: they share their
+factors, and the producer absorbs the division. No residual connection, no softmax and no caller may
+read its output, but in between may be ops that a factor passes through: relu, the product with
+another tensor, and attention, for its values. The names and the code of a model do not show this,
+so the tensors are followed while the model runs on calibration data. ``TorchDispatchMode`` sees
+every op, also those of compiled extensions and of TorchScript. A tensor is identified by its
+storage, which its views share. If the storage of an output still exists when the model returns,
+something else holds it.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from typing_extensions import Self
 
 from ... import ops
 from ...configs import QuantConfig
@@ -24,9 +40,295 @@ from ...nn import FakeQuantize, FakeQuantizedLinear
 from ...nn.shared.range import power_to_one
 from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
-from ..calibration.run import Run
-from ..passes import Chosen, Pass, Scaling, fixed_input, leave_input, register_pass
-from .flow import find_groups, fold
+from ..calibration.run import Run, Watcher, import_apart
+from ..passes import Chosen, Scaling, fixed_input, leave_input, register_pass
+from .producers import Readers, ScalesInputs, Scope, producers
+
+aten = torch.ops.aten
+
+# The arguments that an op is proportional to, each by itself: f(x / s, ..) = f(x, ..) / s for every
+# s > 0, so a division before the op is a division after it. A product lies between the layers of a
+# gated MLP, down(silu(gate(x)) * up(x)).
+_PROPORTIONAL = {
+    aten.relu.default: (0,),
+    aten.relu_.default: (0,),
+    aten.leaky_relu.default: (0,),
+    aten.leaky_relu_.default: (0,),
+    aten.mul.Tensor: (0, 1),
+    aten.mul_.Tensor: (0, 1),
+    aten.mul.Scalar: (0,),
+    aten.mul_.Scalar: (0,),
+    aten.div.Tensor: (0,),
+    aten.div_.Tensor: (0,),
+    aten.div.Scalar: (0,),
+    aten.div_.Scalar: (0,),
+}
+# Attention sums up values, [batch, heads, tokens, channels of a head]. Several outputs follow the
+# first.
+_ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+}
+_VALUE = 2  # the place of the values among the arguments of attention
+# Ops that are made of others. Inference mode hands them over whole.
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Flow(TorchDispatchMode):  # type: ignore[misc]
+    """A context that follows the outputs of ``producers`` while the model runs.
+
+    Args:
+        model: The model, which must be run by its own ``forward``.
+        producers: Modules that can absorb a factor for each output channel, by path, with the
+            number of channels.
+        consumers: The linear layers, by path. Their forward is that of ``nn.Linear``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        producers: Mapping[str, tuple[nn.Module, int]],
+        consumers: Mapping[str, nn.Module],
+    ) -> None:
+        super().__init__()
+        self._model, self._producers, self._consumers = model, producers, consumers
+        self._handles: list[Any] = []
+        self._outputs: dict[int, tuple[str, StorageWeakRef]] = {}  # by the storage's address
+        self._fed: dict[str, set[str | None]] = {path: set() for path in consumers}
+        self._running = 0  # calls of the model
+        self._within = 0  # calls of consumers
+        self._watching = 0  # others' hooks, which may read what they like
+        self._readers = Readers(model)
+        self._scopes: dict[str, Scope] = {}  # where the last outputs of producers may be read
+        self.refused: dict[str, str] = {}
+        self.readable: dict[str, str] = {}  # what may read an output in calls that were not made
+
+    def feeds(self) -> dict[str, list[str]]:
+        """Return the consumers' paths for each producer that only feeds consumers."""
+        for fed in self._fed.values():
+            for path in fed if len(fed) > 1 else ():
+                if path is not None:
+                    self._refuse(path, "what it feeds is fed by others too")
+        result: dict[str, list[str]] = {}
+        for consumer, fed in self._fed.items():
+            for producer in fed - self.refused.keys() - self.readable.keys() - {None}:
+                result.setdefault(str(producer), []).append(consumer)
+        return result
+
+    def __enter__(self) -> Self:
+        import_apart("torch._dynamo")  # as a mode makes PyTorch do
+        hooks = self._handles
+        hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
+        hooks.append(self._model.register_forward_hook(self._end))
+        for path, (module, channels) in self._producers.items():
+            hooks.append(module.register_forward_hook(partial(self._produced, path, channels)))
+        for path, module in self._consumers.items():
+            consumes = partial(self._consumes, path)
+            hooks.append(module.register_forward_pre_hook(consumes, with_kwargs=True))
+            hooks.append(module.register_forward_hook(self._consumed, prepend=True))
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._outputs.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            super().__enter__()
+            try:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
+        result = func(*args, **kwargs)
+        if not (self._watching or self._within or func.is_view):
+            self._follow_through(func, args, kwargs, result)
+        return result
+
+    def _follow_through(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Follow the result of an op instead of its argument, or refuse what the op reads.
+
+        Of two outputs that are multiplied the last is followed, since one division is enough.
+        """
+        in_order = _has_rows
+        places = _PROPORTIONAL.get(func, ())
+        if func in _ATTENTION:
+            result, places, in_order = result[0], (_VALUE,), _has_heads
+        read = [p for v in tree_iter((args, kwargs)) if (p := self._producer_of(v)) is not None]
+        kept = None
+        for value in (args[place] for place in places if place < len(args)):
+            producer = self._producer_of(value)
+            if producer is not None and value.shape == result.shape:
+                channels = self._producers[producer][1]
+                if in_order(value, channels) and in_order(result, channels):
+                    kept = producer
+        for producer in read:
+            if producer != kept or read.count(producer) > 1:
+                self._refuse(producer, f"its output goes into {func} as well")
+        if kept is not None and (self._producer_of(result) == kept or _fills_storage(result)):
+            self._follow(result, kept)
+        elif kept is not None:
+            self._refuse(kept, f"{func} writes it into a part of another tensor")
+
+    def _producer_of(self, value: Any) -> str | None:
+        if not isinstance(value, Tensor) or value.layout != torch.strided:
+            return None
+        known = self._outputs.get(value.untyped_storage()._cdata)
+        return None if known is None else known[0]
+
+    def _follow(self, output: Tensor, producer: str) -> None:
+        # While the weak reference lives, no other storage gets this address.
+        storage = output.untyped_storage()
+        self._outputs[storage._cdata] = (producer, StorageWeakRef(storage))
+
+    def _refuse(self, producer: str, reason: str) -> None:
+        self.refused.setdefault(producer, reason)
+
+    def feeds_readable(self) -> dict[str, str]:
+        """Return the producer of each consumer that only other calls keep from absorbing it."""
+        able = self.readable.keys() - self.refused.keys()
+        alone = {consumer: fed for consumer, fed in self._fed.items() if len(fed) == 1}
+        return {path: str(one) for path, fed in alone.items() for one in fed if one in able}
+
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self._running += 1
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running -= 1
+        if self._running == 0:
+            for scope in self._scopes.values():
+                scope.release()
+            self._scopes.clear()
+            for producer, storage in self._outputs.values():
+                if not storage.expired():
+                    self._refuse(producer, "its output is kept, or returned by the model")
+            self._outputs.clear()
+
+    def _produced(
+        self, path: str, channels: int, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        """Start to follow the output of a producer."""
+        if not self._running:
+            self._refuse(path, "it was called from outside of the model's forward")
+        elif not _is_whole(output, channels) or self._producer_of(output) is not None:
+            self._refuse(path, "its output is no dense tensor of its own")
+        else:
+            self._follow(output, path)
+            self._scopes[path] = self._readers.scope(sys._getframe(1), module)
+
+    def _consumes(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Find the producer of a consumer's input, and what else may read it in other calls."""
+        self._within += 1
+        value = args[0] if args else kwargs.get("input")
+        producer = self._producer_of(value)
+        self._fed[path].add(producer)
+        if producer is None:
+            return
+        if not _has_rows(value, self._producers[producer][1]):
+            self._refuse(producer, f"{path} reads its output in another shape")
+        elif producer in self._scopes:
+            reader = self._scopes[producer].other_reader()
+            if reader is not None:
+                self.readable.setdefault(producer, reader)
+
+    def _consumed(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._within -= 1
+
+
+def _has_rows(value: Tensor, channels: int) -> bool:
+    """Return whether the last dimension of a view of ``[.., channels]`` is that, in order."""
+    *outer, last = value.stride() or (0,)
+    return (
+        value.dim() > 0
+        and value.shape[-1] == channels
+        and (last == 1 or channels == 1)
+        and value.storage_offset() % channels == 0
+        and all(stride % channels == 0 for stride in outer)
+    )
+
+
+def _has_heads(value: Tensor, channels: int) -> bool:
+    """Return whether a view of ``[.., channels]`` is ``[batch, heads, tokens, ..]``, in order."""
+    if value.dim() != 4 or value.shape[1] * value.shape[3] != channels:
+        return False
+    batch, head, token, last = value.stride()
+    return bool(
+        last == 1
+        and head == value.shape[3]
+        and value.storage_offset() % channels == 0
+        and batch % channels == 0
+        and token % channels == 0
+    )
+
+
+def _is_whole(output: Any, channels: int) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and output.layout == torch.strided
+        and output.dim() > 0
+        and output.shape[-1] == channels
+        and output.is_contiguous()
+        and _fills_storage(output)
+    )
+
+
+def _fills_storage(output: Tensor) -> bool:
+    return bool(output.untyped_storage().nbytes() == output.numel() * output.element_size())
+
+
+def find_groups(
+    run: Run, watchers: Mapping[str, Watcher], fixed: set[str], description: str
+) -> tuple[list[Scaling], set[str]]:
+    """Run the model once; return the groups, and the paths of layers that saw no input.
+
+    Each layer that the data reaches and that is not fixed is in one group, which is not scaled yet.
+
+    Args:
+        run: The calibration.
+        watchers: What sees the inputs of linear layers in this run, by the layer's path.
+        fixed: Those of the layers whose weights must not change.
+        description: The label of the progress bar.
+    """
+    at = dict(run.model.named_modules(remove_duplicate=False))
+    able = {
+        path: at[path]
+        for path in watchers
+        if path not in fixed and not at[path]._forward_hooks and not at[path]._forward_pre_hooks
+    }
+    flow = Flow(run.model, producers(run.model), able)
+    with flow:
+        asides = {path: _Aside(flow, watcher) for path, watcher in watchers.items()}
+        unreached = run(asides, description)
+    groups = [Scaling(consumers, producer) for producer, consumers in flow.feeds().items()]
+    known = {path for group in groups for path in group.layers} | fixed | unreached
+    readable = flow.feeds_readable()
+    alone = (path for path in watchers if path not in known)
+    return groups + [Scaling([one], readable=readable.get(one)) for one in alone], unreached
+
+
+class _Aside(Through):
+    """A watcher whose ops do not count as the model's."""
+
+    def __init__(self, flow: Flow, watcher: Watcher) -> None:
+        super().__init__(watcher, lambda input: input)
+        self._flow = flow
+
+    def observe(self, input: Tensor) -> None:
+        self._flow._watching += 1
+        try:
+            super().observe(input)
+        finally:
+            self._flow._watching -= 1
+
+
+# ---- The factors ---------------------------------------------------------------------------------
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
 ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
@@ -84,7 +386,7 @@ class AlphaSearch(OutputErrors):
         scale_dtype: The dtype that the scales of the weights are rounded to.
         magnitudes: About the largest magnitudes of the inputs and of the weights, ``[]`` each, of
             all layers whose errors are compared. They are multiplied where these are near 1, so
-            that no product overflows or vanishes. None: both are near 1.
+            that no product overflows or vanishes.
     """
 
     def __init__(
@@ -93,12 +395,11 @@ class AlphaSearch(OutputErrors):
         factors: Tensor,
         channels: ChannelRange | None,
         symmetric: bool,
-        scale_dtype: str = "float32",
-        magnitudes: tuple[Tensor, Tensor] | None = None,
+        scale_dtype: str,
+        magnitudes: tuple[Tensor, Tensor],
     ) -> None:
         super().__init__(len(factors), weight.device)
-        one = torch.ones((), dtype=factors.dtype, device=weight.device)
-        self._powers = [power_to_one(m.to(one)) for m in magnitudes or (one, one)]
+        self._powers = [power_to_one(m.to(weight.device, factors.dtype)) for m in magnitudes]
         self.weight, self.factors, self.channels = weight.detach(), factors, channels
         self.symmetric = symmetric
         self._quantizer = FakeQuantize(
@@ -155,133 +456,79 @@ def find_smoothings(
         fixed: Layers whose weights must not change, because other modules share them. They are not
             smoothed.
     """
-    scheme, activation = config.activation, config.activation.activation
-    assert activation is not None
+    scheme = config.activation
     observer = scheme.observer if scheme.is_static else None
     runs = 1 + (config.alpha == "search") + (observer not in (None, "min_max"))
     if runs > 1:
         run.check_repeatable(f"{runs} times")
-
-    ranges = {path: ChannelRange() for path in weights}
-    groups, unreached = find_groups(run, ranges, fixed, "input ranges")
+    smoother = _Smoother(scheme, run, weights)
+    groups, unreached = find_groups(run, smoother.ranges, fixed, "input ranges")
     if config.alpha == "search":
-        _search(groups, weights, ranges, scheme, run)
+        smoother.search(groups)
     else:
         for group in groups:
             group.alpha = float(config.alpha)
-            group.smooth = _factors(group, weights, ranges, group.alpha)
+            group.smooth = smoothing(*smoother.of_group(group), group.alpha)
     found = {path: group for group in groups for path in group.layers}
     found |= {path: Scaling([path]) for path in fixed - unreached}
     if observer is None:
         return found
-    qparams = _static(found, ranges, observer, activation.symmetric, run)
+    qparams = smoother.static(found, observer)
     return {path: replace(one, qparams=qparams[path]) for path, one in found.items()}
 
 
-def _factors(
-    group: Scaling,
-    weights: Mapping[str, Tensor],
-    ranges: Mapping[str, ChannelRange],
-    alpha: float | None,
-) -> Tensor:
-    absmax = torch.stack([ranges[path].absmax for path in group.layers]).amax(dim=0)
-    return smoothing(absmax, [weights[path] for path in group.layers], alpha)
+class _Smoother:
+    """The layers of one call of :func:`find_smoothings`, and the ranges of their inputs."""
+
+    def __init__(self, scheme: QuantConfig, run: Run, weights: Mapping[str, Tensor]) -> None:
+        assert scheme.activation is not None
+        self._scheme, self._symmetric = scheme, scheme.activation.symmetric
+        self._run, self._weights = run, weights
+        self.ranges = {path: ChannelRange() for path in weights}
+
+    def of_group(self, group: Scaling) -> tuple[Tensor, list[Tensor]]:
+        """Return the largest magnitude of each channel of the input, and the weights."""
+        absmax = torch.stack([self.ranges[path].absmax for path in group.layers]).amax(dim=0)
+        return absmax, [self._weights[path] for path in group.layers]
+
+    def search(self, groups: list[Scaling]) -> None:
+        """Give each group the alpha with the minimum error of its layers' outputs."""
+        searches: dict[str, AlphaSearch] = {}
+        for group in groups:
+            absmax, weights = self.of_group(group)
+            factors = torch.stack([smoothing(absmax, weights, alpha) for alpha in ALPHAS])
+            of_weights = torch.stack([w.detach().abs().amax().to(absmax) for w in weights])
+            magnitudes = absmax.amax(), of_weights.amax()
+            for path, weight in zip(group.layers, weights, strict=True):
+                channels = self.ranges[path] if self._scheme.is_static else None
+                how = channels, self._symmetric, self._scheme.scale_dtype, magnitudes
+                searches[path] = AlphaSearch(weight, factors, *how)
+        self._run(searches, "search for alpha")
+        for group in groups:
+            errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)
+            best = int(errors.argmin())
+            group.alpha = ALPHAS[best]
+            group.smooth = None if group.alpha is None else searches[group.layers[0]].factors[best]
+
+    def static(
+        self, found: Mapping[str, Scaling], observer: str
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the scale and the zero point of each smoothed input."""
+        smooths = {
+            path: torch.ones_like(self.ranges[path].absmax) if one.smooth is None else one.smooth
+            for path, one in found.items()
+        }
+        symmetric = self._symmetric
+        if observer == "min_max":
+            return {p: range_after(self.ranges[p], s, symmetric) for p, s in smooths.items()}
+        observers = {path: OBSERVERS[observer]() for path in smooths}
+        watchers = {p: Through(observers[p], partial(_smoothed, s)) for p, s in smooths.items()}
+        self._run(watchers, "smoothed ranges")
+        return {p: one.calculate_qparams(symmetric=symmetric) for p, one in observers.items()}
 
 
-def _search(
-    groups: list[Scaling],
-    weights: Mapping[str, Tensor],
-    ranges: Mapping[str, ChannelRange],
-    scheme: QuantConfig,
-    run: Run,
-) -> None:
-    """Give each group the alpha with the minimum error of its layers' outputs."""
-    activation = scheme.activation
-    assert activation is not None
-    searches: dict[str, AlphaSearch] = {}
-    for group in groups:
-        factors = torch.stack([_factors(group, weights, ranges, alpha) for alpha in ALPHAS])
-        of_inputs = torch.stack([ranges[path].absmax.amax() for path in group.layers]).amax()
-        of_weights = torch.stack(
-            [weights[p].detach().abs().amax().to(of_inputs) for p in group.layers]
-        )
-        magnitudes = of_inputs, of_weights.amax()
-        for path in group.layers:
-            searches[path] = AlphaSearch(
-                weights[path],
-                factors,
-                ranges[path] if scheme.is_static else None,
-                activation.symmetric,
-                scheme.scale_dtype,
-                magnitudes,
-            )
-    run(searches, "search for alpha")
-    for group in groups:
-        errors = torch.stack([searches[path].errors for path in group.layers]).sum(dim=0)
-        best = int(errors.argmin())
-        group.alpha = ALPHAS[best]
-        group.smooth = None if group.alpha is None else searches[group.layers[0]].factors[best]
-
-
-def _static(
-    found: Mapping[str, Scaling],
-    ranges: Mapping[str, ChannelRange],
-    observer: str,
-    symmetric: bool,
-    run: Run,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the scale and the zero point of each smoothed input."""
-    smooths = {
-        path: torch.ones_like(ranges[path].absmax) if one.smooth is None else one.smooth
-        for path, one in found.items()
-    }
-    if observer == "min_max":
-        return {path: range_after(ranges[path], s, symmetric) for path, s in smooths.items()}
-    watchers = {path: Through(OBSERVERS[observer](), _by(s)) for path, s in smooths.items()}
-    run(watchers, "smoothed ranges")
-    return {
-        path: watcher.watcher.calculate_qparams(symmetric=symmetric)
-        for path, watcher in watchers.items()
-    }
-
-
-def _by(smooth: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a function that divides an input by its factors."""
-    return lambda input: input.detach().to(smooth.dtype) / smooth
-
-
-# ---- The pass, and what it shares with others that divide the inputs of layers ------------------
-
-
-class ScalesInputs(Pass):
-    """A pass that divides the inputs of linear layers, where possible in the modules before."""
-
-    name = ""  # what reports say of each scaled layer
-
-    def __init__(self) -> None:
-        self._abouts: dict[str, str] = {}
-        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
-
-    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
-        """Note how layers are scaled, and which modules divide their outputs for them."""
-        for path, scaling in found.items():
-            chosen[path].scaling = scaling
-            self._abouts[path] = self.name + scaling.about()
-            if scaling.producer is None or scaling.smooth is None:
-                continue
-            if scaling.producer in chosen:
-                chosen[scaling.producer].divisor = scaling.smooth
-            else:
-                self._folds[scaling.producer] = scaling.smooth
-
-    def describe(self, path: str) -> str:
-        """Return the exponent, and where the division happens."""
-        return self._abouts.get(path, "")
-
-    def finish(self, model: nn.Module) -> None:
-        """Fold the divisions into floating modules; quantized ones have them already."""
-        for path, smooth in self._folds.items():
-            fold(model.get_submodule(path), smooth)
+def _smoothed(smooth: Tensor, input: Tensor) -> Tensor:
+    return input.detach().to(smooth.dtype) / smooth
 
 
 class SmoothQuantPass(ScalesInputs):
@@ -301,7 +548,9 @@ class SmoothQuantPass(ScalesInputs):
             found = find_smoothings(config, run, weights, tied)
             for path, one in own.items():
                 if path in found:
-                    _fix_input(one, found[path])
+                    qparams, activation = found[path].qparams, config.activation.activation
+                    if qparams is not None and activation is not None:
+                        one.prepared.input_fake_quant = fixed_input(qparams, activation, one.module)
                 elif config.activation.is_static:
                     leave_input(path, one, run.where)
                 else:
@@ -313,13 +562,6 @@ class SmoothQuantPass(ScalesInputs):
                 "no linear layer is reached by the calibration data and gains from it",
                 stacklevel=4,
             )
-
-
-def _fix_input(one: Chosen, scaling: Scaling) -> None:
-    activation = one.scheme.activation
-    if scaling.qparams is not None:
-        assert activation is not None
-        one.prepared.input_fake_quant = fixed_input(scaling.qparams, activation, one.module)
 
 
 register_pass(SmoothQuant, SmoothQuantPass)

@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from baraquant import ops
-from baraquant.workflow.smoothquant.flow import Flow, fold, producers
+from baraquant.workflow.smoothquant.producers import fold, producers
+from baraquant.workflow.smoothquant.smoothing import Flow
 from tests.support.models.outlier_models import Block, OffsetRMSNorm, OwnRMSNorm, batches, seeded
 
 

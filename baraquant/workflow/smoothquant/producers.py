@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Who else could read the output of a module, in calls that calibration did not make.
+"""Producers: what can divide its output for the layers after it, and who else could read that.
 
-The flow of the calls that were made does not show this, but the code that called the module does:
+A norm or a linear layer divides each channel of its output in its parameters. Who reads the output
+in calls that calibration did not make, the flow of the calls that were made does not show, but the
+code that called the module does:
 
 * What a function returns, its other callers can read. Here the function is that which called the
   module: a model's body that returns its last norm, or ``forward_features``.
@@ -22,16 +24,129 @@ returns nothing.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..passes import Chosen, Pass, Scaling
+
+_NORMS = ("LayerNorm", "RMSNorm")
+
+
+def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
+    """Return norms and linear layers by path, with their numbers of channels.
+
+    Modules that share their parameters, and modules whose hooks may change their output, are left
+    out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
+    trial.
+    """
+    # How many modules have each parameter, by its id.
+    owners = Counter(id(p) for one in model.modules() for p in one._parameters.values())
+    found: dict[str, tuple[nn.Module, int]] = {}
+    for path, module in model.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is None or path == "" or module._forward_hooks or module._forward_pre_hooks:
+            continue
+        if weight.numel() == 0 or not weight.is_floating_point():
+            continue
+        if parametrize.is_parametrized(module):
+            continue
+        if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):
+            continue
+        is_linear = type(module) is nn.Linear
+        is_norm = type(module).__name__.endswith(_NORMS) and weight.dim() == 1
+        if is_linear or (is_norm and _follows_weight(module, len(weight))):
+            found[path] = module, weight.shape[0]
+    return found
+
+
+def fold(producer: nn.Module, smooth: Tensor) -> None:
+    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
+    with torch.no_grad():
+        for parameter, divided in _divided(producer, smooth):
+            parameter.copy_(divided)
+
+
+def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
+    """Return whether the divided parameters are finite in the dtype of the producer."""
+    with torch.no_grad():
+        return all(
+            bool(divided.to(parameter.dtype).isfinite().all())
+            for parameter, divided in _divided(producer, smooth)
+        )
+
+
+def _divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each parameter with its quotient by the factors, in the dtype of the factors."""
+    for name in ("weight", "bias"):
+        parameter = getattr(producer, name, None)
+        if parameter is not None:
+            factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
+            yield parameter, parameter.to(smooth.dtype) / factors
+
+
+def _follows_weight(norm: nn.Module, channels: int) -> bool:
+    """Return whether dividing the norm's parameters divides its output (not ``1 + weight``)."""
+    if set(norm._parameters) - {"weight", "bias"} or norm._modules:
+        return False
+    weight = norm._parameters["weight"]
+    trial = copy.deepcopy(norm).eval()
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, channels, generator=generator).to(weight)
+    factors = torch.tensor([0.5, 2.0, 4.0]).repeat(channels)[:channels].to(weight)
+    try:
+        with torch.no_grad():
+            before = trial(rows)
+            fold(trial, factors)
+            after = trial(rows) * factors  # powers of two: no rounding
+    except Exception:  # whatever another's code may raise: it is no norm as we know them
+        return False
+    return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-6)) and bool(before.any())
+
+
+class ScalesInputs(Pass):
+    """A pass that divides the inputs of linear layers, where possible in the modules before."""
+
+    name = ""  # what reports say of each scaled layer
+
+    def __init__(self) -> None:
+        self._abouts: dict[str, str] = {}
+        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
+
+    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
+        """Note how layers are scaled, and which modules divide their outputs for them."""
+        for path, scaling in found.items():
+            chosen[path].scaling = scaling
+            self._abouts[path] = self.name + scaling.about()
+            if scaling.producer is None or scaling.smooth is None:
+                continue
+            if scaling.producer in chosen:
+                chosen[scaling.producer].divisor = scaling.smooth
+            else:
+                self._folds[scaling.producer] = scaling.smooth
+
+    def describe(self, path: str) -> str:
+        """Return the exponent, and where the division happens."""
+        return self._abouts.get(path, "")
+
+    def finish(self, model: nn.Module) -> None:
+        """Fold the divisions into floating modules; quantized ones have them already."""
+        for path, smooth in self._folds.items():
+            fold(model.get_submodule(path), smooth)
+
+
+# ---- Who else could read its output --------------------------------------------------------------
 
 _BLOCKS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 # What runs in some calls alone, or later.
@@ -88,43 +203,37 @@ class Readers:
         self._blocks: set[int] = set()  # ids of repeated blocks
         self._parts: set[int] = set()  # of modules inside of them that have no blocks themselves
         for parent in model.modules():
-            if isinstance(parent, _BLOCKS):
-                for block in parent.children():
-                    self._blocks.add(id(block))
-                    self._parts |= {
-                        id(one) for one in [*block.modules()][1:] if not _has_blocks(one)
-                    }
+            for block in parent.children() if isinstance(parent, _BLOCKS) else ():
+                self._blocks.add(id(block))
+                for part in [*block.modules()][1:]:
+                    if not any(isinstance(one, _BLOCKS) for one in part.modules()):
+                        self._parts.add(id(part))
 
     def scope(self, frame: FrameType | None, producer: nn.Module) -> Scope:
         """Return where an output of ``producer`` may be read: for the frame of its hook."""
-        scope = self._scope(frame)
-        for caller, owner in self._frames_of_model(frame):
-            if owner is None:
-                break
-            if isinstance(owner, _BLOCKS):  # what it gives is used where it is called
-                continue
-            if type(owner).__module__.partition(".")[0] not in ("torch", "baraquant"):
-                code, line = caller.f_code, caller.f_lineno
-                is_part = id(owner) in self._parts
-                scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
-            break
+        frames = list(self._frames_of_model(frame))
+        scope = self._scope(frames)
+        # What a list of modules gives is used where it is called.
+        callers = (one for one in frames if not isinstance(one[1], _BLOCKS))
+        caller, owner = next(callers, (None, None))
+        if caller is not None and owner is not None and not _is_known(owner):
+            code, line, is_part = caller.f_code, caller.f_lineno, id(owner) in self._parts
+            scope.has_other_use = other_use(owner, producer, code, line, is_part=is_part)
         return scope
 
-    def _scope(self, frame: FrameType | None) -> Scope:
-        frames = self._frames_of_model(frame)
-        caller, owner = next(frames, (None, None))
-        if caller is None or owner is None:
-            return Scope(caller, None if caller is None else caller.f_lineno)
+    def _scope(self, frames: list[tuple[FrameType, nn.Module | None]]) -> Scope:
+        if not frames:
+            return Scope(None, None)
+        (caller, owner), *outer = frames
         if id(owner) in self._parts:
-            block = (f for f, module in frames if id(module) in self._blocks)
-            return Scope(next(block, None), None)
-        if type(owner).__module__.partition(".")[0] in ("torch", "baraquant"):
-            for outer, module in frames:
-                if module is not owner:
-                    break
-                caller = outer
-            return Scope(caller, None)
-        return Scope(caller, caller.f_lineno)
+            return Scope(next((f for f, one in outer if id(one) in self._blocks), None), None)
+        if owner is None or not _is_known(owner):
+            return Scope(caller, caller.f_lineno)
+        for frame, module in outer:
+            if module is not owner:
+                break
+            caller = frame
+        return Scope(caller, None)
 
     def _frames_of_model(
         self, frame: FrameType | None
@@ -139,15 +248,16 @@ class Readers:
 
 def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames from a module's hook outwards, but for those of PyTorch's call itself."""
-    own = ("torch.nn.modules.module", __name__, __name__.rpartition(".")[0] + ".flow")
+    own = ("torch.nn.modules.module", __name__, __name__.rpartition(".")[0] + ".smoothing")
     while frame is not None:
         if frame.f_globals.get("__name__") not in own:
             yield frame
         frame = frame.f_back
 
 
-def _has_blocks(module: nn.Module) -> bool:
-    return any(isinstance(one, _BLOCKS) for one in module.modules())
+def _is_known(module: nn.Module) -> bool:
+    """Whether PyTorch or this package has a module's function."""
+    return type(module).__module__.partition(".")[0] in ("torch", "baraquant")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -167,7 +277,7 @@ def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
     if source is None:
         return None
     after = _statements_after(source.tree.body, line - source.first + 1)
-    if not after or not isinstance(after[0], (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    if not after or not isinstance(after[0], _ASSIGNMENTS):
         return None
     reads_at = now - source.first + 1
     if after[0].lineno <= reads_at <= _end(after[0]):
@@ -213,8 +323,11 @@ def _names(node: ast.AST, use: type[ast.expr_context]) -> set[str]:
 
 
 _LIBRARIES = ("torch", "baraquant", "builtins", "typing", "abc")
-_KEEPS = (ast.NamedExpr, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Lambda, ast.Yield)
+# What keeps a result in any case, and what keeps it if it holds the call itself.
 _LOOPS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_KEEPS = (ast.NamedExpr, ast.Lambda, *_LOOPS)
+_HOLDS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Yield)
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _CALLS = ("forward", "__call__")
 
 
@@ -405,41 +518,31 @@ def _end(node: ast.stmt | ast.expr) -> int:
 def _stays_local(tree: ast.AST, line: int) -> bool:
     """Return whether a line only binds local names, in no branch that returns something itself."""
     statement = _statement_at(tree, line)
-    if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) or _is_kept(statement):
+    if not isinstance(statement, _ASSIGNMENTS) or _is_kept(statement):
         return False
-    sides = (
-        side
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        for side in (node.body, node.orelse)
-        if side and side[0].lineno <= line <= _end(side[-1])
-    )
-    ends = (ast.Return, ast.Yield, ast.YieldFrom)
-    return not any(
-        isinstance(node, ends) for side in sides for one in side for node in ast.walk(one)
-    )
+    branches = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    sides = (side for node in branches for side in (node.body, node.orelse))
+    around = [side for side in sides if side and side[0].lineno <= line <= _end(side[-1])]
+    parts = (node for side in around for one in side for node in ast.walk(one))
+    return not any(isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) for node in parts)
 
 
 def _is_kept(statement: ast.stmt) -> bool:
     """Return whether a statement may keep what it computes elsewhere than in local names."""
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+    if isinstance(statement, _ASSIGNMENTS):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         stored = (part for target in targets for part in ast.walk(target))
         if any(isinstance(part, (ast.Attribute, ast.Subscript)) for part in stored):
             return True
-        value = statement.value
-    elif isinstance(statement, (ast.Return, ast.Expr)):
-        value = statement.value
-    else:
+    elif not isinstance(statement, (ast.Return, ast.Expr)):
         return not isinstance(statement, (ast.If, ast.For, ast.With))
-    return value is not None and _keeps(value)
+    return statement.value is not None and _keeps(statement.value)
 
 
 def _keeps(value: ast.AST) -> bool:
     """Return whether an expression keeps the result of a call within it."""
-    for node in ast.walk(value):
-        if isinstance(node, (ast.NamedExpr, *_LOOPS, ast.Lambda)):
-            return True
-        if isinstance(node, _KEEPS) and any(isinstance(one, ast.Call) for one in ast.walk(node)):
-            return True
-    return False
+    return any(
+        isinstance(node, _KEEPS)
+        or (isinstance(node, _HOLDS) and any(isinstance(one, ast.Call) for one in ast.walk(node)))
+        for node in ast.walk(value)
+    )
