@@ -7,9 +7,6 @@ ENVIRONMENT = "$(PYTHON)" scripts/environment.py
 GPU := $(wildcard /dev/nvidia0)
 # pytest's processes: many where a GPU takes the work and there are cores to feed it.
 WORKERS ?= $(if $(GPU),$(shell if [ "$$(nproc)" -ge 16 ]; then echo 14; else echo 2; fi),2)
-# Minutes of CPU time that each of them may take for the short tests; 0 for any: budget.py in
-# tests/support/short_run.
-TEST_BUDGET ?= $(if $(GPU),8,6)
 PART ?= 1/1
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
@@ -33,7 +30,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" scripts/lint.py --optional; \
 	"$$py" scripts/build.py; \
 	"$$py" scripts/check_cuda.py; \
-	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10 --budget $(TEST_BUDGET)
+	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-cpp minilm lm quick test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
@@ -16,7 +13,7 @@ from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
-from tests.support.saved_tensors import saved_tensors, storages
+from tests.support.saved_tensors import assert_freed_after, saved_tensors, storages
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -195,15 +192,8 @@ def test_bytes_held(
 
 @pytest.mark.parametrize("verb", ("fake_quantize", "quantize", "dequantize"))
 def test_activation_is_freed_after_forward(verb: str, device: str) -> None:
-    """No hidden reference: the activation's memory goes as soon as the caller lets go of it."""
     call = Call(verb, cases.per_channel(1), torch.float32, device)
-    x = call.input(leaf=False)
-    alive = StorageWeakRef(x.untyped_storage())
-    y = call.forward(x)
-    del x
-    gc.collect()
-    assert alive.expired()
-    y.backward(torch.ones_like(y))
+    assert_freed_after(call.forward, lambda: call.input(leaf=False))
 
 
 def test_dequantize_holds_only_its_scale(device: str) -> None:

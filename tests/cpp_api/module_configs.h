@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The configurations of modules.cpp; test_modules.py has the same ones in Python.
+// The configurations of modules.cpp. test_modules.py reads them here, as Python.
 #pragma once
 
 #include <baraquant/config.h>

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,114 +16,65 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import PerChannel, PerGroup, PerTensor, QuantConfig, TensorConfig
+from baraquant import QuantConfig
 from tests.support.libtorch import STRICT, build_program, run_program
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
 HOMES: tuple[Any, ...] = (baraquant, baraquant.nn, baraquant.qat)
 
 
-def activation(symmetric: bool = True) -> TensorConfig:
-    return TensorConfig(8, PerTensor(), symmetric, dynamic=False)
+class Made:
+    """A configuration as C++ spells it: a call of a method sets the field of that name."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any, **fields: Any) -> None:
+        self.make, self.arguments, self.fields = make, arguments, fields
+
+    def __getattr__(self, name: str) -> Callable[..., Made]:
+        def set_field(*values: Any) -> Made:
+            fields = dict(zip((name, "rounding"), values, strict=False))
+            return Made(self.make, *self.arguments, **self.fields, **fields)
+
+        return set_field
+
+    def made(self) -> Any:
+        arguments = (one.made() if isinstance(one, Made) else one for one in self.arguments)
+        return self.make(*arguments, **self.fields)
 
 
-def learned(bits: int, granularity: Any, symmetric: bool) -> TensorConfig:
-    return TensorConfig(bits, granularity, symmetric, learned=True)
+def four_bits(
+    size: int | None,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    group_factors: bool | None = None,
+    learned: bool = False,
+    **fields: Any,
+) -> QuantConfig:
+    """W4A8 with the arguments of C++, which have positions."""
+    fields |= {"group_factors": group_factors, "learned": learned}
+    return baraquant.W4A8(size, symmetric, scale_rule, **fields)
 
 
-def factors(size: int, symmetric: bool) -> TensorConfig:
-    return TensorConfig(4, PerGroup(size), symmetric, group_factors=True)
+def configs_of_the_header() -> dict[str, QuantConfig]:
+    """Those of module_configs.h, read as Python."""
+    text = Path(__file__).with_name("module_configs.h").read_text()
+    text = re.sub(r"\b(?:baraquant|std)::", "", text.partition("namespace {")[2])
+    words = {"true": "True", "false": "False", "nullopt": "None"}
+    text = re.sub(r"\b(?:true|false|nullopt)\b", lambda match: words[match[0]], text)
+    presets = ("QuantConfig", "TensorConfig", "W8A8", "W8A8Static", "W8A16", "W4A16")
+    names: dict[str, Any] = {name: getattr(baraquant, name) for name in baraquant.__all__}
+    names |= {name: partial(Made, names[name]) for name in presets}
+    names["W4A8"] = partial(Made, four_bits)
+    for name, given, result in re.findall(
+        r"^TensorConfig (\w+)\((.*?)\) {\s+return (.*?);", text, re.M | re.S
+    ):
+        parameters = [one.rpartition(" ")[2] for one in given.split(" = ")[0].split(", ")]
+        default = "=True" * given.endswith(" = True")
+        names[name] = eval(f"lambda {', '.join(parameters)}{default}: ({result})", names)
+    found = re.findall(r'^    {"(\w+)",\s+(.*?)},$', text, re.M | re.S)
+    return {name: eval(f"({expression})", names).made() for name, expression in found}
 
 
-def ternary(granularity: Any) -> TensorConfig:
-    return TensorConfig(2, granularity, ternary=True)
-
-
-CONFIGS = {
-    "w8a8": baraquant.W8A8(),
-    "w8a8_asymmetric": baraquant.W8A8(False),
-    "static": baraquant.W8A8Static(),
-    "static_average": baraquant.W8A8Static("moving_average", False),
-    "static_percentile": baraquant.W8A8Static("percentile"),
-    "static_mse": baraquant.W8A8Static("mse", False),
-    "w8a16": baraquant.W8A16(),
-    "w4a16": baraquant.W4A16(4),
-    "w4a16_asymmetric": baraquant.W4A16(4, False),
-    "w4a8": baraquant.W4A8(None),
-    "w4a8_groups": baraquant.W4A8(4, True, "max", group_factors=False),
-    "factors": baraquant.W4A8(4, group_factors=True),
-    "factors_max": baraquant.W4A8(8, False, "max", group_factors=True, backward="int8"),
-    "factors_rotated": baraquant.W4A8(4, False, group_factors=True, rotate=8),
-    "factors_static": QuantConfig(factors(4, True), activation(False), "moving_average"),
-    "factors_per_tensor": QuantConfig(factors(2, False), TensorConfig(7, PerTensor())),
-    "factors_learned": baraquant.W4A8(4, learned=True),
-    "factors_learned_max": baraquant.W4A8(8, False, "max", learned=True, backward="int8"),
-    "factors_learned_rotated": baraquant.W4A8(2, False, learned=True, rotate=8),
-    "factors_learned_static": QuantConfig(
-        replace(factors(4, False), dynamic=None, learned=True), learned(8, PerTensor(), False)
-    ),
-    "ternary": QuantConfig(ternary(PerTensor()), TensorConfig(8, "per_token")),
-    "ternary_static": QuantConfig(ternary("per_channel"), activation(False)),
-    "ternary_groups": QuantConfig(ternary(PerGroup(4)), scale_dtype="bfloat16"),
-    "per_tensor": QuantConfig(TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor())),
-    "groups_of_inputs": QuantConfig(TensorConfig(8), TensorConfig(8, PerGroup(4))),
-    "learned": QuantConfig(learned(4, PerChannel(), True), learned(8, PerTensor(), True)),
-    "learned_asymmetric": QuantConfig(
-        learned(4, PerGroup(4), False), learned(8, PerTensor(), False)
-    ),
-    "observed_weights": QuantConfig(TensorConfig(4, PerGroup(4), dynamic=False), activation(False)),
-    "bfloat16_w8a8": baraquant.W8A8(scale_dtype="bfloat16"),
-    "bfloat16_search": baraquant.W4A16(4, scale_dtype="bfloat16"),
-    "float16_search": baraquant.W4A16(4, False, scale_dtype="float16"),
-    "float16_max": baraquant.W4A8(None, False, "max", scale_dtype="float16"),
-    "bfloat16_tensor": QuantConfig(
-        TensorConfig(6, PerTensor(), symmetric=False), scale_dtype="bfloat16"
-    ),
-    "bfloat16_learned": QuantConfig(learned(4, PerChannel(), True), scale_dtype="bfloat16"),
-    "float16_learned": QuantConfig(learned(4, PerGroup(4), False), scale_dtype="float16"),
-    "bfloat16_observed": QuantConfig(
-        TensorConfig(4, PerGroup(4), symmetric=False, dynamic=False), scale_dtype="bfloat16"
-    ),
-    "float16_observed": QuantConfig(TensorConfig(8, dynamic=False), scale_dtype="float16"),
-    "conv_inputs": baraquant.W8A8Static(symmetric=False, scale_dtype="float16", conv_inputs=True),
-    "conv_inputs_dynamic": QuantConfig(
-        TensorConfig(8), TensorConfig(8, PerTensor(), symmetric=False), conv_inputs=True
-    ),
-    "conv_inputs_learned": QuantConfig(
-        TensorConfig(8), learned(8, PerTensor(), False), conv_inputs=True
-    ),
-    "conv_inputs_off": baraquant.W8A8Static(conv_inputs=False),
-    "int8_backward": baraquant.W8A8(backward="int8"),
-    "int8_backward_asymmetric": baraquant.W8A8(False, backward="int8"),
-    "int8_input_backward": baraquant.W4A8(None, backward="int8_input"),
-    "rotated": baraquant.W8A8(rotate=8),
-    "rotated_asymmetric": baraquant.W8A8(False, rotate=256),
-    "rotated_static": baraquant.W8A8Static("moving_average", False, rotate=4),
-    "rotated_mse": baraquant.W8A8Static("mse", rotate=64),
-    "rotated_groups": baraquant.W4A16(4, False, rotate=8),
-    "rotated_search": baraquant.W4A8(None, rotate=8),
-    "rotated_groups_of_inputs": QuantConfig(
-        TensorConfig(8), TensorConfig(8, PerGroup(4)), rotate=16
-    ),
-    "rotated_per_tensor": QuantConfig(
-        TensorConfig(6, PerTensor()), TensorConfig(7, PerTensor()), rotate=16
-    ),
-    "rotated_learned": QuantConfig(
-        learned(4, PerGroup(4), False), learned(8, PerTensor(), False), rotate=8
-    ),
-    "rotated_observed": QuantConfig(
-        TensorConfig(4, PerGroup(4), dynamic=False), activation(False), rotate=8
-    ),
-    "rotated_backward": baraquant.W8A8(backward="int8", rotate=4),
-    "master": baraquant.W8A8(master="bfloat16"),
-    "master_static": baraquant.W8A8Static(symmetric=False, master="float16", rotate=4),
-    "master_search": baraquant.W4A16(4, False, master="bfloat16"),
-    "master_factors": baraquant.W4A8(4, master="bfloat16"),
-    "master_learned": QuantConfig(
-        learned(4, PerGroup(4), False), learned(8, PerTensor(), False), master="float16"
-    ),
-    "master_factors_learned": baraquant.W4A8(4, False, "max", learned=True, master="bfloat16"),
-}
+CONFIGS = configs_of_the_header()
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
     "text": lambda: nn.Sequential(

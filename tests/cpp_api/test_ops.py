@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ import torch
 from torch import Tensor
 
 import toolchain
-from baraquant import ops
+from tests.support import bad_arguments
+from tests.support.bits import assert_same_bits
+from tests.support.calls.affine import outputs
+from tests.support.calls.every import EVERY_CALL
+from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.cases import OP_NAMES
+from tests.support.core_calls import Bound, Op, bound
 from tests.support.libtorch import STRICT, build_program, clang_only, compile_only, run, run_program
 
 API = toolchain.CSRC / "api"
@@ -43,86 +50,207 @@ def test_the_check_of_headers_notices_a_warning(check: Callable[..., None], tmp_
         check(source, *STRICT)
 
 
-@pytest.fixture(scope="module")
-def printed(made_once: Callable[[str, Callable[[Path], None]], Path]) -> list[list[str]]:
-    """The lines of the program, built against the installed headers."""
+# --- one call of each overload, and one of each kind of error, in C++ ----------------------------
 
-    def build(folder: Path) -> None:
-        build_program(Path(__file__).with_name("ops.cpp"), folder / "ops", *STRICT)
+SCALAR_TYPES = {
+    torch.float32: "kFloat",
+    torch.float64: "kDouble",
+    torch.float16: "kHalf",
+    torch.bfloat16: "kBFloat16",
+    torch.int8: "kChar",
+    torch.uint8: "kByte",
+    torch.int16: "kShort",
+    torch.int32: "kInt",
+    torch.int64: "kLong",
+}
+PROGRAM = """
+#include <baraquant/ops.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/serialize.h>
 
-    folder = made_once("cpp_api", build)
-    return [line.split("\t") for line in run_program(folder / "ops").splitlines()]
+#include <fstream>
+#include <tuple>
+#include <vector>
 
+#include "errors.h"
 
-def numbers(*shape: int, begin: float = -4.0) -> Tensor:
-    count = int(torch.tensor(shape).prod())
-    return (torch.arange(count, dtype=torch.float32) * 0.37 + begin).view(shape)
+using Tensors = std::vector<at::Tensor>;
 
-
-X, SCALE = numbers(4, 8), torch.tensor([0.5])
-SCALES, TOKENS = numbers(4, begin=0.25), numbers(4, 1, begin=0.25)
-GROUPS, ZEROS = numbers(4, 2, begin=0.25), torch.tensor([-3, 0, 2, 5], dtype=torch.int32)
-BIAS, WEIGHT = numbers(3), numbers(3, 8, begin=-2)
-CHANNELS = ops.quantize_per_channel(X, SCALES, ZEROS, 0)
-ROWS, ROW_SCALES, _ = ops.dynamic_range_quantize_per_token(X)
-W, SW, _ = ops.dynamic_range_quantize_per_channel(WEIGHT, 0)
-LINE, KERNELS = ROWS.reshape(1, 2, -1), W.reshape(3, 2, 4)
-FLOATS = numbers(3, 8, begin=-12)
-INT4 = ops.choose_int4_qparams(FLOATS, 4, symmetric=False)
-PACKED = ops.quantize_int4(FLOATS, *INT4[:2], 4, group_zero_point=INT4[2])
-INTEGERS = torch.arange(-12, 12, dtype=torch.int8).view(3, 8)
-COLUMNS = ops.scaled_quantize_transposed(X, torch.arange(1.0, 5.0), random=torch.tensor([1, 2]))
-LEARNED = SCALES.clone().requires_grad_()
-DTYPES = {
-    "Float": torch.float32,
-    "Half": torch.float16,
-    "Char": torch.int8,
-    "Byte": torch.uint8,
-    "Int": torch.int32,
-    "Long": torch.int64,
+Tensors flat(const at::Tensor& one) { return {one}; }
+template <typename... T>
+Tensors flat(const std::tuple<T...>& all) {
+  return std::apply([](const auto&... one) { return Tensors{one...}; }, all);
 }
 
+int main(int, char** files) {
+  std::ifstream file(files[1], std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  const auto given = torch::pickle_load(bytes).toGenericDict();
+  const auto read = [&](const std::string& name) { return given.at(name).toTensor(); };
+  c10::Dict<std::string, at::Tensor> written;
+  const auto write = [&](const std::string& name, const Tensors& tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      written.insert(name + std::to_string(i), tensors[i].detach().clone());
+    }
+  };
+  const auto keep = [&](const std::string& name, const Tensors& results, const Tensors& tensors) {
+    write(name + " result ", results);
+    write(name + " given ", tensors);
+    Tensors sums, leaves;
+    for (const auto& one : results) if (one.requires_grad()) sums.push_back(one.sum());
+    for (const auto& one : tensors) if (one.requires_grad()) leaves.push_back(one);
+    if (!sums.empty()) write(name + " gradient ", torch::autograd::grad(sums, leaves));
+  };
+%s
+  const auto data = torch::pickle_save(written);
+  std::ofstream(files[2], std::ios::binary)
+      .write(data.data(), static_cast<std::streamsize>(data.size()));
+}
+"""
 
-def gradients() -> tuple[Tensor, ...]:
-    x = X.clone().requires_grad_()
-    y = ops.fake_quantize_per_channel(x, LEARNED, ZEROS, 0, -8, 7)
-    return torch.autograd.grad(y.sum(), (x, LEARNED))
+
+def right_calls() -> dict[Op, dict[str, Any]]:
+    """A call of each overload of each public op."""
+    found: dict[Op, dict[str, Any]] = {}
+    for call in (*EVERY_CALL, *OBSERVE_CALLS):
+        op, given = bound(call, call.tensors((3, 4, 20)))
+        found.setdefault(op, given)
+    for module in bad_arguments.modules():  # draw_random, and products of groups
+        for op in module.OPS:
+            found.setdefault(getattr(torch.ops.baraquant, op.name).default, op.arguments("cpu"))
+    for name in OP_NAMES:
+        packet = getattr(torch.ops.baraquant, name)
+        if "scale_tensor" in packet.overloads():
+            found[packet.scale_tensor] = found[packet.default] | {"zero_point": 3}
+    return found
 
 
-def backward_qparams() -> tuple[Tensor, ...]:
-    dy = torch.ones_like(X)
-    return ops.backward.fake_quantize_per_channel_backward_qparams(dy, X, SCALES, ZEROS, 0, -8, 7)
+def wrong_calls() -> Iterator[tuple[Bound, type[Exception]]]:
+    """One of each family and kind of error; what each op refuses, its own tests show."""
+    for module in bad_arguments.modules():
+        kinds: set[type[Exception]] = set()
+        for op, bad in module.PAIRS:
+            given = op.arguments("cpu") | bad.also
+            given[bad.argument] = bad.change(given)
+            if bad.error not in kinds and not op.number and all(map(is_written, given.values())):
+                kinds.add(bad.error)
+                yield (getattr(torch.ops.baraquant, op.name).default, given), bad.error
 
 
-def integer_backward() -> tuple[Tensor, Tensor]:
-    """Random numbers, and a gradient that is rounded by them."""
+def is_written(value: Any) -> bool:
+    """Whether an argument can stand in the program."""
+    if isinstance(value, (Tensor, torch.dtype)):
+        return (value.dtype if isinstance(value, Tensor) else value) in SCALAR_TYPES
+    return not isinstance(value, int) or abs(value) < 2**31
+
+
+def in_cpp(op: Op, arguments: dict[str, Any], tensors: list[Tensor]) -> str:
+    """The call in C++; its tensors are added to those of the program, which calls them t0, t1."""
+
+    def literal(argument: Any) -> str:
+        value = arguments.get(argument.name, argument.default_value)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return f"t{len(tensors) - 1}"
+        if value is None:
+            return "std::nullopt"
+        if isinstance(value, torch.dtype):
+            return f"at::{SCALAR_TYPES[value]}"
+        if str(argument.real_type) == "ScalarType":  # a default, as schemas write dtypes
+            return f"static_cast<at::ScalarType>({value})"
+        if str(argument.real_type) == "List[int]":
+            values = [value] if isinstance(value, int) else value
+            return f"at::IntArrayRef{{{', '.join(map(str, values))}}}"
+        return json.dumps(value)
+
+    name = op._schema.name.replace("::", "::backward::" if "_backward" in str(op) else "::")
+    return f"{name}({', '.join(map(literal, op._schema.arguments))})"
+
+
+class Source:
+    """The program, and the tensors that it reads."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.tensors: dict[str, Tensor] = {}
+
+    def block(self, name: str, op: Op, arguments: dict[str, Any], end: str) -> None:
+        tensors: list[Tensor] = []
+        call = in_cpp(op, arguments, tensors)
+        self.lines.append("  {\n    at::manual_seed(3);")
+        for index, tensor in enumerate(tensors):
+            self.tensors[f"{name} {index}"] = tensor.detach()
+            learned = ".requires_grad_()" * tensor.requires_grad
+            read = f'read("{name} {index}").clone(){learned}'
+            self.lines.append(f"    const at::Tensor t{index} = {read};")
+        names = ", ".join(f"t{index}" for index in range(len(tensors)))
+        self.lines.append(f"    {end % {'call': call, 'name': name, 'tensors': names}}\n  }}")
+
+
+@pytest.fixture(scope="module")
+def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """With the results of the program, built against the installed headers, and what it printed."""
+
+    def build(folder: Path) -> None:
+        source = Source()
+        for op, given in right_calls().items():
+            end = 'keep("%(name)s", flat(%(call)s), {%(tensors)s});'
+            if not op._schema.returns:
+                end = '%(call)s;\n    keep("%(name)s", {}, {%(tensors)s});'
+            source.block(str(op), op, given, end)
+        for index, ((op, given), _) in enumerate(wrong_calls()):
+            source.block(f"{index}", op, given, 'show_error("%(name)s", [&] { %(call)s; });')
+        (folder / "ops.cpp").write_text(PROGRAM % "\n".join(source.lines))
+        torch.save(source.tensors, folder / "in")
+        here = f"-I{Path(__file__).parent}"
+        build_program(folder / "ops.cpp", folder / "ops", *STRICT, here)
+        printed = run_program(folder / "ops", folder / "in", folder / "out")
+        (folder / "printed").write_text(printed)
+
+    return made_once("cpp_api", build)
+
+
+def results_of(op: Op, arguments: dict[str, Any]) -> dict[str, tuple[Tensor, ...]]:
+    """What the program keeps of a call."""
     torch.manual_seed(3)
-    drawn, leaf = ops.draw_random(X, 2)[1:], X.clone().requires_grad_()
-    y = ops.qat_linear(leaf, WEIGHT, BIAS, backward="int8", rounding="stochastic")
-    return drawn, torch.autograd.grad(y.sum(), leaf)[0]
-
-
-def in_python(call: str) -> Any:
-    return eval(call, vars(ops) | globals())
-
-
-@pytest.mark.process
-def test_the_results_have_pythons_bits(printed: list[list[str]]) -> None:
-    results = [line[1:] for line in printed if line[0] == "result"]
-    assert len(results) >= 45
-    for call, dtype, *values in results:
-        wanted = in_python(call)
-        assert DTYPES[dtype] == wanted.dtype, call
-        found = torch.tensor([float.fromhex(v) for v in values], dtype=torch.float64)
-        assert torch.equal(found, wanted.detach().double().flatten()), call
+    copies = {
+        k: v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v
+        for k, v in arguments.items()
+    }
+    given = [copies.get(argument.name) for argument in op._schema.arguments]
+    tensors = tuple(value for value in given if isinstance(value, Tensor))
+    made = op(**copies)
+    found = {"result": () if made is None else outputs(made), "given": tensors}
+    sums = [result.sum() for result in found["result"] if result.requires_grad]
+    leaves = [tensor for tensor in tensors if tensor.requires_grad]
+    return found | ({"gradient": torch.autograd.grad(sums, leaves)} if sums else {})
 
 
 @pytest.mark.process
-def test_the_errors_have_pythons_type_and_text(printed: list[list[str]]) -> None:
-    """Of each kind; what each op refuses, its own tests show."""
-    wrong = [line[1:] for line in printed if line[0] == "error"]
-    assert len(wrong) >= 12
-    for call, *got in wrong:
-        with pytest.raises(Exception) as caught:
-            in_python(call)
-        assert got == [type(caught.value).__name__, str(caught.value)], call
+def test_the_results_have_pythons_bits(folder: Path) -> None:
+    """Of every overload of every op, with the gradients of what can be learned."""
+    public = {f"baraquant::{name}" for name in OP_NAMES}
+    calls, wanted = right_calls(), {}
+    assert {op._schema.name for op in calls} == public
+    packets = [getattr(torch.ops.baraquant, name) for name in OP_NAMES]
+    assert len(calls) == sum(len(packet.overloads()) for packet in packets)
+    for op, given in calls.items():
+        for kind, tensors in results_of(op, given).items():
+            wanted |= {f"{op} {kind} {i}": tensor for i, tensor in enumerate(tensors)}
+    # Our own program has written it, with the types of a dictionary of LibTorch.
+    found = torch.load(folder / "out", weights_only=False)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert_same_bits(found[name], tensor.detach(), name)
+
+
+@pytest.mark.process
+def test_the_errors_have_pythons_type_and_text(folder: Path) -> None:
+    printed = [line.split("\t")[2:] for line in (folder / "printed").read_text().splitlines()]
+    kinds = set()
+    for ((op, given), error), got in zip(wrong_calls(), printed, strict=True):
+        with pytest.raises(error) as caught:
+            op(**given)
+        assert got == [error.__name__, str(caught.value)], str(op)
+        kinds.add(error)
+    assert kinds == {ValueError, TypeError, IndexError, NotImplementedError}

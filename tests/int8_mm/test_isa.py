@@ -142,8 +142,12 @@ def results() -> Results:
         yield from found
 
 
+# The short run has the one that most machines without AVX-512 use.
+SHORT = {"avx2": pytest.mark.smoke}
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", [pytest.param(isa, marks=SHORT.get(isa, ())) for isa in ISAS])
 def test_same_bits(isa: str, lines_of: Lines) -> None:
     check_same_bits(isa, lines_of, more_than=sum(FAMILIES.values()))
 

@@ -15,20 +15,14 @@ import torch
 from torch import Tensor
 
 from tests.support.bits import assert_same_bits
-from tests.support.calls.affine import ALL_CALLS, value_and_gradients
-from tests.support.calls.int4 import INT4_CALLS
-from tests.support.calls.int8_conv import CONV_CALLS
+from tests.support.calls.affine import value_and_gradients
+from tests.support.calls.every import EVERY_CALL
 from tests.support.calls.range import OBSERVE_CALLS
-from tests.support.calls.scaled import SCALED_CALLS
-from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.threads import side_by_side
 
 THREADS = 8
 SHAPES = ((3, 4, 20), (70, 500))  # the second is large enough for threads of the op's own
-CALLS: tuple[Any, ...] = (
-    *(*ALL_CALLS, *OBSERVE_CALLS, *SCALED_CALLS),
-    *(*INT4_CALLS, *CONV_CALLS, *WEIGHT_ONLY_CALLS),
-)
+CALLS = (*EVERY_CALL, *OBSERVE_CALLS)
 
 
 def own_copies(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -20,12 +20,9 @@ from torch import Tensor
 
 from tests.ops import hostile_values
 from tests.support import cases
-from tests.support.calls.affine import ALL_CALLS, outputs
-from tests.support.calls.int4 import INT4_CALLS
-from tests.support.calls.int8_conv import CONV_CALLS
+from tests.support.calls.affine import outputs
+from tests.support.calls.every import EVERY_CALL
 from tests.support.calls.range import OBSERVE_CALLS
-from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
-from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.cases import function_of
 from tests.support.core_calls import Bound, Op, Recorder, bound
 
@@ -112,9 +109,7 @@ def schema_types(op: Op) -> dict[str, str]:
 
 def right_call(rng: Random) -> Bound:
     """A public op and arguments that it takes."""
-    observed = (*OBSERVE_CALLS, *OBSERVE_CALLS)
-    products = (*INTEGER_QAT_CALLS, *INT4_CALLS, *WEIGHT_ONLY_CALLS, *CONV_CALLS)
-    call: Any = rng.choice((*ALL_CALLS, *observed, *SCALED_CALLS, *products))
+    call: Any = rng.choice((*EVERY_CALL, *OBSERVE_CALLS, *OBSERVE_CALLS))
     shape = rng.choice(SHAPES if rng.random() < 0.97 else LARGE_SHAPES)
     chooses = "granularity" in {field.name for field in dataclasses.fields(call)}
     if chooses and not call.number and rng.random() < 0.5:

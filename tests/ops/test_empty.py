@@ -11,15 +11,10 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import bad_arguments
-from tests.support.calls.affine import ALL_CALLS, outputs, value_and_gradients
-from tests.support.calls.int4 import INT4_CALLS
-from tests.support.calls.int8_conv import CONV_CALLS
-from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
-from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
+from tests.support.calls.affine import outputs, value_and_gradients
+from tests.support.calls.every import EVERY_CALL
 from tests.support.core_calls import bound
 
-PRODUCTS = (*INTEGER_QAT_CALLS, *INT4_CALLS, *CONV_CALLS, *WEIGHT_ONLY_CALLS)
-CALLS: tuple[Any, ...] = (*ALL_CALLS, *SCALED_CALLS, *PRODUCTS)
 SHAPES = {"no rows": (0, 8), "no columns": (3, 0), "nothing": (0, 0)}
 
 
@@ -30,7 +25,7 @@ def check(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", EVERY_CALL, ids=str)
 def test_no_rows_or_columns(call: Any, shape: str, device: str) -> None:
     def of_the_reference(*tensors: Tensor) -> Any:
         op, arguments = bound(call, tensors)

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from baraquant import reference
 from tests.support import cases
@@ -17,7 +15,11 @@ from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
 from tests.support.family_cases.range import MODES, characterful
 from tests.support.oracle.range import Dynamic
-from tests.support.saved_tensors import saved_tensors, storages
+from tests.support.saved_tensors import (
+    assert_a_bit_per_element,
+    assert_freed_after,
+    saved_tensors,
+)
 
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
@@ -172,24 +174,13 @@ def test_asymmetric_saves_a_bit_per_element(
             x = x if leaf else x.clone()
             with saved_tensors() as kept:
                 y = call.forward(x)
-            held = storages(kept)
-            assert x.untyped_storage().data_ptr() not in held
-            assert y.untyped_storage().data_ptr() not in held
-            bits = -(-x.numel() // 8)
-            assert bits <= sum(held.values()) <= bits + 64
+            assert_a_bit_per_element(kept, x.numel(), x, y)
 
 
 @by_mode
 def test_activation_is_freed_after_forward(symmetric: bool, device: str) -> None:
-    """No hidden reference: the activation's memory goes as soon as the caller lets go of it."""
     call = Call(cases.per_channel(1), torch.float32, device, symmetric)
-    x = call.input(leaf=False)
-    alive = StorageWeakRef(x.untyped_storage())
-    y = call.forward(x)
-    del x
-    gc.collect()
-    assert alive.expired()
-    y.backward(torch.ones_like(y))
+    assert_freed_after(call.forward, lambda: call.input(leaf=False))
 
 
 @by_mode

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import gc
 import math
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, expected_step, flag
@@ -17,7 +15,11 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.family_cases.range import MODES
 from tests.support.oracle.affine import Affine
-from tests.support.saved_tensors import saved_tensors, storages
+from tests.support.saved_tensors import (
+    assert_a_bit_per_element,
+    assert_freed_after,
+    saved_tensors,
+)
 
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")
 by_axis = pytest.mark.parametrize("axis", (None, 1))
@@ -39,23 +41,16 @@ def test_saves_a_bit_per_element(axis: int | None, flags: tuple[int, int], devic
             buffers = Buffers(axis, torch.float32, device)
             with saved_tensors() as kept:
                 y = buffers.step(x, tuple(flag(f, device) for f in flags), False)
-            held = storages(kept)
-            for tensor in (x, y, *buffers.all):
-                assert tensor.untyped_storage().data_ptr() not in held
-            bits = -(-x.numel() // 8)
-            assert bits <= sum(held.values()) <= bits + 64
+            assert_a_bit_per_element(kept, x.numel(), x, y, *buffers.all)
 
 
 @by_flags
 def test_activation_is_freed_after_forward(flags: tuple[int, int], device: str) -> None:
     buffers = Buffers(None, torch.float32, device)
-    x = normal(0).to(device).requires_grad_().clone()
-    alive = StorageWeakRef(x.untyped_storage())
-    y = buffers.step(x, tuple(flag(f, device) for f in flags), True)
-    del x
-    gc.collect()
-    assert alive.expired()
-    y.backward(torch.ones_like(y))
+    on = tuple(flag(f, device) for f in flags)
+    assert_freed_after(
+        lambda x: buffers.step(x, on, True), lambda: normal(0).to(device).requires_grad_().clone()
+    )
 
 
 @by_mode

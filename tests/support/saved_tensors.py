@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 @contextmanager
@@ -26,3 +28,25 @@ def saved_tensors() -> Iterator[list[Tensor]]:
 def storages(tensors: list[Tensor]) -> dict[int, int]:
     """Bytes of each distinct storage, by its address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def assert_freed_after(
+    forward: Callable[[Tensor], Tensor], activation: Callable[[], Tensor]
+) -> None:
+    """No hidden reference: the activation's memory goes as soon as the caller lets go of it."""
+    x = activation()
+    alive = StorageWeakRef(x.untyped_storage())
+    y = forward(x)
+    del x
+    gc.collect()
+    assert alive.expired()
+    y.backward(torch.ones_like(y))
+
+
+def assert_a_bit_per_element(kept: list[Tensor], count: int, *others: Tensor) -> None:
+    """A mask of so many bits is all that is held, and none of the others."""
+    held = storages(kept)
+    for tensor in others:
+        assert tensor.untyped_storage().data_ptr() not in held
+    bits = -(-count // 8)
+    assert bits <= sum(held.values()) <= bits + 64

@@ -216,11 +216,21 @@ def edge_cases() -> list[Case]:
     return found
 
 
+# Beyond each block of csrc/int8_mm/cpu/blocked.h: of 512 rows that are packed together, of 256 rows
+# for a thread, of 128 columns, of 2048 bytes of the depth.
+BEYOND_BLOCKS = (
+    *((517, 9, 33), (1024, 1, 7), (512, 21, 40), (769, 21, 40), (1283, 21, 40)),
+    *((3, 385, 65), (30, 135, 64)),
+    *((rows, 5, 3 * 2048 + 77) for rows in (1, 4, 5, 13, 37)),
+)
+
+
 def one_by_one() -> list[Case]:
     """Every height, width and depth of a few tiles, for few rows of the input and for many."""
     sizes = [(rows, 37, 67) for rows in range(1, 61)]
     sizes += [(rows, n, 131) for rows in (3, 35) for n in range(1, 71)]
     sizes += [(rows, 35, k) for rows in (1, 4, 35) for k in range(141)]
+    sizes += BEYOND_BLOCKS
     return [
         Case((rows,), n, k, cases.INTEGER_DTYPES[seed % 2], seed=seed)
         for seed, (rows, n, k) in enumerate(sizes)

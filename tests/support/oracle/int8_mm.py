@@ -7,8 +7,8 @@ The functions take what the ops take (CPU tensors) and give arrays, bfloat16 as 
     y = round(fma(C(acc) * sw, sa, bias))       one rounding each: product, fma, output dtype
 
 Sums are made in float64, where every partial sum is an integer below 2^53 and so exact. NumPy has
-no fma: `fma` is exact rounding put together from IEEE operations (`tests/int8_mm/test_oracle.py`
-proves it against rational numbers).
+no fma: `fma` is exact rounding put together from IEEE operations. The kernels use that of the
+machine, so that every comparison of a product with a bias tests it too.
 """
 
 from __future__ import annotations

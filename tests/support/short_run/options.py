@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What pytest is told here beyond its own options: `--part K/N` and `--budget MINUTES`."""
+"""What pytest is told here beyond its own options: `--part K/N`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.short_run.budget import Budget
 from tests.support.short_run.selection import Selection
 
 
@@ -20,13 +19,8 @@ def parse_part(text: str) -> tuple[int, int]:
 def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("baraquant")
     group.addoption("--part", default="1/1", metavar="K/N", help="run one of N parts of the tests")
-    limit = "say so if the short run takes more CPU time for each process (0: no limit)"
-    group.addoption("--budget", type=float, default=0, metavar="MINUTES", help=limit)
 
 
 def register(config: pytest.Config, no_cuda: str | None) -> None:
     """Adds the hooks; `no_cuda` says why CUDA cannot be tested here, None where it can."""
-    part = parse_part(config.option.part)
-    processes = getattr(config.option, "numprocesses", None) or 1
-    config.pluginmanager.register(Selection(no_cuda, part))
-    config.pluginmanager.register(Budget(config.option.budget, processes, part[1]))
+    config.pluginmanager.register(Selection(no_cuda, parse_part(config.option.part)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The short run holds every value, the parts hold every test, and what they cost is said."""
+"""The short run holds every value, and the parts hold every test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from tests.support.processes import ROOT, run
-from tests.support.short_run.budget import Budget
 from tests.support.short_run.cover import cover
 from tests.support.short_run.options import parse_part
 
@@ -232,52 +231,3 @@ def test_the_short_run_holds_every_tool() -> None:
     done = run(sys.executable, "-m", "pytest", *options, *sorted(files), cwd=ROOT)
     found = {line.partition("[")[0].removeprefix("tests/") for line in done.stdout.splitlines()}
     assert found >= {*TOOLS.values()}, done.stderr
-
-
-# --- the budget ----------------------------------------------------------------------------------
-
-
-COSTS = """
-import pytest
-from tests.support.short_run import budget
-
-spent = [10.0]
-budget.core_seconds = lambda: spent[0]
-
-def test_costly():
-    spent[0] += 150
-
-@pytest.mark.process
-def test_exhaustive():
-    spent[0] += 1000
-"""
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_a_run_beyond_its_budget_says_so(
-    pytester: pytest.Pytester, processes: tuple[str, ...]
-) -> None:
-    """Two processes with a minute each; what is exhaustive costs nothing."""
-    pytester.makeini(INI)
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(test_costs=COSTS)
-    small = pytester.runpytest_subprocess(*processes, "--budget", "1")
-    small.stdout.fnmatch_lines(["the short run is over its budget.*", "*test_costly"])
-    small.stdout.no_fnmatch_line("* s  *test_exhaustive")
-    assert small.ret == pytest.ExitCode.OK
-    for enough in ("2", "0"):
-        done = pytester.runpytest_subprocess(*processes, "--budget", enough)
-        assert done.ret == pytest.ExitCode.OK
-        done.stdout.no_fnmatch_line("*over its budget*")
-
-
-@pytest.mark.parametrize(("processes", "parts", "limit"), [(1, 1, 680), (14, 1, 5000), (2, 4, 170)])
-def test_the_budget_grows_with_the_processes(processes: int, parts: int, limit: int) -> None:
-    """What the tests may take beside the start."""
-    budget = Budget(6, processes, parts)
-    budget.started = 40
-    budget.spent["a test"] = limit - 1
-    assert not budget.exceeded
-    budget.spent["another"] = 2
-    assert budget.exceeded
