@@ -172,6 +172,22 @@ def test_the_default_and_off() -> None:
     assert isinstance(linear.child, bnn.StaticQuantizedLinear), "an option of convolutions alone"
 
 
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_convolution_that_no_data_reaches_keeps_a_floating_input(trains: bool) -> None:
+    model = nn.ModuleDict({"used": nn.Conv2d(8, 8, 3), "unused": nn.Conv2d(8, 8, 3)})
+    plain, x, config = copy.deepcopy(model), torch.randn(2, 8, 6, 5), W8A8Static(conv_inputs=True)
+    if trains:
+        prepare_(model, config)
+        model["used"](x)
+        report = convert_(model)
+    else:
+        run = lambda model: model["used"](x)  # noqa: E731
+        report = baraquant.quantize_(model, config, calibration=run, progress=False)
+    baraquant.quantize_(plain, W8A16())
+    assert rounds(model["used"]) and "its input stays floating, as" in report.changed["unused"]
+    assert not rounds(model["unused"]) and torch.equal(model["unused"](x), plain["unused"](x))
+
+
 def test_what_is_refused() -> None:
     text = "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got "
     with pytest.raises(ValueError, match=text + "'per_token'; .* W8A8Static"):
