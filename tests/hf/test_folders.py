@@ -231,20 +231,6 @@ def test_base_model_of_a_folder_with_a_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_static_model_from_calibration(tmp_path: Path) -> None:
-    model = load("llama", saved(tmp_path / "float", "llama"))
-    for symmetric in (True, False):
-        other = load("llama", tmp_path / "float")
-        scheme = {"lm_head": None, nn.Linear: baraquant.W8A8Static(symmetric=symmetric)}
-        baraquant.quantize_(other, scheme, calibration=lambda m: m(TOKENS), progress=False)
-        folder = tmp_path / str(symmetric)
-        baraquant.export.to_compressed_tensors(other, folder, serve=None)
-        read = read_by_us("llama", folder)
-        assert torch.equal(logits(read), logits(other))
-        assert not torch.equal(logits(read), logits(model))
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["tied_llama", "opt", "bert"])
 def test_embeddings_of_integers(name: str, tmp_path: Path) -> None:
     """Only this reader loads them; equal ends share their integers again."""
