@@ -20,7 +20,7 @@ import baraquant
 from baraquant import export, qat
 from baraquant.export.compressed_tensors.tensors import pack_rows, unpack_rows
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.support.compressed_folders import IDS, block, quantized
+from tests.support.compressed_folders import quantized
 from tests.support.optional_packages import package
 
 package("huggingface_hub")
@@ -149,14 +149,6 @@ def test_an_empty_folder_may_be_there(tmp_path: Path) -> None:
     folder = export.to_compressed_tensors(model, tmp_path / "out")
     assert folder.stat().st_mode & 0o777 == (tmp_path / "out").stat().st_mode & 0o777
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.exhaustive
-def test_a_model_on_the_meta_device_is_filled(tmp_path: Path) -> None:
-    model = quantized()
-    folder = export.to_compressed_tensors(model, tmp_path / "out")
-    loaded = export.from_compressed_tensors(block().to("meta"), folder)
-    assert torch.equal(loaded(IDS), model(IDS))
 
 
 class ScalesIfTied(nn.Module):

@@ -61,6 +61,8 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
         "expected converted layers, but it is prepared for training; call", {}),
     "smoothing": (lambda: made(block(), baraquant.SmoothQuant(), IDS),
         "o_proj: its input is divided by a smoothing factor", {}),
+    "rotated": (lambda: quantized(baraquant.W8A8(rotate=16)),
+        r"q_proj: .*its input is rotated \(rotate=16\).*without rotate", {}),
     "convolutions alone": (lambda: made(nn.Sequential(nn.Conv2d(3, 4, 3)), baraquant.W8A16()),
         "expected a quantized Linear or Embedding, but 0", {}),
     "fused schemes": (lambda: quantized({"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A16()}),

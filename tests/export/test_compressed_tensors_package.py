@@ -23,13 +23,13 @@ from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
 
 package("compressed_tensors")
+pytestmark = pytest.mark.exhaustive
 
 
 def int_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {n: m.weight for n, m in model.named_modules() if hasattr(m, "weight_scale")}
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_reads_what_the_package_writes(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -50,7 +50,6 @@ def test_reads_what_the_package_writes(kind: str, dtype: torch.dtype, tmp_path: 
     assert error < (0.02 if dtype == torch.float32 else 0.04)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["int4 group", "int8 weights"])
 def test_reads_embeddings_of_the_package(kind: str, tmp_path: Path) -> None:
     targets = ["Linear", "Embedding"]
@@ -88,7 +87,6 @@ SCHEMES = {
 }
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_package_reads_ours(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -108,7 +106,6 @@ def test_the_package_reads_ours(scheme: str, dtype: torch.dtype, tmp_path: Path)
     assert torch.equal(fresh(IDS), wanted)
 
 
-@pytest.mark.exhaustive
 def test_several_schemes_in_one_model(tmp_path: Path) -> None:
     model = block()
     config = {

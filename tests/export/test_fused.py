@@ -15,6 +15,7 @@ from baraquant import export
 from baraquant.export.compressed_tensors.checks import nudged_scale
 from baraquant.export.fused import fused_paths
 from tests.support.compressed_folders import IDS, Block, block, quantized
+from tests.support.models.training_models import train
 
 FUSED = ("q_proj", "k_proj", "v_proj")
 
@@ -92,12 +93,7 @@ def test_prepared_layers_share_what_they_learn() -> None:
     model.train()
     model(IDS)
     assert export.tie_fused_scales(model) == [list(FUSED)]
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(IDS).square().mean().backward()
-        optimizer.step()
-    model.eval()
+    train(model, IDS, IDS, IDS, lr=0.1).eval()
     wanted = model(IDS)
     baraquant.qat.convert_(model)
     scales = {float(getattr(model, name).act_scale) for name in FUSED}

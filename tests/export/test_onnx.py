@@ -20,11 +20,13 @@ from tests.support.tiny_transformers.build import build
 package("onnx")
 package("onnxscript")
 package("onnxruntime")
+pytestmark = pytest.mark.exhaustive
 
 INTEGER: dict[str, Any] = {
     "W8A8": baraquant.W8A8(),
     "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
     "W4A8": baraquant.W4A8(None),
+    "rotated": baraquant.W8A8(symmetric=False, rotate=16),
     "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
     "W8A6 per tensor": QuantConfig(TensorConfig(8), TensorConfig(6, "per_tensor")),
     "W8A8 per tensor asymmetric": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
@@ -34,6 +36,7 @@ INTEGER: dict[str, Any] = {
 STATIC: dict[str, Any] = {
     "W8A8": baraquant.W8A8Static(),
     "W8A8 asymmetric": baraquant.W8A8Static(symmetric=False),
+    "rotated": baraquant.W8A8Static(rotate=32),
     "W8A5 asymmetric": QuantConfig(TensorConfig(8), TensorConfig(5, "per_tensor", symmetric=False,
         dynamic=False)),
     "W4A8 factors": QuantConfig(TensorConfig(4, PerGroup(32), symmetric=False, group_factors=True),
@@ -42,6 +45,7 @@ STATIC: dict[str, Any] = {
 WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
     "W8A16 groups asymmetric": QuantConfig(TensorConfig(8, PerGroup(16), symmetric=False)),
+    "rotated": baraquant.W8A16(rotate=16),
     "W6A16": QuantConfig(TensorConfig(6)),
     "W4A16": baraquant.W4A16(32),
     "W4A16 asymmetric": baraquant.W4A16(16, symmetric=False),
@@ -54,7 +58,6 @@ WEIGHTS: dict[str, Any] = {
 DYNAMIC: Any = ({0: "batch", 1: "tokens"},)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", list(INTEGER))
 def test_dynamic_integer_layers(name: str, tmp_path: Path) -> None:
     model, x = network(INTEGER[name]), rows(2, 5)
@@ -66,7 +69,6 @@ def test_dynamic_integer_layers(name: str, tmp_path: Path) -> None:
     assert not {"MatMul", "Gemm", "Transpose"} & set(nodes(path))
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("style", ["integer", "qdq"])
 @pytest.mark.parametrize("name", list(STATIC))
 def test_static_layers(name: str, style: str, tmp_path: Path) -> None:
@@ -85,7 +87,6 @@ def test_static_layers(name: str, style: str, tmp_path: Path) -> None:
     assert not {"Gemm", "Transpose"} & set(kinds)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("style", ["integer", "qdq"])
 @pytest.mark.parametrize("name", list(WEIGHTS))
 def test_weights_only(name: str, style: str, tmp_path: Path) -> None:
@@ -101,7 +102,6 @@ def test_weights_only(name: str, style: str, tmp_path: Path) -> None:
     assert not {"Gemm", "Transpose", "Cast"} & set(kinds)
 
 
-@pytest.mark.exhaustive
 def test_the_fast_forms(tmp_path: Path) -> None:
     """onnxruntime has fast kernels for uint8 by [K, N] and for int4 [K, N] before a MatMul."""
     import onnx
@@ -134,7 +134,6 @@ def test_the_fast_forms(tmp_path: Path) -> None:
     assert kinds["MatMulNBits"] == 2 and not {"MatMul", "DequantizeLinear"} & set(kinds)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("style", ["integer", "qdq", None], ids=["integer", "qdq", "dynamic"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_smoothed_layers(symmetric: bool, style: str | None, tmp_path: Path) -> None:
@@ -152,7 +151,6 @@ def test_smoothed_layers(symmetric: bool, style: str | None, tmp_path: Path) -> 
     assert error_of(run(path, x), layer(x)) < 1e-6
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("granularity", ["per_token", "per_tensor", "per_group"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_rounded_inputs_of_grouped_weights(
@@ -166,7 +164,6 @@ def test_rounded_inputs_of_grouped_weights(
         assert error_of(run(path, inputs), model(inputs)) < 1e-6
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "config",
     [
@@ -188,7 +185,6 @@ def test_embeddings_are_equal(config: Any, tmp_path: Path) -> None:
     assert constants(path)["0.qweight"] == ("INT8", (50, 48))
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=["W8A8", "W4A16"])
 def test_float16(scheme: Any, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 24).half())
@@ -199,7 +195,6 @@ def test_float16(scheme: Any, tmp_path: Path) -> None:
     assert error_of(read, model(x)) < 1e-3  # one unit of the output's last place
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("opset", [21, 23, 25])
 def test_opsets(opset: int, tmp_path: Path) -> None:
     import onnx
@@ -210,7 +205,6 @@ def test_opsets(opset: int, tmp_path: Path) -> None:
     assert error_of(run(path, x), model(x)) < 1e-6
 
 
-@pytest.mark.exhaustive
 def test_weights_apart(tmp_path: Path) -> None:
     """The second file has the name that the first one looks for, and replaces an older one."""
     model, x = network(baraquant.W8A8()), rows(2, 5)
@@ -221,7 +215,6 @@ def test_weights_apart(tmp_path: Path) -> None:
     assert error_of(run(path, x), model(x)) < 1e-6
 
 
-@pytest.mark.exhaustive
 def test_names_and_keywords(tmp_path: Path) -> None:
     import onnx
 
@@ -243,7 +236,6 @@ def test_names_and_keywords(tmp_path: Path) -> None:
     assert error_of(run(path, x, scale), model(x, scale=scale)) < 1e-6
 
 
-@pytest.mark.exhaustive
 def test_the_model_does_not_change(tmp_path: Path) -> None:
     model, x = network(baraquant.W4A16(32)).train(), rows(2, 5)
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -274,7 +266,6 @@ OF_MODELS = {
 }
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", list(OF_MODELS))
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_transformers(name: str, scheme: str, tmp_path: Path) -> None:

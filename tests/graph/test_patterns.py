@@ -78,6 +78,46 @@ def test_two_products_share_and_a_single_one_stays() -> None:
     assert found == {"quantized_linear": 1} and report == baraquant.graph.Report((), {}, 1, 1)
 
 
+FACTORS = torch.rand(2, K, generator=torch.Generator().manual_seed(2))
+FLOAT_OPS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "rms_norm": lambda x, y: ops.rms_norm(x, FACTORS[0], 0.5),
+    "layer_norm": lambda x, y: ops.layer_norm(x, FACTORS[0], FACTORS[1], eps=0.5),
+    "rms_norm of a sum": lambda x, y: ops.rms_norm(x, FACTORS[0], 0.5, residual=y),
+    "layer_norm of a sum": lambda x, y: ops.layer_norm(x, *FACTORS, eps=0.5, residual=y),
+    "silu_mul": ops.silu_mul,
+    "gelu": lambda x, y: ops.gelu(x),
+    "gelu by tanh": lambda x, y: ops.gelu(x, approximate="tanh"),
+    "hadamard": lambda x, y: ops.hadamard(x, 8),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("decompose", (False, True), ids=("exported", "decomposed"))
+@pytest.mark.parametrize(
+    "options", ({}, {"symmetric": False, "quant_min": -8, "quant_max": 7}), ids=str
+)
+@pytest.mark.parametrize("op", FLOAT_OPS)
+def test_each_float_op(op: str, options: dict[str, Any], decompose: bool) -> None:
+    """Its arguments are those of the quantizing form, options and block too."""
+
+    def function(m: Weights, x: Tensor, y: Tensor) -> Any:
+        result = FLOAT_OPS[op](x, y)
+        h, *sums = result if isinstance(result, tuple) else (result,)
+        return m.product(h, **options), m.product(h, "b", **options), *(t * 2 for t in sums)
+
+    found, report = fuse(function, example(5, 3), example(5, 3) + 1, decompose=decompose)
+    assert [len(fusion.users) for fusion in report.fusions] == [2]
+    assert report.fusions[0].op == f"{op.split()[0]}_quantize_per_token"
+    assert found["int8_linear"] == 2 and sum(found.values()) == 3
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", ((K,), (0, K), (3, 0, K)), ids=str)
+def test_one_vector_and_none(shape: tuple[int, ...]) -> None:
+    found, _ = fuse(lambda m, x: (m.product(h := norm(x)), m.product(h, "b")), torch.randn(shape))
+    assert found == {FUSED: 1, "int8_linear": 2}
+
+
 # --- views ---------------------------------------------------------------------------------------
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {

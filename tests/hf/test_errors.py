@@ -125,12 +125,8 @@ Q = "model.layers.1.self_attn.q_proj"
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "asymmetric": (group(lambda g: g["weights"].update(symmetric=False)),
         "weight_zero_point.*it is missing"),
-    "floats": (group(lambda g: g["weights"].update(type="float")),
-        "expected integers, but type is 'float'"),
-    "format": (group(lambda g: g.update(format="marlin-24")), "marlin-24"),
     "ignored": (configured(lambda c: c["ignore"].append(Q)),
         f"{Q}: the folder holds a quantized layer"),
-    "nothing matches": (group(lambda g: g.update(targets=["Conv2d"])), "no target"),
     "scale missing": (tensors(lambda t: t.pop(f"{Q}.weight_scale")),
         f"{Q}.weight_scale: expected it in the folder"),
     "scale of another shape": (tensors(lambda t: t.update({f"{Q}.weight_scale": torch.ones(3)})),

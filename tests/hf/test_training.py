@@ -17,6 +17,8 @@ from tests.support.optional_packages import package
 pytest.importorskip("transformers")
 from baraquant.transformers import BaraquantConfig
 
+pytestmark = pytest.mark.exhaustive
+
 ROWS = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
 SCHEME = {"lm_head": None, nn.Linear: baraquant.W4A16(32)}
 
@@ -30,7 +32,6 @@ def trained(model: nn.Module, folder: Path, **options: Any) -> nn.Module:
     return model.eval()
 
 
-@pytest.mark.exhaustive
 def test_accelerate(tmp_path: Path) -> None:
     """A loop of one's own with Accelerator.prepare, and what it unwraps."""
     accelerate = package("accelerate")
@@ -59,7 +60,6 @@ def test_accelerate(tmp_path: Path) -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "qwen3", "opt"])
 def test_generate(name: str, scheme: Any, tmp_path: Path) -> None:
@@ -74,7 +74,6 @@ def test_generate(name: str, scheme: Any, tmp_path: Path) -> None:
     assert torch.equal(tokens, static)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=str)
 def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
     """A decoding step with a static cache, compiled whole; its logits have the bits of eager."""
@@ -94,7 +93,6 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.exhaustive
 def test_quantized_models_refuse_full_training_but_pass_gradients(tmp_path: Path) -> None:
     config = BaraquantConfig(baraquant.W8A8())
     model = load("llama", saved(tmp_path / "float", "llama"), quantization_config=config)

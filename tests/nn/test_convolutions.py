@@ -168,15 +168,6 @@ def test_output_size(kind: str) -> None:
                 one(x, output_size=wrong)
 
 
-@by_kind
-def test_one_sample_without_a_batch(kind: str) -> None:
-    x = example(kind)
-    module = prepared(kind, "group").eval()
-    module.input_fake_quant.initialize(x)
-    for layer in (module, converted(module)):
-        torch.testing.assert_close(layer(x[0]), layer(x)[0])
-
-
 @pytest.mark.parametrize("kind", ["Conv2d", "ConvTranspose2d"])
 def test_group_sizes_that_do_not_fit(kind: str) -> None:
     make = getattr(bnn, f"FakeQuantized{kind}")

@@ -176,15 +176,3 @@ def test_the_search_is_the_best_of_all_factors() -> None:
     baraquant.quantize_(one, scheme(32), progress=False)
     got = (one[0].weight - weight).square().unflatten(1, (-1, 32)).sum(2)
     torch.testing.assert_close(got, best)
-
-
-def test_an_input_without_data_stays_floating() -> None:
-    """Its weight is then the int8 that the factors give."""
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"used": nn.Linear(K, K), "unused": nn.Linear(K, K)})
-    baraquant.qat.prepare_(model, static())
-    model["used"](inputs(torch.float32))
-    wanted = model["unused"].eval().weight + 0
-    report = baraquant.qat.convert_(model)
-    assert report.changed["unused"].startswith("WeightOnlyLinear")
-    assert torch.equal(model["unused"].weight + 0, wanted)

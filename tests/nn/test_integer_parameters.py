@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_model, save_file, save_model
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import baraquant
-from baraquant import W8A8
-from tests.nn.test_nothing_stale import KINDS, both, example, made
-from tests.nn.test_nothing_stale import STATIC as OF_INPUT
-from tests.support import cases
+from tests.nn.test_nothing_stale import KINDS, example, made
 
 accelerate = pytest.importorskip("accelerate")
 CPU = torch.device("cpu")
@@ -117,20 +113,6 @@ def test_frozen_parameters(kind: str) -> None:
             assert torch.equal(tensor, before[name])
 
 
-@by_kind
-def test_a_moving_average_that_leaves_integers(kind: str) -> None:
-    """PyTorch's own function for it moves them; the page about serving has this one."""
-    model = made(kind, 1)
-    average = torch.optim.swa_utils.AveragedModel(
-        model, avg_fn=lambda old, new, n: old.lerp(new, 0.1) if old.is_floating_point() else new
-    )
-    for _ in range(3):
-        average.update_parameters(model)
-    for name, tensor in average.module.state_dict().items():
-        if not tensor.is_floating_point():
-            assert torch.equal(tensor, model.state_dict()[name])
-
-
 @pytest.mark.parametrize("to", (torch.float16, torch.bfloat16, torch.float64))
 @by_kind
 def test_conversions_leave_integers_and_scales(kind: str, to: torch.dtype) -> None:
@@ -147,46 +129,11 @@ def test_conversions_leave_integers_and_scales(kind: str, to: torch.dtype) -> No
             assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name]), name
 
 
-def test_tied_integers_are_one_parameter(tmp_path: Path) -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.table, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False)
-            self.head.weight = self.table.weight
-
-        def forward(self, input: Tensor) -> Tensor:
-            return self.head(self.table(input))
-
-    model = Tied()
-    report = baraquant.quantize_(model, W8A8())
-    assert len(list(model.parameters())) == 1
-    assert report.bytes_after == 12 * 8 + 12 * 4
-    baraquant.save(model, tmp_path / "a")
-    loaded = baraquant.load_(Tied(), tmp_path / "a")
-    save_model(model, str(tmp_path / "b"))
-    fresh = copy.deepcopy(model)
-    fresh.head.qweight.zero_()
-    load_model(fresh, str(tmp_path / "b"))
-    assert torch.equal(fresh.table.qweight, model.table.qweight)
-    for one in (model, loaded, fresh, copy.deepcopy(model), copy.deepcopy(model).to("meta")):
-        assert one.head.qweight is one.table.qweight
-
-
 def test_a_plain_tensor_takes_the_place_of_integers() -> None:
     model = made("dynamic", 1)
     model[0].qweight = torch.zeros_like(model[0].qweight.detach())
     assert type(model[0].qweight) is nn.Parameter and not model[0].qweight.requires_grad
     assert torch.equal(model(example("dynamic")), model[0].bias.expand(3, 24))
-
-
-def test_a_static_input_has_no_scalar_parameter() -> None:
-    """``fully_shard`` refuses scalars."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 8))
-    calibration = [torch.randn(3, 16, generator=cases.generator(0))]
-    baraquant.quantize_(model, both(baraquant.TensorConfig(8), OF_INPUT), calibration=calibration)
-    assert all(parameter.dim() > 0 for parameter in model.parameters())
 
 
 REPRS = {

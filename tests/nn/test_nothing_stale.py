@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
 import baraquant
@@ -211,11 +209,12 @@ def check(model: Any, kind: str, new: nn.Module, device: str = "cpu") -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.cover(("kind", "way"))
 def test_new_tensors_count_at_once(kind: str, way: str, device: str) -> None:
+    """And not in a copy that was made before."""
     model, new = made(kind, 1, device), made(kind, 2, device)
     x = example(kind).to(device)
-    before = model(x)
+    before, twin = model(x), copy.deepcopy(model)
     WAYS[way](model, new.state_dict())
-    assert not torch.equal(before, new(x))
+    assert not torch.equal(before, new(x)) and torch.equal(twin(x), before)
     check(model, kind, new, device)
     check(copy.deepcopy(model), kind, new, device)
 
@@ -230,51 +229,53 @@ def test_a_call_with_other_tensors(kind: str) -> None:
     assert torch.equal(model(x), before)
 
 
-@by_kind
-def test_a_file_of_safetensors(kind: str, tmp_path: Path) -> None:
-    model, new = made(kind, 1), made(kind, 2)
-    save_file(new.state_dict(), tmp_path / "new.safetensors")
-    load_model(model, tmp_path / "new.safetensors")
-    check(model, kind, new)
+def scripted(module: nn.Module, x: Tensor) -> tuple[Any, Any]:
+    for _ in range(3):  # optimized from the second call on
+        module(x)
+    return module, module
 
 
-@by_kind
-def test_a_copy_is_another_layer(kind: str) -> None:
-    model, new = made(kind, 1), made(kind, 2)
-    before, other = model(example(kind)), copy.deepcopy(model)
-    copy_(other, new.state_dict())
-    check(other, kind, new)
-    assert torch.equal(model(example(kind)), before)
-
-
-# TorchScript has no experts and no attention.
-SCRIPTED = [kind for kind in KINDS if not kind.startswith(("attention", "experts"))]
-
-
-@pytest.mark.parametrize("kind", SCRIPTED)
-@pytest.mark.parametrize("way", ("copy_", "set_data", "load"))
-@pytest.mark.parametrize("form", ("script", "trace"))
-@pytest.mark.cover(("kind", "way"))
-def test_torchscript(kind: str, way: str, form: str) -> None:
-    model, new, x = made(kind, 1), made(kind, 2), example(kind)
-    with torch.no_grad():
-        module = torch.jit.script(model) if form == "script" else torch.jit.trace(model, x)
-        for _ in range(3):  # optimized from the second call on
-            module(x)
-    WAYS[way](module, new.state_dict())
-    check(module, kind, new)
-
-
-@by_kind
-@pytest.mark.parametrize("way", WAYS)
-def test_compiled(kind: str, way: str) -> None:
+def compiled(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
     torch._dynamo.reset()
+    program = torch.compile(model, backend="aot_eager")
+    program(x)
+    return program, model
+
+
+def exported(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
+    program = torch.export.export(model, (x,)).module()
+    return program, program
+
+
+# Of each form what makes it, and what holds its tensors then; the ways, and kinds that it lacks.
+FORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any, tuple[str, ...]]] = {
+    "script": (lambda model, x: scripted(torch.jit.script(model), x),
+        ("copy_", "set_data", "load"), ("attention", "experts")),
+    "trace": (lambda model, x: scripted(torch.jit.trace(model, x), x),
+        ("copy_", "set_data", "load"), ("attention", "experts")),
+    "compiled": (compiled, WAYS, ()),
+    "exported": (exported, ("copy_", "copy_data", "set_data", "load", "load_by_assigning"),
+        ("experts",)),
+}  # fmt: skip
+
+
+@pytest.mark.cover(("form", "kind"), form=lambda form: [form])
+@pytest.mark.parametrize(
+    ("form", "way", "kind"),
+    [
+        (form, way, kind)
+        for form, (_, ways, without) in FORMS.items()
+        for way in ways
+        for kind in KINDS
+        if not kind.startswith(without)
+    ],
+)
+def test_a_graph(form: str, way: str, kind: str) -> None:
     model, new = made(kind, 1), made(kind, 2)
-    compiled = torch.compile(model, backend="aot_eager")
     with torch.no_grad():
-        compiled(example(kind))
-    WAYS[way](model, new.state_dict())
-    check(compiled, kind, new)
+        program, holder = FORMS[form][0](model, example(kind))
+    WAYS[way](holder, new.state_dict())
+    check(program, kind, new)
 
 
 @pytest.mark.inductor
@@ -288,15 +289,6 @@ def test_compiled_by_inductor(kind: str, way: str, device: str) -> None:
         compiled(example(kind).to(device))
     WAYS[way](model, new.state_dict())
     check(compiled, kind, new, device)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("experts")])
-@pytest.mark.parametrize("way", ("copy_", "copy_data", "set_data", "load", "load_by_assigning"))
-def test_exported(kind: str, way: str) -> None:
-    model, new, x = made(kind, 1), made(kind, 2), example(kind)
-    program = torch.export.export(model, (x,)).module()
-    WAYS[way](program, new.state_dict())
-    check(program, kind, new)
 
 
 @by_kind

@@ -18,6 +18,7 @@ from baraquant import ops, reference
 from baraquant.nn import (
     FakeQuantize,
     FakeQuantizeInt4,
+    FakeQuantizeTernary,
     LearnedFakeQuantize,
     LearnedFakeQuantizeInt4,
     WeightOnlyLinear,
@@ -99,6 +100,9 @@ KINDS: dict[str, Callable[[int], nn.Module]] = {
         f"learned {kind} {symmetric}": lambda seed, kind=kind, s=symmetric: learned(kind, s, seed)
         for kind in LEARNED for symmetric in (True, False)
     },
+    "ternary per_tensor": lambda seed: FakeQuantizeTernary(),
+    "ternary per_channel": lambda seed: FakeQuantizeTernary("per_channel", axis=0),
+    "ternary per_group": lambda seed: FakeQuantizeTernary("per_group", group_size=5),
     **{
         f"int4 {kind} {symmetric}": lambda seed, k=kind, s=symmetric: four_bits(k, s, seed)
         for kind in ("dynamic", "given", "learned") for symmetric in (True, False)
@@ -130,7 +134,7 @@ def by_kind(test: Callable[..., None]) -> Any:
 
 def input_of(kind: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
     x = example(seed, dtype)
-    return x[0] if kind.startswith(("learned", "int4")) else x
+    return x[0] if kind.startswith(("learned", "int4", "ternary")) else x
 
 
 def saved(save: Callable[..., None], what: Any) -> io.BytesIO:
@@ -211,7 +215,7 @@ def test_in_every_kind_of_graph(kind: str) -> None:
     for name, graph in graphs.items():
         assert torch.equal(graph(x), y), name
         assert torch.equal(torch.autograd.grad(graph(x).sum(), x)[0], dx), name
-    if not kind.startswith(("observed", "int4")):  # whose ops have no rule for it
+    if not kind.startswith(("observed", "int4", "ternary")):  # whose ops have no rule for it
         batch = torch.stack([x.detach(), 2 * x.detach()])
         rounded = torch.stack([module.round(one) for one in batch])
         assert torch.equal(torch.vmap(module.round)(batch), rounded)

@@ -124,21 +124,26 @@ def test_the_converted_layer_has_the_bits_of_evaluation(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("bits", [(8, 8), (4, 8), (3, 2)])  # of the weight and of the input
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_numbers_of_w8a8_are_the_contracts(dtype: torch.dtype, symmetric: bool) -> None:
+def test_the_numbers_are_the_contracts(
+    dtype: torch.dtype, symmetric: bool, bits: tuple[int, int]
+) -> None:
     """Rotate, quantize, multiply: by the reference in plain PyTorch, from the float layer."""
     float_layer, x = floating(dtype=dtype), inputs(dtype)
     weight = reference.hadamard(float_layer.weight.detach(), 16)
-    qweight, weight_scale, _ = reference.dynamic_range_quantize_per_channel(weight, 0)
+    of_weight, of_input = ((-(1 << n - 1), (1 << n - 1) - 1) for n in bits)
+    qweight, weight_scale, _ = reference.dynamic_range_quantize_per_channel(weight, 0, *of_weight)
     q, scale, zero = reference.dynamic_range_quantize_per_token(
-        reference.hadamard(x, 16), symmetric=symmetric
+        reference.hadamard(x, 16), *of_input, symmetric=symmetric
     )
     wanted = reference.int8_linear(
         q, qweight, scale, weight_scale, float_layer.bias.detach(),
         input_zero_point=None if symmetric else zero, dtype=dtype,
     )  # fmt: skip
-    layer = prepared(baraquant.W8A8(symmetric, rotate=16), dtype=dtype)
+    activation = TensorConfig(bits[1], PerToken(), symmetric)
+    layer = prepared(QuantConfig(TensorConfig(bits[0]), activation, rotate=16), dtype=dtype)
     served = converted(layer)
     for one in (layer, layer.eval(), served):
         assert torch.equal(one(x).detach(), wanted)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from baraquant import GPTQ, QuantConfig, TensorConfig
 from baraquant.nn import FakeQuantizeTernary
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+from tests.support.models.training_models import train
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
@@ -125,19 +125,6 @@ def model_of(dtype: torch.dtype, device: str = "cpu") -> nn.Sequential:
     return model.to(device, dtype)
 
 
-def trained(model: nn.Module, config: QuantConfig, x: Tensor, steps: int = 3) -> list[float]:
-    baraquant.qat.prepare_(model, config)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    losses = []
-    for _ in range(steps):
-        loss = (model(x) - x[:, :16]).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 @pytest.mark.filterwarnings("ignore:.*expected layers that multiply integers")
 @by_dtype
 @pytest.mark.parametrize("inputs", INPUTS)
@@ -147,7 +134,8 @@ def test_a_served_model_has_the_bits_of_training(
 ) -> None:
     model, fresh = model_of(dtype, device), model_of(dtype, device)
     x = torch.randn(32, 64, generator=cases.generator(8)).to(device, dtype)
-    trained(model, QuantConfig(weight_of(granularity), INPUTS[inputs]), x)
+    baraquant.qat.prepare_(model, QuantConfig(weight_of(granularity), INPUTS[inputs]))
+    train(model, x, x, x, lr=0.1)
     right = model.eval()(x).detach()
     baraquant.qat.convert_(model)
     assert set(model[0].qweight.unique().tolist()) == {-1, 0, 1}
@@ -163,9 +151,11 @@ def test_training_computes_the_product_of_integers(device: str) -> None:
     """The loss falls, and training mode has the bits of evaluation, compiled or not."""
     model = model_of(torch.float32, device)
     x = torch.randn(32, 64, generator=cases.generator(8)).to(device)
-    losses = trained(model, QuantConfig(weight_of("per_tensor"), TOKEN), x, 20)
-    assert losses[-1] < losses[0]
+    baraquant.qat.prepare_(model, QuantConfig(weight_of("per_tensor"), TOKEN))
+    before = model(x).square().mean()
+    train(model, *[x] * 20, lr=0.1)
     right = model(x)
+    assert right.square().mean() < before
     assert_same_bits(torch.compile(model, fullgraph=True)(x), right)
     assert_same_bits(model.eval()(x), right)
     assert_same_bits(torch.export.export(model, (x,)).module()(x), right)
@@ -197,37 +187,3 @@ def test_quantize_rounds_as_training_does_and_gptq_keeps_the_grid(granularity: s
     baraquant.quantize_(better, GPTQ(config), calibration=[x], progress=False)
     assert set(better[0].qweight.unique().tolist()) == {-1, 0, 1}
     assert (better[0](x) - right).norm() < (nearest[0](x) - right).norm()
-
-
-def test_other_layers() -> None:
-    """Convolutions of integers, embeddings, recurrent layers."""
-    conv = QuantConfig(weight_of("per_tensor"), TensorConfig(8, "per_tensor"), conv_inputs=True)
-    rows = QuantConfig(weight_of("per_channel"), TOKEN)
-    image, text = torch.randn(2, 16, 8, 8), torch.randint(0, 50, (4, 3))
-    for make, config, x in (
-        (lambda: nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU()), conv, image),
-        (lambda: nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8)), rows, text),
-        (lambda: nn.Sequential(nn.Embedding(50, 16), nn.LSTM(16, 8)), rows, text),
-    ):
-        model = make()
-        baraquant.qat.prepare_(model, config)
-        output = model(x)
-        (output[0] if isinstance(output, tuple) else output).sum().backward()
-        right = model.eval()(x)
-        baraquant.qat.convert_(model)
-        got = model(x)
-        if isinstance(got, tuple):
-            got, right = got[0], right[0]
-        assert_same_bits(got, right)
-
-
-def test_deepcopy_and_the_switches() -> None:
-    model, x = model_of(torch.float32), torch.randn(4, 64)
-    floating = model(x)
-    baraquant.qat.prepare_(model, QuantConfig(weight_of("per_tensor"), TOKEN))
-    assert_same_bits(copy.deepcopy(model)(x), model(x))
-    model.apply(baraquant.nn.disable_fake_quant)
-    assert_same_bits(model(x), floating)
-    scripted = torch.jit.script(model)
-    scripted.apply(baraquant.nn.enable_fake_quant)
-    assert not torch.equal(scripted(x), floating)

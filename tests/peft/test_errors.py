@@ -18,6 +18,7 @@ from baraquant import nn as bnn
 from tests.nn.expert_models import experts
 from tests.peft import models
 from tests.peft.models import SCHEMES, adapted, evaluate, peft
+from tests.support.checks.refused import refused
 from tests.support.models.made import prepared, quantized
 
 
@@ -27,12 +28,7 @@ def base(scheme: str = "dynamic") -> Any:
 
 def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any) -> None:
     """The call fails with this text, and the model is what it was."""
-    kinds = [(name, type(module)) for name, module in model.named_modules()]
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(error, match=text):
-        adapted(model, **options)
-    assert [(name, type(module)) for name, module in model.named_modules()] == kinds
-    assert models.same(model.state_dict(), state)
+    refused(adapted, text, model, error=error, **options)
 
 
 EXHAUSTIVE = ["pissa_niter_4", "olora", "corda", "loftq"]

@@ -90,7 +90,6 @@ BYTES: list[tuple[str, Callable[[bytes], bytes]]] = [
     (NO_JSON, replaced(b":", b";")),
     (f"{NO_JSON}NaN is no JSON", replaced(b"[7,8]", b"[NaN,8]")),
     (f"{NO_JSON}the key 'norm.weight' stands there twice", replaced(b"{", b'{"norm.weight":1,')),
-    (f"{NO_JSON}it is nested too deeply", header(lambda text: b"[" * 100_000)),
     (f"{NO_JSON}it is nested too deeply", header(lambda text: b"[" * 101 + b"]" * 101)),
     (f"{NO_JSON}.*surrogates not allowed", replaced(b'"norm.weight"', b'"\\udc00"')),
     ("expected its header to be an object, but got list", header(lambda text: b"[1]")),
@@ -104,11 +103,8 @@ BYTES: list[tuple[str, Callable[[bytes], bytes]]] = [
     ("expected its configuration to be JSON", configuration(lambda text: "{")),
     ("to be JSON.* surrogates", configuration(lambda text: text.replace("dynamic", "\\ud83d"))),
     ("expected format 1, but got None", configuration(lambda text: "{}")),
-    ("expected format 1, but got None", configuration(lambda text: "[]")),
     (CHECKSUM, configuration(lambda text: json.dumps(json.loads(text), indent=1))),
-    (CHECKSUM, configuration(lambda text: text + " ")),
     (CHECKSUM, configuration(lambda text: text[:-3] + ("1" if text[-3] == "0" else "0") + '"}')),
-    (CHECKSUM, configuration(lambda text: json.dumps(json.loads(text), sort_keys=True))),
     (CHECKSUM, lambda raw: raw[:-1] + bytes([raw[-1] ^ 1])),
 ]  # fmt: skip
 
@@ -165,26 +161,20 @@ LIES: list[tuple[str, Lie]] = [
     # The header.
     ("norm.weight: expected an entry with", entry("norm.weight", more=1)),
     ("norm.weight: expected a dtype of", entry("norm.weight", dtype="F7")),
-    ("norm.weight: expected a dtype of", entry("norm.weight", dtype=["F32"])),
     ("norm.weight: expected 64 bytes", entry("norm.weight", dtype="F64")),
     *(
         ("norm.weight: expected a shape of whole sizes", entry("norm.weight", shape=shape))
-        for shape in ([-8], [8.0], [True], [2**63], 8)
+        for shape in ([-8], [True], 8)
     ),
     ("norm.weight: expected .* bytes", entry("norm.weight", shape=[2**62, 2**62])),
     ("norm.weight: expected a begin and an end", entry("norm.weight", data_offsets=[32, 0])),
-    ("norm.weight: expected a begin and an end", entry("norm.weight", data_offsets=[0, 0, 32])),
     ("expected its data to begin at", entry("norm.weight", data_offsets=[0, 32])),
-    ("expected its data to begin at", entry("norm.weight", data_offsets=[2**40, 2**40 + 32])),
     # The configuration.
     ("expected format 1, but got 2, which 'b 9' has", config(format=2, writer="b 9", more=[])),
     ("expected format 1, but got 1.0", config(format=1.0)),
-    ("expected format 1, but got True", config(format=True)),
     ("expected writer to be a text", config(writer=[3])),
     ("expected its configuration to have", config(code="x")),
-    ("expected its configuration to have", lambda contents: contents.config.pop("modules")),
     ("expected its configuration to name modules", config(modules={})),
-    ("expected its configuration to name modules", config(modules=[1])),
     ("expected unpacked to hold paths, but got 3", config(unpacked=3)),
     ("expected fused to hold paths", config(fused=[3])),
     ("expected constants to hold names", config(constants={"a": 1})),
@@ -197,30 +187,22 @@ LIES: list[tuple[str, Lie]] = [
         r"dynamic: expected a class of .*QuantizedLinear, .*, but got .Linear.; one of your own",
         module("dynamic", "class", "Linear"),
     ),
-    ("dynamic: expected a class of", module("dynamic", "class", [])),
     ("dynamic: expected the options", module("dynamic", "class", "StaticQuantizedLinear")),
-    ("dynamic: expected the options", module("dynamic", "options", None)),
-    ("dynamic: expected the options", option("dynamic", "eval", "1")),
     ("dynamic: .*expected weight_bits to be an int", option("dynamic", "weight_bits", 9)),
     *(
         ("dynamic: expected bits to be a whole number", option("dynamic", "bits", bits))
-        for bits in (8.0, True, 2**70)
+        for bits in (8.0, 2**70)
     ),
     ("dynamic: expected symmetric to be true or", option("dynamic", "symmetric", 1)),
-    ("dynamic: expected granularity to be a name", option("dynamic", "granularity", [])),
     ("dynamic: .*expected granularity to be", option("dynamic", "granularity", "x")),
     ("grouped: .*weight_scale to have the shape", option("grouped", "group_size", 3)),
-    ("grouped: .*expected group_size > 0", option("grouped", "group_size", -1)),
     ("embedding: expected dtype to be one", option("embedding", "dtype", "int8")),
     ("embedding: expected a model of torch.float64", option("embedding", "dtype", "float64")),
     ("embedding: expected padding_idx to be 3, as in", option("embedding", "padding_idx", 3)),
     ("conv1: expected stride to be .*, as in", option("conv1", "stride", [3])),
-    ("conv1: expected stride to be one to three", option("conv1", "stride", "3")),
     ("conv2: .*[Ii]nvalid padding", option("conv2", "padding", "odd")),
-    ("conv2: ", option("conv2", "groups", 0)),
     ("rounded: expected input_fake_quant to be how", option("rounded", "input_fake_quant", {})),
     ("rounded: expected the tensors", option("rounded", "input_fake_quant", None)),
-    ("dynamic: expected further to hold names", module("dynamic", "further", [1])),
     (
         r"dynamic: expected a module with \['x'\] beside the layer's own .* has \[\]",
         module("dynamic", "further", ["x"]),
@@ -228,9 +210,7 @@ LIES: list[tuple[str, Lie]] = [
     ("dynamic: expected a tensor qweight, but", module("dynamic", "further", ["qweight"])),
     # Integers of fewer bits.
     ("narrow: expected packed to hold shapes", module("narrow", "packed", {"x": [1]})),
-    ("narrow: expected packed to hold shapes", module("narrow", "packed", {"qweight": [-8, -8]})),
     ("dynamic.qweight: expected a width of 2", module("dynamic", "packed", {"qweight": [8, 8]})),
-    ("narrow.qweight: expected a width of 2 to 7 bits", option("narrow", "weight_bits", -4)),
     (r"narrow.qweight: expected 24 .*, but .* \[32\]", option("narrow", "weight_bits", 3)),
     ("narrow.qweight: expected 32 .*, but got torch.int8", entry("narrow.qweight", dtype="I8")),
     (r"qweight: expected 32 .*, but .* \[4, 8\]", entry("narrow.qweight", shape=[4, 8])),
@@ -267,9 +247,7 @@ LIES: list[tuple[str, Lie]] = [
     ),
     ("dynamic: expected the tensors", renamed("dynamic.smooth", "dynamic.rough")),
     ("norm.weight: expected torch.float32", entry("norm.weight", shape=[2, 4])),
-    ("norm.weight: expected torch.float32", entry("norm.weight", dtype="I32")),
     ("dynamic: .*expected bias to have 4", entry("dynamic.qweight", shape=[4, 16])),
-    ("dynamic: .*expected qweight to be int8", entry("dynamic.qweight", dtype="U8")),
     (
         "more: expected a shape that a tensor can have",
         lambda c: c.tensors.update(more=Tensor("F32", [0, 2**62, 2**62], b"")),
@@ -277,7 +255,6 @@ LIES: list[tuple[str, Lie]] = [
     # Numbers.
     ("dynamic: weight_scale: exp.* finite", number("dynamic.weight_scale", 3, "<f", float("nan"))),
     ("embedding: weight_scale: expected fin", number("embedding.weight_scale", 0, "<f", 0.0)),
-    ("static: act_scale: expected finite", number("static.act_scale", 0, "<f", -1.0)),
     ("dynamic: smooth: expected finite", number("dynamic.smooth", 0, "<f", float("inf"))),
     (
         "rounded: input_fake_quant.scale: expected finite",

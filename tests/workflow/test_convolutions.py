@@ -17,10 +17,11 @@ import baraquant
 import baraquant.nn as bnn
 from baraquant import W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
+from tests.nn.test_convolutions import KINDS, floating
 from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import Holder
 from tests.support.models.outlier_models import SCHEMES
-from tests.support.models.training_models import train
+from tests.support.models.training_models import data, train
 
 TENSOR = TensorConfig(8, "per_tensor")
 CONFIGS: dict[str, QuantConfig] = {
@@ -37,14 +38,6 @@ CONFIGS: dict[str, QuantConfig] = {
         TensorConfig(8), TensorConfig(8, "per_tensor", False, learned=True), conv_inputs=True
     ),
 }
-KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
-    "Conv1d": ({"groups": 2, "padding": 1, "padding_mode": "reflect"}, (3, 8, 7)),
-    "Conv2d": ({"stride": (2, 1), "padding": "valid", "bias": False}, (2, 8, 6, 5)),
-    "Conv3d": ({"groups": 8, "padding": 1}, (2, 8, 3, 4, 5)),
-    "ConvTranspose1d": ({"stride": 2, "output_padding": 1, "dilation": 2}, (3, 8, 5)),
-    "ConvTranspose2d": ({"groups": 2, "stride": (2, 1), "padding": 1}, (2, 8, 4, 5)),
-    "ConvTranspose3d": ({"groups": 4, "stride": 2}, (2, 8, 2, 3, 3)),
-}
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_config = pytest.mark.parametrize("config", CONFIGS)
 
@@ -54,9 +47,7 @@ def rounds(layer: Any) -> bool:
 
 
 def convolution(kind: str, dtype: torch.dtype = torch.float32) -> Holder:
-    torch.manual_seed(0)
-    arguments = {"in_channels": 8, "out_channels": 16, "kernel_size": 3} | KINDS[kind][0]
-    return Holder(getattr(nn, kind)(**arguments).to(dtype)).eval()
+    return Holder(floating(kind, dtype, out_channels=16)).eval()
 
 
 def batches(shape: tuple[int, ...], count: int = 3, dtype: torch.dtype = torch.float32) -> Any:
@@ -114,32 +105,6 @@ def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -
         assert_stored(model, build, data[0], tmp_path / "model.safetensors")
 
 
-@by_kind
-def test_the_range_comes_from_the_calibration(kind: str) -> None:
-    data = batches(KINDS[kind][1])
-    for symmetric in (True, False):
-        model = convolution(kind)
-        weight, floats = model.child.weight.detach().clone(), copy.deepcopy(model)
-        config = W8A8Static(symmetric=symmetric, conv_inputs=True)
-        report = baraquant.quantize_(model, config, calibration=data, progress=False)
-        rounder = model.child.input_fake_quant
-        most = torch.stack(data).max()
-        scale = most / 127 if symmetric else 0.5 * most / (0.5 * 255)
-        assert torch.equal(rounder.scale, scale)
-        assert int(rounder.zero_point) == (0 if symmetric else -128)
-        about = f"input=int8 per_tensor {'' if symmetric else 'a'}symmetric static"
-        assert report.changed == {"child": f"Quantized{kind}, {about}"}
-        # The products of the rounded input and the rounded weight, by PyTorch's layer.
-        with torch.no_grad():
-            floats.child.weight.copy_(model.child.dequantized_weight())
-        assert not torch.equal(floats.child.weight, weight)
-        zero = int(rounder.zero_point)
-        integers = ((data[0] / scale).round() + zero).clamp(-128, 127)
-        near = (integers - zero) * scale
-        torch.testing.assert_close(model(data[0]), floats(near), rtol=1e-5, atol=1e-5)
-        assert not torch.equal(near, data[0])
-
-
 def test_padding_is_exact_and_so_is_zero() -> None:
     """The zeros of the padding are those of the integers: nothing leaks in at the border."""
     model = Holder(nn.Conv2d(2, 3, 3, padding=2)).eval()
@@ -170,6 +135,35 @@ def test_the_default_and_off() -> None:
     linear = Holder(nn.Linear(5, 3))
     baraquant.quantize_(linear, W8A8Static(conv_inputs=False), calibration=data, progress=False)
     assert isinstance(linear.child, bnn.StaticQuantizedLinear), "an option of convolutions alone"
+
+
+FACTORS = TensorConfig(4, "per_group", group_size=8, group_factors=True)
+STATIC_FACTORS = QuantConfig(
+    FACTORS, TensorConfig(8, "per_tensor", dynamic=False), "min_max", scale_rule="max"
+)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("kind", ["convolution", "factors"])
+def test_what_no_data_reaches_keeps_a_floating_input(kind: str, trains: bool) -> None:
+    """Its weight is the one that it would have had; what factors give becomes int8."""
+    make, config, x = lambda: nn.Conv2d(8, 8, 3), W8A8Static(conv_inputs=True), data(2, 8, 6, 5)
+    if kind == "factors":
+        make, config, x = lambda: nn.Linear(16, 8), STATIC_FACTORS, data(5, 16)
+    model = nn.ModuleDict({"used": make(), "unused": make()})
+    plain = copy.deepcopy(model)
+    if trains:
+        prepare_(model, config)
+        model["used"](x)
+        wanted = model["unused"].eval().weight + 0
+        report = convert_(model)
+    else:
+        baraquant.quantize_(plain, config, calibration=lambda m: [m[name](x) for name in m])
+        wanted = plain["unused"].weight + 0
+        report = baraquant.quantize_(model, config, calibration=lambda m: m["used"](x))
+    assert "its input stays floating, as" in report.changed["unused"]
+    assert "floating" not in report.changed["used"] and not rounds(model["unused"])
+    assert torch.equal(model["unused"].weight + 0, wanted)
 
 
 def test_what_is_refused() -> None:

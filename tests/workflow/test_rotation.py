@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import PerTensor, QuantConfig, TensorConfig, ops
 from baraquant.qat import convert_, prepare_
-from tests.export.tiny_decoders import tiny
-from tests.support.optional_packages import package
 
 W8 = baraquant.W8A8(rotate=16)
 SCHEMES: dict[str, QuantConfig] = {
@@ -184,21 +181,6 @@ def test_exported(scheme: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8_asymmetric", "static", "w8a16", "per_tensor"])
-def test_onnx(scheme: str, tmp_path: Path) -> None:
-    """The rotation is written out in sums and differences, with the bits of the op."""
-    package("onnxscript")
-    runtime = package("onnxruntime")
-    model = quantized(scheme)
-    baraquant.export.to_onnx(model, (inputs(),), tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
-    (got,) = session.run(None, {session.get_inputs()[0].name: inputs().numpy()})
-    wanted = model(inputs())
-    near = 1e-2 if scheme == "w8a16" else 1e-5  # onnxruntime has a fast product of its own
-    assert (torch.from_numpy(got) - wanted).norm() < near * wanted.norm()
-
-
-@pytest.mark.exhaustive
 def test_pt2e_ops() -> None:
     model = nn.Sequential(nn.Linear(32, 8))
     baraquant.quantize_(model, baraquant.W8A8(symmetric=False, rotate=16))
@@ -208,24 +190,3 @@ def test_pt2e_ops() -> None:
     assert not any("baraquant" in str(node.target) for node in program.graph.nodes)
     wanted = model(inputs())
     assert (program.module()(inputs()) - wanted).norm() < 1e-2 * wanted.norm()
-
-
-@pytest.mark.exhaustive
-def test_formats_without_a_rotation_refuse(tmp_path: Path) -> None:
-    package("gguf"), package("transformers"), package("compressed_tensors")
-    writers = {
-        "to_compressed_tensors": (
-            baraquant.W8A8(rotate=16),
-            r"its input is rotated \(rotate=16\).*without rotate",
-        ),
-        "to_gguf": (
-            baraquant.W8A16(rotate=16),
-            "expected no rotation of the input, which GGUF cannot hold.*without rotate",
-        ),
-    }
-    for name, (scheme, text) in writers.items():
-        model, file = tiny("llama"), tmp_path / f"{name}.gguf"
-        baraquant.quantize_(model, {nn.Linear: scheme})
-        with pytest.raises(ValueError, match=rf"{name}: model\.layers\.0\..*{text}"):
-            getattr(baraquant.export, name)(model, file)
-        assert not file.exists()

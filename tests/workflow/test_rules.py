@@ -373,3 +373,72 @@ def test_keys_that_decide_are_not_said(call: Callable[..., Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(seeded(Model), rules)
+
+
+# --- parts that a filter leaves out ---------------------------------------------------------------
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, num_layers=2, bidirectional=True)
+        self.gru, self.cell = nn.GRU(8, 8), nn.LSTMCell(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.tied = self.head = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.gru(self.lstm(x)[0][..., :8])[0]
+        y = self.attention(y, y, y)[0]
+        return self.head(torch.stack([self.cell(one)[0] for one in y]))
+
+
+@by_call
+def test_each_part_can_be_left_out(call: Any) -> None:
+    every = set(call(Packed(), W8A8()).changed)
+    assert {"lstm.cells.l0.ih", "cell.ih", "attention.out_proj"} <= every
+    for name in every:
+        model = Packed()
+        out = ("tied", "head") if name in ("tied", "head") else (name,)
+        report = call(model, W8A8(), filter_fn=lambda _, path, out=out: path not in out)
+        assert set(report.changed) == every - {name}
+        assert report.left_out[name] == FILTERED
+        assert isinstance(model.get_submodule(name), nn.Linear)
+        model(torch.randn(3, 2, 8))
+
+
+@by_call
+@pytest.mark.parametrize("whole", ["lstm", "gru", "cell", "attention"])
+def test_the_whole_or_all_of_its_parts(call: Any, whole: str) -> None:
+    for out in (lambda name: name == whole, lambda name: name.startswith(f"{whole}.")):
+        model = Packed()
+        report = call(model, W8A8(), filter_fn=lambda _, name, out=out: not out(name))
+        assert not any(name.startswith(whole) for name in report.changed)
+        assert set(report.left_out) == {whole} and report.left_out[whole] == FILTERED
+        assert type(model.get_submodule(whole)).__module__.startswith("torch.")
+
+
+def test_sensitivity_asks_for_parts() -> None:
+    found = baraquant.sensitivity(
+        Packed(),
+        [W8A8()],
+        [torch.randn(3, 2, 8)],
+        filter_fn=lambda module, name: name != "lstm.cells.l0.ih",
+    )
+    assert found.left_out["lstm.cells.l0.ih"] == FILTERED
+    assert "lstm.cells.l0.hh" in {layer.path for layer in found.layers}
+
+
+@by_call
+def test_a_filter_that_leaves_nothing_out_is_said(call: Any) -> None:
+    with pytest.warns(UserWarning, match="expected filter_fn to leave out a layer, but it takes"):
+        call(Packed(), W8A8(), filter_fn=lambda _, name: name != "lstm.cells.0.ih")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(Packed(), W8A8(), filter_fn=lambda _, name: name != "lstm.cells.l0.ih")
+        call(Packed(), W8A8())
+
+
+def test_fused_ops_too() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU())
+    with pytest.warns(UserWarning, match="use_fused_ops_: expected filter_fn to leave out"):
+        baraquant.use_fused_ops_(model, lambda module, name: name != "norm")

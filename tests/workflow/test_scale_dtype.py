@@ -142,29 +142,6 @@ def test_scales_integers_and_bits(layer: str, granularity: str, rule: str, dtype
 
 
 @by_dtype
-@pytest.mark.parametrize("model_dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("config", ["W8A8", "W8A8Static", "W8A16", "W4A8", "W4A16"])
-@pytest.mark.exhaustive
-def test_the_presets_in_every_dtype(config: str, model_dtype: torch.dtype, dtype: str) -> None:
-    options = {"group_size": 4} if config.startswith("W4") else {}
-    scheme = getattr(baraquant, config)(**options, scale_dtype=dtype)
-    torch.manual_seed(2)
-    model = Holder(nn.ModuleList([nn.Linear(8, 8), nn.LSTM(8, 4)]).to(model_dtype))
-    model.child.forward = lambda x: model.child[1](model.child[0](x))[0]
-    prepare_(model, scheme)
-    x = torch.randn(5, 8, dtype=model_dtype)
-    model(x)
-    evaluated = model.eval()(x)
-    convert_(model)
-    assert torch.equal(model(x), evaluated)
-    scales = [t for name, t in model.state_dict().items() if name.endswith("weight_scale")]
-    assert len(scales) == 3
-    for scale in scales:
-        assert scale.dtype == (torch.float64 if model_dtype == torch.float64 else torch.float32)
-        assert torch.equal(rounded(scale, dtype).to(scale.dtype), scale)
-
-
-@by_dtype
 def test_ties_tied_weights_and_words(dtype: str) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight

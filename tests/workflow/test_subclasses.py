@@ -22,6 +22,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error
+from tests.support.models.training_models import train
 
 
 class Times(nn.Embedding):
@@ -158,12 +159,8 @@ def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_
         "it is a part of lora, beside the weight of that layer",
     )
     assert {id(p) for p in model.parameters()} >= {id(p) for p in parameters}
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(TOKENS).square().mean().backward()
-        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in parameters)
-        optimizer.step()
+    train(model, TOKENS, TOKENS, TOKENS, lr=1e-2)
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in parameters)
     with torch.no_grad():
         evaluated = model.eval()(TOKENS)
         again = copy.deepcopy(model)

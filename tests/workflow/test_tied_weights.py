@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import TRAINED
+from tests.support.models.training_models import train
 
 VOCABULARY, WIDTH = 24, 16
 
@@ -87,19 +88,6 @@ def built(kind: str, *arguments: Any, seed: int = 0) -> nn.Module:
     return MODELS[kind](*arguments)
 
 
-def train(model: nn.Module, steps: int = 4) -> None:
-    """Learned scales get gradients from both layers; the first batch sets those of inputs."""
-    model.train()
-    with torch.no_grad():
-        model(TOKENS)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
-        optimizer.step()
-    model.eval()
-
-
 def layers(model: nn.Module) -> list[nn.Module]:
     return [m for n, m in model.named_children() if n in ("embedding", "second", "head")]
 
@@ -146,7 +134,9 @@ def test_trained_converted_saved(
         tied = [name for name in names if name in ("head.weight", "second.weight")]
         assert len(tied) == len(layers(model)) - 1
         assert all(names[name] is names["embedding.weight"] for name in tied)
-    train(model)
+    with torch.no_grad():
+        model.train()(TOKENS)  # sets the ranges of the inputs
+    train(model, *[TOKENS] * 4).eval()
     check_one_table(model)
     evaluated = model(TOKENS)
     convert_(model)
@@ -158,26 +148,6 @@ def test_trained_converted_saved(
     copied = copy.deepcopy(model)
     check_one_table(copied)
     assert copied.body.qweight.data_ptr() != model.body.qweight.data_ptr()
-
-
-@by_kind
-@pytest.mark.parametrize("embedding", [nn.Embedding, Averaged])
-@pytest.mark.parametrize(
-    "config", [W8A8(), W8A8Static(), SmoothQuant(0.5), SmoothQuant(0.5, W8A8Static())], ids=str
-)
-def test_quantized(
-    kind: str, embedding: type[nn.Embedding], config: object, tmp_path: Path
-) -> None:
-    model = built(kind, embedding).eval()
-    wanted = model(TOKENS).detach()
-    report = baraquant.quantize_(model, config, calibration=[TOKENS], progress=False)
-    check_report(report, model, embedding)
-    check_one_table(model)
-    served = model(TOKENS)
-    assert (served - wanted).norm() < 0.05 * wanted.norm()
-    build = functools.partial(built, kind, embedding, seed=5)
-    for loaded in assert_stored(model, build, TOKENS, tmp_path / "model.safetensors"):
-        check_one_table(loaded)
 
 
 @pytest.mark.parametrize("scheme", ["learned", "learned_asymmetric", "learned_tensor"])

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.qat import convert_, prepare_
 from tests.support.models import training_models
-from tests.support.ranks import DEVICES, RANKS, results_of, skip_without_devices, spawn
+from tests.support.ranks import RANKS, results_fixture
 
 STEPS = 4
 OBSERVED = W8A8Static("min_max")
@@ -125,15 +123,7 @@ def compute(rank: int) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def results(
-    request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-) -> list[dict[str, Any]]:
-    """What each rank brought home."""
-    where = request.param
-    skip_without_devices(where)
-    name = f"qat_distributed_{where}"
-    return results_of(made_once(name, lambda folder: spawn(folder, compute, RANKS, where)))
+results = results_fixture("qat_distributed", compute)
 
 
 @pytest.mark.process

@@ -186,33 +186,6 @@ def test_folding_changes_the_norm_and_no_output(
     assert relative_error(model(data[0]), expected) < tolerance
 
 
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        *(("max", dtype) for dtype in (torch.float32, torch.float64, torch.bfloat16)),
-        *(("W4A16", dtype) for dtype in (torch.float16, torch.bfloat16)),
-        *(pytest.param(n, torch.float32, marks=pytest.mark.exhaustive) for n in SCHEMES),
-        *(pytest.param(n, torch.float16, marks=pytest.mark.exhaustive) for n in SCHEMES),
-    ],
-)
-def test_the_error_is_below_that_of_the_nearest(name: str, dtype: torch.dtype) -> None:
-    config, data = SCHEMES[name], rows(dtype, 5)
-    model = seeded(Fed).to(dtype)
-    nearest, awq = copy.deepcopy(model), copy.deepcopy(model)
-    baraquant.quantize_(nearest, config)
-    baraquant.quantize_(awq, AWQ(config), calibration=data[:3])
-    model.double()
-    errors = {"nearest": 0.0, "awq": 0.0}
-    for batch in data:  # the last two are new
-        for part, wanted in enumerate(model(batch.double())):
-            errors["nearest"] += float((nearest(batch)[part].double() - wanted).square().sum())
-            errors["awq"] += float((awq(batch)[part].double() - wanted).square().sum())
-    assert errors["awq"] < errors["nearest"]
-    assert type(awq.wide) is kind_of(config) and awq(data[0])[0].dtype == dtype
-    assert awq.norm.weight.dtype == dtype and awq.wide.dtype == dtype
-
-
 def test_a_chain_of_linear_layers() -> None:
     """Each is divided for the next one, and scaled for the one before."""
     torch.manual_seed(0)

@@ -243,24 +243,6 @@ def test_calibrate_runs_every_form_of_data(form):
     assert torch.equal(observer.calculate_qparams()[0], expected[0])
 
 
-def test_calibrate_leaves_the_model_as_it_was():
-    net = Net().train()
-    net.second.eval()
-    modes = [module.training for module in net.modules()]
-    state = {name: value.clone() for name, value in net.state_dict().items()}
-    seen = []
-    net.drop.register_forward_hook(lambda module, *_: seen.append(module.training))
-    calibrate(net, batches(), {"first": MinMaxObserver()}, progress=False)
-    assert seen == [False] * 3
-    assert [module.training for module in net.modules()] == modes
-    assert all(torch.equal(state[name], value) for name, value in net.state_dict().items())
-    assert not net.first._forward_pre_hooks and torch.is_grad_enabled()
-    with pytest.raises(RuntimeError):
-        calibrate(net, [torch.randn(2, 9)], {"first": MinMaxObserver()}, progress=False)
-    assert [module.training for module in net.modules()] == modes
-    assert not net.first._forward_pre_hooks
-
-
 @pytest.mark.parametrize("fused", [True, False])
 def test_calibrate_sees_the_layers_of_a_transformer(fused):
     torch.manual_seed(0)
@@ -286,20 +268,6 @@ def test_calibrate_names_eight_of_what_it_left_out():
     )
     with pytest.warns(UserWarning, match=message):
         calibrate(net, data, watchers, progress=False)
-
-
-def test_calibrate_refuses_data_that_does_not_fit():
-    with pytest.raises(ValueError, match="expected calibration data, but got no batch"):
-        calibrate(Net(), iter(()), {"first": MinMaxObserver()}, progress=False)
-    watchers = {path: MinMaxObserver() for path in ("first", "unused")}
-    with pytest.raises(ValueError, match=r"calibrate: unused: .*leave it out with filter_fn"):
-        calibrate(Net(), batches(), watchers, progress=False)
-
-
-@pytest.mark.parametrize("given", [torch.randn(3, 4), {"x": torch.randn(3, 4)}, "text", 3, None])
-def test_calibrate_refuses_what_is_no_data(given):
-    with pytest.raises(TypeError, match="expected calibration to be an iterable of batches"):
-        calibrate(Net(), given, {"first": MinMaxObserver()}, progress=False)
 
 
 def test_progress_shows_on_a_terminal_only(monkeypatch, capsys):

@@ -129,22 +129,6 @@ def test_each_call_that_is_measured_starts_as_the_float_call_did(kind: str, of: 
     again = baraquant.sensitivity(model, [W4A16(8), W8A8()], data(), of=of, progress=False)
     for one, other in zip(found.layers, again.layers, strict=True):
         assert one.errors == other.errors
-    if of == "layer" or kind == "random":  # deepcopy does not copy the global generators
-        return
-    reference, scheme = copy.deepcopy(model).eval(), W4A16(8)
-    quantized = dict.fromkeys(("first", "second"), 0.0)
-    square = 0.0
-    with torch.no_grad():
-        for x in data():
-            for path in quantized:
-                other = copy.deepcopy(reference)
-                wanted = copy.deepcopy(reference)(x)
-                baraquant.quantize_(other, {path: scheme})
-                quantized[path] += float((other(x) - wanted).square().sum())
-            square += float(reference(x).square().sum())
-    for layer in found.layers:
-        error = quantized[layer.path] / square
-        assert layer.errors["W4A16 g8"] == pytest.approx(error, rel=1e-4)
 
 
 class Counting(nn.Linear):

@@ -98,12 +98,6 @@ class Both(Base):
         return z
 
 
-class OtherHead(Base):
-    def forward(self, x: Tensor, features: bool = False) -> Any:
-        y = self.norm(x)
-        return (self.head(y), self.extra(y) if features else None)
-
-
 class Deferred(Base):
     def forward(self, x: Tensor, features: bool = False) -> Any:
         y = self.norm(x)
@@ -144,14 +138,6 @@ class ReturnsName(Base):
         else:
             y = self.norm(x)
             return y  # noqa: RET504
-        return x
-
-
-class Appends(Base):
-    def forward(self, x: Tensor) -> Any:
-        if not self.flag:
-            return self.head(self.norm(x))
-        self.kept.append(self.norm(x))
         return x
 
 
@@ -215,18 +201,13 @@ class Recalled(Base):
         return self.hidden(x) if self.flag else self.head(self.norm(x))
 
 
-class OtherMethod(Plain):
-    def encode(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(x))
-
-
-class Inherited(OtherMethod):
-    pass
-
-
 class PureMethod(Direct):
     def features(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+class Inherited(PureMethod):
+    pass
 
 
 class OfMethod(PureMethod):
@@ -269,9 +250,9 @@ unknown: dict[str, Any] = {"Base": Base, "__name__": "unknown"}
 exec(SOURCE, unknown)
 
 FREE = [Plain, Direct, NormFirst, Items]
-BY_ARGUMENT = [Early, Late, Both, OtherHead, Deferred, Walrus, Dict]
-BY_ATTRIBUTE = [Returns, ReturnsName, Appends, AppendsInBranch, Finished, AuxHead, Attr]
-OTHERS = [Nested, Recalled, OtherMethod, Inherited, PureMethod, OfMethod, ByName, Partial]
+BY_ARGUMENT = [Early, Late, Both, Deferred, Walrus, Dict]
+BY_ATTRIBUTE = [Returns, ReturnsName, AppendsInBranch, Finished, AuxHead, Attr]
+OTHERS = [Nested, Recalled, Inherited, PureMethod, OfMethod, ByName, Partial]
 OTHERS += [Decorated, ReadItems, unknown["NoSource"]]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static, ops
-from tests.support.models.outlier_models import Block, batches, relative_error, seeded
+from tests.support.models.outlier_models import Block, batches, seeded
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0])
@@ -106,33 +106,6 @@ def test_what_is_not_finite_takes_no_part():
     with pytest.warns(UserWarning, match="a NaN or an infinity"):
         baraquant.quantize_(got, SmoothQuant("search"), calibration=[*data, bad])
     assert torch.equal(got[1].smooth, wanted[1].smooth)
-
-
-SCHEMES = [
-    W8A8(),
-    W8A8(symmetric=False),
-    W8A8Static(),
-    W8A8Static("mse", symmetric=False),
-    W8A8Static("percentile"),
-    W8A8Static("moving_average"),
-]
-
-
-@pytest.mark.parametrize("activation", SCHEMES, ids=str)
-@pytest.mark.parametrize("alpha", [0.5, "search"])
-@pytest.mark.parametrize("pre_norm", [True, False])
-def test_smoothing_beats_the_plain_scheme(pre_norm, alpha, activation):
-    model, data = seeded(Block, 32, pre_norm=pre_norm), batches(32)
-    expected = model(data[0])
-    errors = []
-    for config in (activation, SmoothQuant(alpha, activation)):
-        quantized = copy.deepcopy(model)
-        report = baraquant.quantize_(quantized, config, calibration=data)
-        assert len(report.changed) == 5 and not report.left_out
-        errors.append(relative_error(quantized(data[0]), expected))
-    # A zero point takes the side of a one-sided outlier by itself: less is left to win.
-    assert errors[1] < (0.8 if activation.activation.symmetric else 1.05) * errors[0]
-    assert errors[1] < 0.03
 
 
 def test_what_is_folded_and_what_is_not():
