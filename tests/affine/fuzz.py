@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random calls of the affine family, mostly wrong: see `random_calls.py`."""
+"""Random calls of the affine family, often wrong: see `random_calls.py`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,108 +11,43 @@ from hypothesis import strategies as st
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
-from tests.support.family_cases.random_calls import move, run, tensor
+from tests.support.calls.affine import ALL_CALLS
+from tests.support.calls.affine import Call as AffineCall
+from tests.support.cases import Granularity
+from tests.support.family_cases.random_calls import (
+    DTYPES,
+    SHAPES,
+    Call,
+    changed_calls,
+    right_calls,
+    run,
+    tensor,
+)
 from tests.support.oracle import affine as oracle
 
-RANGED = ("quantize", "fake_quantize", "quantize_backward", "fake_quantize_backward")
-RANGED += ("fake_quantize_backward_qparams",)
-VERBS = (*RANGED, "dequantize", "dequantize_backward")
-KINDS = ("per_tensor", "per_channel", "per_token", "per_group")
-SHAPES = ((), (0,), (1,), (7,), (2, 3), (3, 0), (1, 1), (4, 1, 5), (2, 3, 4), (2, 1, 3, 2))
-INPUT_DTYPES = (*cases.FLOAT_DTYPES, torch.int8, torch.uint8, torch.int32, torch.complex64)
-SCALE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32)
 POINT_DTYPES = (torch.int32, torch.int64, torch.int8, torch.uint8, torch.int16)
-BAD_POINT_DTYPES = (torch.float32, torch.float64, torch.complex64)
-OUTPUTS = (*cases.QUANTIZED_DTYPES, torch.int32, torch.bool)
-AXES = (0, -1, 1, -2, 2, 3, -4, 17, 2**31, INT64_MAX, INT64_MIN)
-GROUP_SIZES = (1, 2, 3, 4, 100, 2**31, INT64_MAX - 1, INT64_MAX, 0, -1, -3, INT64_MIN)
-EDGES = (-128, 127, 0, 255, -8, 7, 15, -1, 1, 128, 256, -129, 2**31, INT64_MAX, INT64_MIN)
-NUMBERS = (0.1, 0.5, 3.0, 1e-3, 0.0, -1.0, math.nan, math.inf, -math.inf, 1e-60, 1e300)
+OPTIONS = {
+    ("quant_min", "quant_max"): ((-128, 127), (-8, 7), (0, 127), (-1, 300)),
+    ("dtype",): [(dtype,) for dtype in (*cases.QUANTIZED_DTYPES, torch.int8)],
+}
 
 
-@dataclass
-class Call:
-    """An op and its arguments, and which of them were meant to be right."""
-
-    verb: str
-    granularity: Granularity
-    arguments: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.granularity.op(self.verb).__name__
-
-    @property
-    def number(self) -> bool:
-        return isinstance(self.arguments["scale"], float)
-
-    def __call__(self, device: str = "cpu", namespace: object = None) -> Any:
-        moved = {k: move(v, device) for k, v in self.arguments.items()}
-        return self.granularity.op(self.verb, namespace)(**moved)
+def of_integers(draw: st.DrawFn, call: Call) -> None:
+    """What is to be dequantized is of any dtype; so is a zero point."""
+    a = call.arguments
+    if call.verb == "dequantize" and draw(st.booleans()):
+        dtype = draw(st.sampled_from((*cases.INTEGER_DTYPES, *DTYPES)))
+        a["input"] = tensor(tuple(a["input"].shape), dtype, 7)
+    point = draw(st.sampled_from((*POINT_DTYPES, None)))
+    if "zero_point" in a and not is_number(call) and draw(st.booleans()):
+        a["zero_point"] = None if point is None else a["zero_point"].to(point)
 
 
-@st.composite
-def calls(draw: st.DrawFn) -> Call:
-    """Each argument is right four times out of five."""
-
-    def choose(right: Any, wrong: tuple) -> Any:
-        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 9)) > 8 else right
-
-    verb, kind = draw(st.sampled_from(VERBS)), draw(st.sampled_from(KINDS))
-    shape = draw(st.sampled_from(SHAPES))
-    seed = draw(st.integers(0, 99))
-    ndim = len(shape)
-    axis = choose(draw(st.integers(-ndim, max(ndim - 1, -ndim))), AXES)
-    group_size = choose(draw(st.sampled_from((1, 2, 3, 100))), GROUP_SIZES)
-    granularity = Granularity(kind, axis, group_size)
-    rightful = cases.FLOAT_DTYPES + (cases.INTEGER_DTYPES if verb == "dequantize" else ())
-    dtype = choose(draw(st.sampled_from(rightful)), INPUT_DTYPES)
-    arguments: dict[str, Any] = {}
-    if "_backward" in verb:
-        free = verb in ("quantize_backward", "dequantize_backward")
-        grad_dtype = draw(st.sampled_from(cases.FLOAT_DTYPES)) if free else dtype
-        grad_dtype = choose(grad_dtype, (torch.int8, torch.complex64))
-        arguments["grad"] = tensor(choose(shape, SHAPES), grad_dtype, seed)
-    if verb != "dequantize_backward":
-        arguments["input"] = tensor(shape, dtype, seed + 1, 20)
-    else:
-        shape = tuple(arguments["grad"].shape)
-    params = choose(right_shape(granularity, shape), (*SHAPES, (2,), (0, 1), (2, 3, 1), (2, 3, 2)))
-    compute = cases.compute_dtype(dtype)
-    if verb.startswith("dequantize"):
-        compute = draw(st.sampled_from(cases.SCALE_DTYPES))
-    number = kind == "per_tensor" and not verb.endswith(("_backward", "_qparams"))
-    if number and draw(st.booleans()):
-        arguments["scale"] = choose(0.1, NUMBERS)
-        arguments["zero_point"] = choose(0, EDGES)
-    else:
-        scale_dtype = choose(compute, SCALE_DTYPES)
-        arguments["scale"] = tensor(params, scale_dtype, seed + 2)
-        if verb != "dequantize_backward":
-            arguments["zero_point"] = None
-            if draw(st.booleans()):
-                point_dtype = choose(draw(st.sampled_from(POINT_DTYPES)), BAD_POINT_DTYPES)
-                point_shape = choose(params, SHAPES)
-                arguments["zero_point"] = tensor(point_shape, point_dtype, seed + 3)
-    if kind == "per_group":
-        arguments["group_size"] = group_size
-    if kind in ("per_channel", "per_group"):
-        arguments["axis"] = axis
-    if verb in RANGED:
-        low, high = draw(st.sampled_from(((-128, 127), (-8, 7), (0, 127))))
-        arguments |= {"quant_min": choose(low, EDGES), "quant_max": choose(high, EDGES)}
-    if verb == "quantize":
-        arguments["dtype"] = choose(torch.int8, OUTPUTS)
-    if verb.startswith("dequantize"):
-        arguments["dtype"] = choose(None, OUTPUTS)
-    return Call(verb, granularity, arguments)
+def is_number(call: Call) -> bool:
+    return isinstance(call.arguments["scale"], float)
 
 
-def right_shape(granularity: Granularity, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The parameters' shape, or any where the granularity itself is wrong."""
-    problem = wrong_granularity(granularity, shape)
-    return (1,) if problem else granularity.param_shape(shape)
+# --- what the contract says of a call ------------------------------------------------------------
 
 
 def wrong_granularity(granularity: Granularity, shape: tuple[int, ...]) -> set[type[Exception]]:
@@ -138,7 +72,7 @@ def right_shapes(granularity: Granularity, shape: tuple[int, ...]) -> list[tuple
 
 def broken_rules(call: Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
-    a, verb = call.arguments, call.verb
+    a, verb = call.all, call.verb
     found: set[type[Exception]] = set()
     like = a["input"] if "input" in a else a["grad"]
     shape, dtype = tuple(like.shape), like.dtype
@@ -146,12 +80,13 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     if dtype not in floating + (cases.INTEGER_DTYPES if verb == "dequantize" else ()):
         found.add(TypeError)
     if "grad" in a:
-        if a["grad"].dtype not in floating:
+        of_input = verb.startswith("fake_quantize")  # that of the others has a dtype of its own
+        if a["grad"].dtype not in ((dtype,) if of_input else floating):
             found.add(TypeError)
         if a["grad"].shape != like.shape:
             found.add(ValueError)
     found |= wrong_granularity(call.granularity, shape)
-    if call.number:
+    if is_number(call):
         found |= wrong_numbers(call, dtype)
     else:
         compute = cases.SCALE_DTYPES
@@ -173,21 +108,21 @@ def broken_rules(call: Call) -> set[type[Exception]]:
 
 def wrong_numbers(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
     """A scale that is no positive finite number in C; a zero point outside the range."""
-    a = call.arguments
+    a = call.all
     compute = cases.compute_dtype(dtype)
     if call.verb == "dequantize":
-        compute = torch.float64 if torch.float64 in (dtype, a["dtype"]) else torch.float32
+        compute = torch.float64 if torch.float64 in (dtype, a.get("dtype")) else torch.float32
     scale = torch.tensor(a["scale"], dtype=compute).item()
     found: set[type[Exception]] = set()
     if not (math.isfinite(scale) and scale > 0):
         found.add(ValueError)
-    if "quant_min" in a and not a["quant_min"] <= a["zero_point"] <= a["quant_max"]:
+    if "quant_min" in a and not a["quant_min"] <= a.get("zero_point", 0) <= a["quant_max"]:
         found.add(ValueError)
     return found
 
 
 def wrong_range(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
-    a, found = call.arguments, set[type[Exception]]()
+    a, found = call.all, set[type[Exception]]()
     output = a.get("dtype")
     rightful = cases.QUANTIZED_DTYPES if call.verb == "quantize" else cases.FLOAT_DTYPES
     if output is not None and output not in rightful:
@@ -203,22 +138,22 @@ def wrong_range(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
 
 def check_values(call: Call, got: Any) -> None:
     """The oracle's bits."""
-    a, verb = call.arguments, call.verb
+    a, verb = call.all, call.verb
     like = a["input"] if "input" in a else a["grad"]
     scale, point = a["scale"], a.get("zero_point")
-    if call.number:
+    if is_number(call):
         compute = cases.compute_dtype(like.dtype)
-        if verb == "dequantize" and a["dtype"] == torch.float64:
+        if verb == "dequantize" and a.get("dtype") == torch.float64:
             compute = torch.float64
-        scale, point = torch.tensor(scale, dtype=compute), torch.tensor(point)
+        scale, point = torch.tensor(scale, dtype=compute), torch.tensor(point or 0)
     elif scale.numel() > 0 or like.numel() > 0:
         params = call.granularity.param_shape(tuple(like.shape))
         scale = scale.reshape(params)
         point = None if point is None else point.reshape(params)
     if verb == "dequantize":
-        expected = oracle.dequantize(like, scale, point, call.granularity, a["dtype"])
+        expected = oracle.dequantize(like, scale, point, call.granularity, a.get("dtype"))
     elif verb == "dequantize_backward":
-        expected = oracle.dequantize_backward(like, scale, call.granularity, a["dtype"])
+        expected = oracle.dequantize_backward(like, scale, call.granularity, a.get("dtype"))
     else:
         ends = a["quant_min"], a["quant_max"]
         rule = oracle.Affine(like, scale, point, call.granularity, *ends)
@@ -232,4 +167,6 @@ def check_values(call: Call, got: Any) -> None:
 
 
 if __name__ == "__main__":
-    run(calls(), broken_rules, check_values, 1500)
+    calls = [call for call in ALL_CALLS if isinstance(call, AffineCall)]
+    right = right_calls(calls, SHAPES)
+    run(changed_calls(right, OPTIONS, also=of_integers), broken_rules, check_values, 1500)

@@ -165,133 +165,83 @@ def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
     }
 
 
-def narrow(bits: int, dtype: torch.dtype) -> dict[str, tuple[str, nn.Module]]:
-    """Layers of floating arithmetic that pack their integers, also of an odd number of inputs."""
-    how: dict[str, Any] = {"weight_bits": bits, "dtype": dtype}
+# The description of the floating layer, the class in its place, its arguments and options.
+Row = tuple[str, type[nn.Module], tuple[Any, ...], dict[str, Any]]
+LINEAR, NO_BIAS, ODD = "Linear,8,8,1", "Linear,8,8,0", "Linear,7,8,1"
+
+
+def tokens() -> FakeQuantize:
+    return FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
+
+
+def zero_points(bits: int) -> Tensor:
     high = 1 << (bits - 1)
-    zeros = torch.randint(-high, high, (8, 2), dtype=torch.int32)
-    tokens = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
-    bias, eight = torch.rand(8).to(dtype), ops.pack_int4(integers(8, 8, bits=bits))
+    return torch.randint(-high, high, (8, 2), dtype=torch.int32)
+
+
+def narrow(bits: int, dtype: torch.dtype) -> dict[str, Row]:
+    """Layers of floating arithmetic that pack their integers, also of an odd number of inputs."""
+    bias = torch.rand(8).to(dtype)
+    eight, seven = (ops.pack_int4(integers(8, columns, bits=bits)) for columns in (8, 7))
+    one, two = floats(8, dtype=dtype), floats(8, 2, dtype=dtype)
+    groups = {"weight_zero_point": zero_points(bits), "group_size": 4, "rotate": 2}
+    groups |= {"input_fake_quant": tokens(), "in_features": 8}
+    made = WeightOnlyInt4Linear
     return {
-        f"packed{bits}": (
-            "Linear,8,8,0",
-            WeightOnlyInt4Linear(eight, floats(8, dtype=dtype), in_features=8, **how),
-        ),
-        f"packed_groups{bits}": (
-            "Linear,8,8,1",
-            WeightOnlyInt4Linear(
-                eight,
-                floats(8, 2, dtype=dtype),
-                bias,
-                in_features=8,
-                weight_zero_point=zeros,
-                group_size=4,
-                input_fake_quant=tokens,
-                rotate=2,
-                **how,
-            ),
-        ),
-        f"packed_odd{bits}": (
-            "Linear,7,8,1",
-            WeightOnlyInt4Linear(
-                ops.pack_int4(integers(8, 7, bits=bits)),
-                floats(8, 2, dtype=dtype),
-                bias,
-                in_features=7,
-                group_size=5,
-                **how,
-            ),
-        ),
+        "packed": (NO_BIAS, made, (eight, one), {"in_features": 8}),
+        "packed_groups": (LINEAR, made, (eight, two, bias), groups),
+        "packed_odd": (ODD, made, (seven, two.clone(), bias), {"in_features": 7, "group_size": 5}),
     }
+
+
+def of_one_width(bits: int, dtype: torch.dtype) -> dict[str, Row]:
+    """Every class that has this width."""
+    high = 1 << (bits - 1)
+    ends = {"quant_min": -high, "quant_max": high - 1}
+    weight, other = (integers(8, 8, bits=bits) for _ in range(2))
+    kernel, table = integers(6, 2, 3, 1, bits=bits), integers(9, 8, bits=bits)
+    scale, bias, of_conv = floats(8, dtype=dtype), torch.rand(8).to(dtype), torch.rand(6).to(dtype)
+    one, vector = (floats(*shape, dtype=dtype) for shape in ((), (1,)))
+    pairs = floats(6, 2, dtype=dtype)
+    fixed = FakeQuantize(floats(dtype=dtype) * 0.1, 1, **ends)
+    of_groups = FakeQuantize(floats(3, 2, dtype=dtype), 0, "per_group", group_size=4, **ends)
+    smooth = {"symmetric": False, "bits": bits, "smooth": floats(8, dtype=dtype)}
+    shifted = {"act_zero_point": torch.tensor(-1), "bits": bits}
+    per_tensor = {"granularity": "per_tensor", "bits": bits, "rotate": 4}
+    zeros = {"weight_zero_point": zero_points(bits), "group_size": 4, "input_fake_quant": tokens()}
+    conv = {"group_size": 1, "groups": 3, "padding": 2, "input_fake_quant": copy.deepcopy(fixed)}
+    zeros_of_rotated = zeros | {"rotate": 2, "input_fake_quant": tokens()}
+    plain, two = (weight, scale, bias), floats(8, 2, dtype=dtype)
+    found: dict[str, Row] = {
+        "linear": (LINEAR, QuantizedLinear, plain, smooth),
+        "static": (LINEAR, StaticQuantizedLinear, (weight, scale, vector, bias), shifted),
+        "grouped": (LINEAR, WeightOnlyLinear, (weight, two, bias), zeros),
+        "fixed": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": fixed}),
+        "rotated": (LINEAR, QuantizedLinear, plain, {"rotate": 8}),
+        "static_rotated": (
+            LINEAR,
+            StaticQuantizedLinear,
+            (weight, scale, one, bias),
+            {"rotate": 4},
+        ),
+        "rotated_tensor": (NO_BIAS, QuantizedLinear, (weight, scale), per_tensor),
+        "rotated_groups": (LINEAR, WeightOnlyLinear, (weight, two.clone(), bias), zeros_of_rotated),
+        "rows": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": of_groups}),
+        "plain": (NO_BIAS, WeightOnlyLinear, (other, scale), {}),
+        "conv": ("Conv2d,6,6,3,1,1,2,3,zeros", QuantizedConv2d, (kernel, pairs, of_conv), conv),
+        "table": ("Embedding,9,8,-1", QuantizedEmbedding, (table, floats(9, dtype=dtype)), {}),
+    }
+    return found | (narrow(bits, dtype) if bits <= 4 else {})
 
 
 def all_widths(dtype: torch.dtype) -> tuple[str, Network]:
     """Every class with every width; the description of the float model, and the quantized one."""
     made: dict[str, tuple[str, nn.Module]] = {}
     for bits in range(2, 9):
-        high = 1 << (bits - 1)
-        how: dict[str, Any] = {"weight_bits": bits, "dtype": dtype}
-        weight, scale, bias = (
-            integers(8, 8, bits=bits),
-            floats(8, dtype=dtype),
-            torch.rand(8).to(dtype),
-        )
-        zeros = torch.randint(-high, high, (8, 2), dtype=torch.int32)
-        fixed = FakeQuantize(floats(dtype=dtype) * 0.1, 1, quant_min=-high, quant_max=high - 1)
-        tokens = FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
-        groups = FakeQuantize(
-            floats(3, 2, dtype=dtype),
-            0,
-            "per_group",
-            group_size=4,
-            quant_min=-high,
-            quant_max=high - 1,
-        )
-        line, table = "Linear,8,8,1", "Embedding,9,8,-1"
-        if bits <= 4:
-            made |= narrow(bits, dtype)
-        linear = QuantizedLinear(
-            weight, scale, bias, symmetric=False, bits=bits, smooth=floats(8, dtype=dtype), **how
-        )
-        static = StaticQuantizedLinear(
-            weight, scale, floats(1, dtype=dtype), bias,
-            act_zero_point=torch.tensor(-1), bits=bits, **how,
-        )  # fmt: skip
-        grouped = WeightOnlyLinear(
-            weight, floats(8, 2, dtype=dtype), bias, weight_zero_point=zeros, group_size=4,
-            input_fake_quant=tokens, **how,
-        )  # fmt: skip
-        conv = QuantizedConv2d(
-            integers(6, 2, 3, 1, bits=bits), floats(6, 2, dtype=dtype), torch.rand(6).to(dtype),
-            group_size=1, groups=3, padding=2, input_fake_quant=copy.deepcopy(fixed), **how,
-        )  # fmt: skip
-        made |= {
-            f"linear{bits}": (line, linear),
-            f"static{bits}": (line, static),
-            f"grouped{bits}": (line, grouped),
-            f"fixed{bits}": (
-                line,
-                WeightOnlyLinear(weight, scale, bias, input_fake_quant=fixed, **how),
-            ),
-            f"rotated{bits}": (line, QuantizedLinear(weight, scale, bias, rotate=8, **how)),
-            f"static_rotated{bits}": (
-                line,
-                StaticQuantizedLinear(weight, scale, floats(dtype=dtype), bias, rotate=4, **how),
-            ),
-            f"rotated_tensor{bits}": (
-                "Linear,8,8,0",
-                QuantizedLinear(
-                    weight, scale, granularity="per_tensor", bits=bits, rotate=4, **how
-                ),
-            ),
-            f"rotated_groups{bits}": (
-                line,
-                WeightOnlyLinear(
-                    weight,
-                    floats(8, 2, dtype=dtype),
-                    bias,
-                    weight_zero_point=zeros,
-                    group_size=4,
-                    input_fake_quant=tokens,
-                    rotate=2,
-                    **how,
-                ),
-            ),
-            f"rows{bits}": (
-                line,
-                WeightOnlyLinear(weight, scale, bias, input_fake_quant=groups, **how),
-            ),
-            f"plain{bits}": (
-                "Linear,8,8,0",
-                WeightOnlyLinear(integers(8, 8, bits=bits), scale, **how),
-            ),
-            f"conv{bits}": ("Conv2d,6,6,3,1,1,2,3,zeros", conv),
-            f"table{bits}": (
-                table,
-                QuantizedEmbedding(integers(9, 8, bits=bits), floats(9, dtype=dtype), **how),
-            ),
-        }
-    made |= {name: ("Linear,8,8,1", layer) for name, layer in four_bits(dtype).items()}
+        for name, (text, kind, arguments, options) in of_one_width(bits, dtype).items():
+            layer = kind(*arguments, **options, weight_bits=bits, dtype=dtype)
+            made[f"{name}{bits}"] = text, layer
+    made |= {name: (LINEAR, layer) for name, layer in four_bits(dtype).items()}
     description = " ".join(f"{name}:{text}" for name, (text, _) in made.items())
     model = Network(description, dtype)
     for name, (_, module) in made.items():

@@ -133,17 +133,6 @@ def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) ->
         torch.testing.assert_close(a, e)
 
 
-@pytest.mark.exhaustive
-@by_call
-def test_only_what_requires_grad_gets_one(call: FusedCall, device: str) -> None:
-    tensors = call.tensors((4, 8), device=device)
-    everything = value_and_gradients(call, tensors)[call.returns :]
-    for chosen in range(len(tensors)):
-        some = tuple(t.detach().requires_grad_(i == chosen) for i, t in enumerate(tensors))
-        (found,) = value_and_gradients(call, some)[call.returns :]
-        assert torch.equal(found, everything[chosen])
-
-
 def test_training_form_has_the_numbers_of_the_integers(device: str) -> None:
     """What the error message of the ops that quantize recommends."""
     call = next(c for c in FLOAT_CALLS if c.base == "rms_norm" and c.affine)

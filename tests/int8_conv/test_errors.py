@@ -55,17 +55,6 @@ def test_depth_beyond_the_exact_range(any_device: str) -> None:
         of_depth(DEEPEST_SHIFTED + 2, torch.uint8)
 
 
-@pytest.mark.parametrize("name", ("input_scale", "weight_scale"))
-def test_a_scale_that_requires_grad_is_refused(name: str, device: str) -> None:
-    arguments = Op().arguments(device)
-    arguments[name].requires_grad_()
-    words = rf"^baraquant::int8_conv: expected {name} to be a constant.* requires grad"
-    with pytest.raises(NotImplementedError, match=words):
-        Op()(arguments)
-    with torch.no_grad():
-        assert not Op()(arguments).requires_grad
-
-
 def test_sizes_that_memory_cannot_hold() -> None:
     """A padded image of more bytes than an int64 counts is an error, not a crash."""
     x, one = torch.zeros(1, 2, 1, 1, 1, dtype=torch.int8), torch.ones(1)

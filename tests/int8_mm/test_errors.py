@@ -84,18 +84,6 @@ def test_nested_and_sparse_tensors_that_autograd_would_record(op: Op) -> None:
                 op(op.arguments("cpu") | {name: tensor.requires_grad_()})
 
 
-@pytest.mark.parametrize("name", ("input_scale", "weight_scale", "bias"))
-def test_what_requires_grad_is_refused(name: str, device: str) -> None:
-    op = int8_product.Op("rescale_product", torch.float32, torch.int32)
-    arguments = op.arguments(device)
-    arguments[name].requires_grad_()
-    words = rf"^baraquant::rescale_product: expected {name} to be a constant.* requires grad"
-    with pytest.raises(NotImplementedError, match=words):
-        op(arguments)
-    with torch.no_grad():
-        assert not op(arguments).requires_grad
-
-
 @pytest.mark.parametrize("name", sorted({op.name for op in grouped.OPS}))
 def test_offsets_that_do_not_ascend(name: str) -> None:
     op = next(op for op in grouped.OPS if op.name == name)

@@ -141,23 +141,6 @@ def test_poison_stays_visible(where: str, kind: str, device: str) -> None:
         torch.testing.assert_close(got, right, rtol=0, atol=0, equal_nan=True)
 
 
-@by_mode
-def test_only_what_is_asked_for(symmetric: bool, device: str) -> None:
-    """Each subset of the leaves requires grad; the others get none, and nothing changes."""
-    whole = layer_of((5, 6, 20), 7, torch.float32, symmetric, device)
-    dy = whole.dy.detach()
-    expected = torch.autograd.grad(whole.forward(), whole.leaves, dy)
-    for needed in itertools.product((True, False), repeat=3):
-        leaves = [t.detach().requires_grad_(f) for t, f in zip(whole.leaves, needed, strict=True)]
-        y = ops.qat_linear(*leaves, symmetric=symmetric)
-        assert y.requires_grad == any(needed)
-        if any(needed):
-            y.backward(dy)
-        for leaf, right, flag in zip(leaves, expected, needed, strict=True):
-            assert (leaf.grad is not None) == flag
-            assert not flag or torch.equal(leaf.grad, right)
-
-
 @pytest.mark.parametrize("layout", ("contiguous", "transposed", "stepped", "expanded"))
 @by_mode
 def test_layouts(symmetric: bool, layout: str, device: str) -> None:

@@ -1,133 +1,61 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Random calls of the range family, mostly wrong."""
+"""Random calls of the range family, often wrong."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import (
-    AXES,
-    EDGES,
-    GROUP_SIZES,
-    INPUT_DTYPES,
-    KINDS,
-    OUTPUTS,
-    SHAPES,
-    wrong_granularity,
-)
+from tests.affine.fuzz import wrong_granularity
 from tests.support import cases
-from tests.support.bad_arguments.range import COUNTER, DATA, FLAGS, OBSERVERS, WRITTEN
+from tests.support.bad_arguments.range import COUNTER, DATA, FLAGS, WRITTEN
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.calls.affine import outputs
-from tests.support.cases import PER_TENSOR, Granularity, per_channel
-from tests.support.family_cases.random_calls import move, run, tensor
-from tests.support.family_cases.range import CLEAN, characterful
+from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS, OTHER_CALLS
+from tests.support.cases import PER_TENSOR, per_channel
+from tests.support.family_cases import random_calls
+from tests.support.family_cases.random_calls import (
+    FLOATS,
+    SHAPES,
+    changed_calls,
+    move,
+    right_calls,
+    run,
+    tensor,
+)
+from tests.support.family_cases.range import CLEAN, RANGES, characterful
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.range import Dynamic, Observed
 
-PARAM_DTYPES = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64)
-FLAG_DTYPES = (torch.float32, torch.int32, torch.complex64)
-CONSTANTS = (0.0, -0.5, 1.5, math.nan, math.inf, -math.inf)
-RANGES = ((-128, 127), (-8, 7), (0, 127), (3, 100), (-100, -3))
+OPTIONS = {
+    ("quant_min", "quant_max"): RANGES,
+    ("symmetric",): ((True,), (False,)),
+    ("averaging_constant",): [(c,) for c in (None, 0.01, 0.3, 1.0, *FLOATS)],
+    ("skipped_batches",): [(torch.tensor(-3),), (torch.tensor([5]),)],
+}
 
 
-@dataclass
-class Call:
-    """An op and its arguments. `axis` of an observer is its granularity."""
+def of_a_character(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """Or few ranges would have a finite scale."""
+    character = CLEAN[seed % len(CLEAN)]
+    return characterful(shape, dtype, PER_TENSOR, seed=seed, characters=(character,))
 
-    verb: str
-    granularity: Granularity
-    arguments: dict[str, Any]
 
-    @property
-    def name(self) -> str:
-        return f"{self.verb}_{self.granularity.kind}" if self.verb in DATA else self.verb
+class Call(random_calls.Call):
+    """`axis` of an observer is its granularity."""
 
     @property
     def written(self) -> list[str]:
-        return [k for k in (*WRITTEN, COUNTER) if k in self.arguments]
+        return [k for k in (*WRITTEN, COUNTER) if self.arguments.get(k) is not None]
 
     def __call__(self, device: str, namespace: object) -> tuple[Tensor, ...]:
         """The results, and the written tensors; they are copies of the call's."""
         moved = {k: move(v, device) for k, v in self.arguments.items()}
         state = {k: moved[k].clone() for k in self.written}
-        result = getattr(namespace, self.name)(**(moved | state))
+        result = self.function(namespace)(**(moved | state))
         return (*(() if result is None else outputs(result)), *state.values())
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> Call:
-    """Each argument is right nine times out of ten."""
-
-    def choose(right: Any, wrong: tuple) -> Any:
-        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 9)) > 8 else right
-
-    verb = draw(st.sampled_from((*DATA, *OBSERVERS)))
-    shape, seed = draw(st.sampled_from(SHAPES)), draw(st.integers(0, 99))
-    ndim = len(shape)
-    axis = choose(draw(st.integers(-ndim, max(ndim - 1, -ndim))), AXES)
-    group_size = choose(draw(st.sampled_from((1, 2, 3, 100))), GROUP_SIZES)
-    kinds = KINDS if verb in DATA else KINDS[:2]
-    granularity = Granularity(draw(st.sampled_from(kinds)), axis, group_size)
-    dtype = choose(draw(st.sampled_from(cases.FLOAT_DTYPES)), INPUT_DTYPES)
-    x = tensor(shape, dtype, seed, 20)
-    if dtype.is_floating_point and draw(st.booleans()):  # or few would have a finite scale
-        character = draw(st.sampled_from(CLEAN))
-        x = characterful(shape, dtype, PER_TENSOR, seed=seed, characters=(character,))
-    arguments: dict[str, Any] = {"input": x}
-    if verb in OBSERVERS:
-        arguments |= draw(observer_arguments(verb, granularity, shape, dtype, seed))
-    if granularity.kind == "per_group":
-        arguments["group_size"] = group_size
-    if granularity.kind in ("per_channel", "per_group"):
-        arguments["axis"] = axis
-    if verb != "observe_min_max_":
-        low, high = draw(st.sampled_from(RANGES))
-        arguments |= {"quant_min": choose(low, EDGES), "quant_max": choose(high, EDGES)}
-        arguments["symmetric"] = draw(st.booleans())
-    if verb == "dynamic_range_quantize":
-        arguments["dtype"] = choose(torch.int8, OUTPUTS)
-    return Call(verb, granularity, arguments)
-
-
-@st.composite
-def observer_arguments(
-    draw: st.DrawFn,
-    verb: str,
-    granularity: Granularity,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-) -> dict[str, Any]:
-    def choose(right: Any, wrong: tuple) -> Any:
-        return draw(st.sampled_from(wrong)) if draw(st.integers(0, 19)) > 18 else right
-
-    right = (1,) if wrong_granularity(granularity, shape) else granularity.param_shape(shape)
-    compute = cases.compute_dtype(dtype)
-    found: dict[str, Any] = {}
-    names = WRITTEN[:2] if verb == "observe_min_max_" else WRITTEN[:3]
-    for index, name in enumerate(names):
-        made = tensor(choose(right, SHAPES), choose(compute, PARAM_DTYPES), seed + index)
-        found[name] = made.nan_to_num() if draw(st.booleans()) else made
-    if verb == "observe_fake_quantize":
-        point = tensor(choose(right, SHAPES), choose(torch.int32, PARAM_DTYPES), seed + 5)
-        found["zero_point"] = point
-        for name in FLAGS:
-            flag = choose(draw(st.sampled_from((torch.uint8, torch.bool))), FLAG_DTYPES)
-            on = torch.tensor(draw(st.booleans())).to(flag)
-            found[name] = on.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
-    if draw(st.booleans()):
-        counter = torch.tensor(draw(st.integers(-9, 9))).to(choose(torch.int64, PARAM_DTYPES))
-        found[COUNTER] = counter.expand(choose(draw(st.sampled_from(((), (1,)))), SHAPES)).clone()
-    constant = draw(st.sampled_from((None, 0.01, 0.3, 1.0)))
-    return found | {"averaging_constant": choose(constant, CONSTANTS)}
 
 
 # --- what the contract says of a call ------------------------------------------------------------
@@ -135,7 +63,7 @@ def observer_arguments(
 
 def broken_rules(call: Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
-    a, found = call.arguments, set[type[Exception]]()
+    a, found = call.all, set[type[Exception]]()
     shape, dtype = tuple(a["input"].shape), a["input"].dtype
     if dtype not in cases.FLOAT_DTYPES:
         found.add(TypeError)
@@ -167,8 +95,8 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found | wrong_range(call, dtype)
 
 
-def wrong_range(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
-    a, found = call.arguments, set[type[Exception]]()
+def wrong_range(call: random_calls.Call, dtype: torch.dtype) -> set[type[Exception]]:
+    a, found = call.all, set[type[Exception]]()
     output = a.get("dtype")
     if output is not None and output not in cases.INTEGER_DTYPES:
         found.add(TypeError)
@@ -187,7 +115,7 @@ def check_values(call: Call, found: tuple[Tensor, ...]) -> None:
     """The oracle's bits."""
     count = len(found) - len(call.written)
     got, state = found[:count], dict(zip(call.written, found[count:], strict=True))
-    a, granularity = call.arguments, call.granularity
+    a, granularity = call.all, call.granularity
     ends = a.get("quant_min", 0), a.get("quant_max", 0)
     if call.verb in DATA:
         rule = Dynamic(a["input"], granularity, *ends, a["symmetric"])
@@ -203,7 +131,7 @@ def check_values(call: Call, found: tuple[Tensor, ...]) -> None:
     if a.get("observer_enabled", torch.ones(1)).any() and a["input"].numel() > 0:
         params = () if axis is None else expected["min_val"].shape
         before = Observed(*(expected[k].reshape(params) for k in WRITTEN[:2]))
-        seen = before.after(a["input"], axis, a["averaging_constant"])
+        seen = before.after(a["input"], axis, a.get("averaging_constant"))
         found = dict(zip(WRITTEN, seen[:2], strict=False))
         if "scale" in state:
             chosen = seen.qparams(ends, a["symmetric"], (expected["scale"], expected["zero_point"]))
@@ -225,4 +153,9 @@ def check_values(call: Call, found: tuple[Tensor, ...]) -> None:
 
 
 if __name__ == "__main__":
-    run(calls(), broken_rules, check_values, 1000)
+    data = right_calls((*FAKE_CALLS, *OTHER_CALLS), SHAPES[1:])
+    # One axis, which the others have too.
+    observers = right_calls(OBSERVE_CALLS, [shape for shape in SHAPES if len(shape) > 1])
+    makers = (tensor, of_a_character)
+    calls = changed_calls(st.one_of(data, observers), OPTIONS, makers, make=Call)
+    run(calls, broken_rules, check_values, 1000)

@@ -12,54 +12,38 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.affine.fuzz import INPUT_DTYPES
-from tests.fused.fuzz import numbers, tensors
-from tests.int8_mm.fuzz import LEADS, SIZES
 from tests.scaled.test_gradients import expected, gradients, state_of
-from tests.scaled.test_values import RANDOM, state
 from tests.support import cases
-from tests.support.bad_arguments.scaled import NAMES, TRANSPOSED
+from tests.support.bad_arguments.scaled import TRANSPOSED
 from tests.support.bits import assert_same_bits
+from tests.support.calls.scaled import SCALED_CALLS
 from tests.support.cases import INT32_MAX, INT64_MAX, INT64_MIN
+from tests.support.family_cases.fused import rows
 from tests.support.family_cases.int8_mm import (
     INPUT_RANGE,
     OTHER_RANGES,
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
 )
-from tests.support.family_cases.random_calls import Call, choose, judged, misplaced, run
+from tests.support.family_cases.random_calls import (
+    SHAPES_OF_ROWS,
+    Call,
+    changed_calls,
+    choose,
+    judged,
+    right_calls,
+    run,
+    tensor,
+)
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import scaled as oracle
 
-LENGTHS = (*SIZES, 7, 8, 9, 15, 16, 31, 32, 64, 100, 257)
-BAD_COUNTS = (0, -1, -7, 2**31, 2**32, 2**62, INT64_MAX, INT64_MIN)
+LEADS = ((), (0,), (1,), (7,), (2, 3), (1, 1), (3, 1, 2))
+LENGTHS = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 257)
+MAKERS = (tensor, rows)
 BACKWARDS, ROUNDINGS = ("int8_input", "int8"), ("nearest", "stochastic")
 BAD_RANGES = ((7, -8), (0, 0), (-129, 127), (-128, 128), (INT64_MIN, INT64_MAX))
 BAD_WORDS = ("", "INT8", "int8 ", "int4", "floor", "none")
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> Call:
-    """Each argument is right about fourteen times out of fifteen."""
-    name, seed = draw(st.sampled_from(NAMES)), draw(st.integers(0, 99))
-    lead, length = draw(st.sampled_from(LEADS)), draw(st.sampled_from(LENGTHS))
-    dtype = draw(st.sampled_from(cases.FLOAT_DTYPES))
-    if name == "draw_random":
-        like = draw(numbers((*lead, length), draw(st.sampled_from(INPUT_DTYPES)), seed))
-        count = draw(st.sampled_from((1, 2, 7, INT32_MAX)))
-        return Call(name, {"like": like, "count": choose(draw, count, BAD_COUNTS)})
-    if name == "transpose_int8":
-        rows = draw(st.sampled_from(LENGTHS))
-        return Call(name, {"input": draw(tensors((rows, length), torch.int8, seed))})
-    arguments = {"input": draw(tensors((*lead, length), dtype, seed))}
-    shapes = (lead, (*lead, 1)) if name == TRANSPOSED else ((length,),)
-    compute = cases.compute_dtype(dtype)
-    arguments["factor"] = draw(tensors(draw(st.sampled_from(shapes)), compute, seed + 1))
-    random = state(draw(st.sampled_from(RANDOM)))
-    if random is not None:
-        others = (random[:1], random.reshape(2, 1), random.repeat(2), random.float(), random.int())
-        arguments["random"] = choose(draw, random, others)
-    return draw(misplaced(Call(name, arguments)))
 
 
 # --- what the contract says of a call ------------------------------------------------------------
@@ -67,7 +51,7 @@ def calls(draw: st.DrawFn) -> Call:
 
 def broken_rules(call: Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
-    a, found = call.arguments, set[type[Exception]]()
+    a, found = call.all, set[type[Exception]]()
     if call.name == "draw_random":
         return found if 1 <= a["count"] <= INT32_MAX else {ValueError}
     x = a["input"]
@@ -91,7 +75,7 @@ def broken_rules(call: Call) -> set[type[Exception]]:
 
 def check_values(call: Call, got: Any) -> None:
     """The oracle's bits, contiguous."""
-    a = call.arguments
+    a = call.all
     if call.name == "draw_random":
         assert (got.dtype, got.shape) == (torch.int64, (2,)) and got[1] == 0
     elif call.name == "transpose_int8":
@@ -111,25 +95,31 @@ def check_values(call: Call, got: Any) -> None:
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[Call, Tensor]:
     """A call of `qat_linear`, right but for words and ranges, and a gradient of its result."""
+
+    def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+        made = draw(st.sampled_from(MAKERS))(shape, dtype, seed)
+        layouts = [*cases.LAYOUTS] if made.dim() > 1 else ["contiguous"]
+        return cases.LAYOUTS[draw(st.sampled_from(layouts))](made)
+
     lead, seed = draw(st.sampled_from(LEADS)), draw(st.integers(0, 99))
     n, k = draw(st.sampled_from(LENGTHS)), draw(st.sampled_from(LENGTHS))
     dtype = draw(st.sampled_from(cases.FLOAT_DTYPES))
     arguments: dict[str, Any] = {
-        "input": draw(numbers((*lead, k), dtype, seed)),
-        "weight": draw(numbers((n, k), dtype, seed + 1)),
+        "input": numbers((*lead, k), dtype, seed),
+        "weight": numbers((n, k), dtype, seed + 1),
         "symmetric": draw(st.booleans()),
         "backward": choose(draw, draw(st.sampled_from(BACKWARDS)), BAD_WORDS),
         "rounding": choose(draw, draw(st.sampled_from(ROUNDINGS)), BAD_WORDS),
     }
     if draw(st.booleans()):
         of_bias = draw(st.sampled_from((dtype, cases.compute_dtype(dtype))))
-        arguments["bias"] = draw(numbers((n,), of_bias, seed + 2))
+        arguments["bias"] = numbers((n,), of_bias, seed + 2)
     of_input = SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES)
     for names, ranges in ((INPUT_RANGE, of_input), (WEIGHT_RANGE, SYMMETRIC_RANGES)):
         if draw(st.booleans()):
             ends = choose(draw, draw(st.sampled_from(ranges)), BAD_RANGES)
             arguments.update(zip(names, ends, strict=True))
-    return Call("qat_linear", arguments), draw(numbers((*lead, n), dtype, seed + 3))
+    return Call("qat_linear", arguments), numbers((*lead, n), dtype, seed + 3)
 
 
 def wrong_words(layer: tuple[Call, Tensor]) -> set[type[Exception]]:
@@ -161,5 +151,10 @@ def check_gradients(layer: tuple[Call, Tensor], got: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    run(calls(), broken_rules, check_values, 1000)
+    shapes = (*SHAPES_OF_ROWS, *((3, length) for length in LENGTHS))
+    draws = st.sampled_from((1, 2, 7, INT32_MAX)).map(
+        lambda count: Call("draw_random", {"like": torch.ones(2, 3), "count": count})
+    )
+    right = st.one_of(*[right_calls(SCALED_CALLS, shapes)] * 4, draws)
+    run(changed_calls(right, {}, MAKERS), broken_rules, check_values, 1000)
     run(layers(), wrong_words, check_gradients, 1000, lambda layer, *rest: judged(layer[0], *rest))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -20,10 +21,14 @@ from tests.support.calls.affine import (
     KINDS,
     Call,
     assert_equal,
+    outputs,
+    ramp,
     value_and_gradients,
 )
+from tests.support.calls.every import EVERY_CALL
 from tests.support.calls.int8_mm import QAT_CALLS, Int8Call
 from tests.support.calls.range import OBSERVE_CALLS
+from tests.support.core_calls import bound
 from tests.support.served_products import Served, by_kind, example
 from tests.support.threads import side_by_side
 
@@ -114,6 +119,37 @@ def test_checkpoint(call: Call, reentrant: bool, activation: bool, device: str) 
     expected = gradients(segment)
     assert len(expected) == 1 + sum(t.requires_grad for t in tensors)
     assert_equal(tuple(gradients(recomputed)), tuple(expected))
+
+
+def learned_names(call: Any, given: dict[str, Any]) -> list[str]:
+    """The arguments that can require grad."""
+    floating = {k: v for k, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    can = (
+        () if "_backward" in call.verb else ("input", "bias")
+    )  # a gradient has a mask of its input
+    return [name for name, value in floating.items() if value.requires_grad or name in can]
+
+
+@pytest.mark.parametrize("call", [c for c in EVERY_CALL if c.differentiable], ids=str)
+def test_only_what_requires_grad_gets_one(call: Any, device: str) -> None:
+    """Each subset of what can be learned; the others get none, and nothing changes."""
+    op, given = bound(call, call.tensors((3, 2, 8), device=device))
+    names = learned_names(call, given)
+
+    def gradients(wanted: tuple[str, ...]) -> dict[str, Tensor]:
+        leaves = {name: given[name].detach().requires_grad_(name in wanted) for name in names}
+        result = outputs(op(**given | leaves))[0]
+        assert result.requires_grad
+        found = torch.autograd.grad(result, [leaves[n] for n in wanted], ramp(result))
+        return dict(zip(wanted, found, strict=True))
+
+    whole = gradients(tuple(names))
+    for count in range(1, len(names)):
+        for wanted in itertools.combinations(names, count):
+            for name, gradient in gradients(wanted).items():
+                assert_same_bits(gradient, whole[name], f"{name} of {wanted}")
+    nothing = {name: given[name].detach() for name in names}
+    assert not any(t.requires_grad for t in outputs(op(**given | nothing)))
 
 
 @pytest.mark.parametrize("granularity", KINDS, ids=str)

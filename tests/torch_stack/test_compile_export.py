@@ -39,11 +39,6 @@ def is_rotation(call: Any) -> bool:
     return getattr(call, "base", "") == "hadamard"
 
 
-by_call_of_any_length = pytest.mark.parametrize(
-    "call", [c for c in CALLS if not is_rotation(c)], ids=str
-)
-
-
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> None:
     torch._dynamo.reset()
@@ -118,23 +113,18 @@ def is_differentiable(op: torch._ops.OpOverload, arguments: dict[str, Any]) -> b
 
 
 @by_call
-def test_compile_static(call: Any, device: str) -> None:
-    compiled = torch.compile(call.__call__, fullgraph=True, dynamic=False, backend="aot_eager")
-    tensors = call.tensors(SHAPE, device=device)
-    for first in (tensors[0], strided(tensors[0])):
-        tensors = (first, *tensors[1:])
-        assert_equal(value_and_gradients(compiled, tensors), value_and_gradients(call, tensors))
-
-
-@by_call_of_any_length
-@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
-def test_compile_five_shapes(call: Any, dynamic: bool | None, device: str) -> None:
+@pytest.mark.parametrize("dynamic", [True, None, False], ids=["dynamic", "automatic", "static"])
+def test_compile(call: Any, dynamic: bool | None, device: str) -> None:
+    """Five shapes without recompilation; or one, also of other strides."""
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(call.__call__, fullgraph=True, dynamic=dynamic, backend=counter)
-    for shape in FIVE_SHAPES:
-        tensors = call.tensors(shape, device=device)
-        assert_equal(value_and_gradients(compiled, tensors), value_and_gradients(call, tensors))
-    assert counter.frame_count <= 2, f"{counter.frame_count - 1} recompilations over five shapes"
+    is_static = dynamic is False
+    for shape in FIVE_SHAPES[: 1 if is_static or is_rotation(call) else 5]:
+        first, *rest = call.tensors(shape, device=device)
+        for x in (first, strided(first)) if is_static else (first,):
+            actual, expected = (value_and_gradients(run, (x, *rest)) for run in (compiled, call))
+            assert_equal(actual, expected)
+    assert counter.frame_count <= 2, f"{counter.frame_count - 1} recompilations"
 
 
 FAKE = (*(Call("fake_quantize", granularity) for granularity in KINDS), *FAKE_CALLS)
@@ -162,7 +152,7 @@ def test_inductor_with_a_residual(call: Any, device: str) -> None:
     assert_equal(outputs(compiled(*tensors)), outputs(call(*tensors)))
 
 
-LEARNED = [call for call in FORWARD_CALLS if call.differentiable]
+LEARNED = [call for call in (*FORWARD_CALLS, *OBSERVE_CALLS) if call.differentiable]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +160,7 @@ LEARNED = [call for call in FORWARD_CALLS if call.differentiable]
     [LEARNED[0], *(pytest.param(call, marks=pytest.mark.exhaustive) for call in LEARNED[1:])],
     ids=str,
 )
-def test_compiled_autograd(call: Call, device: str) -> None:
+def test_compiled_autograd(call: Any, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
     expected = value_and_gradients(call, tensors)
 
@@ -184,33 +174,24 @@ def test_compiled_autograd(call: Call, device: str) -> None:
 
 
 @by_call
-def test_export(call: Any, device: str) -> None:
-    tensors = tuple(t.detach() for t in call.tensors(SHAPE, device=device))
-    exported = torch.export.export(AsModule(call), tensors)
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    loaded = torch.export.load(file).module()
-    for first in (tensors[0], strided(tensors[0]), tensors[0].expand(SHAPE)):
-        arguments = (first, *tensors[1:])
-        for program in (exported.module(), loaded):
-            for a, e in zip(outputs(program(*arguments)), outputs(call(*arguments)), strict=True):
-                assert torch.equal(a, e)
-
-
-@by_call
-def test_export_with_dynamic_sizes(call: Any, device: str) -> None:
+@pytest.mark.parametrize("any_size", [False, True], ids=["one size", "any size"])
+def test_export(call: Any, any_size: bool, device: str) -> None:
+    """As it is, and saved and loaded; in other strides, too."""
     tensors = tuple(t.detach() for t in call.tensors(SHAPE, device=device))
     automatic, fixed = torch.export.Dim.AUTO, int(is_rotation(call))
     dynamic = (tuple(dict.fromkeys(range(t.dim() - fixed), automatic) for t in tensors),)
-    exported = torch.export.export(AsModule(call), tensors, dynamic_shapes=dynamic)
-    for shape in FIVE_SHAPES:
-        given = (*shape[:-1], SHAPE[-1]) if is_rotation(call) else shape
-        other = tuple(t.detach() for t in call.tensors(given, device=device))
-        for arguments in (other, (strided(other[0]), *other[1:])):
-            results = outputs(exported.module()(*arguments))
-            for a, e in zip(results, outputs(call(*arguments)), strict=True):
-                assert torch.equal(a, e)
+    shapes = {"dynamic_shapes": dynamic} if any_size else {}
+    exported = torch.export.export(AsModule(call), tensors, **shapes)
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    file.seek(0)
+    for program in (exported.module(), torch.export.load(file).module()):
+        for shape in FIVE_SHAPES[: 5 if any_size else 1]:
+            given = (*shape[:-1], SHAPE[-1]) if is_rotation(call) else shape
+            x, *rest = (t.detach() for t in call.tensors(given, device=device))
+            for first in (x, strided(x), x[:1].expand(x.shape)):
+                results = outputs(program(first, *rest)), outputs(call(first, *rest))
+                assert all(map(torch.equal, *results))
 
 
 def test_backward_calls_are_all_there() -> None:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from baraquant import ops
 from baraquant.nn import FakeQuantize
 from tests.support import cases
-from tests.support.calls.affine import assert_equal, value_and_gradients
+from tests.support.calls.affine import assert_equal
 from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 
 SHAPE = (3, 4, 20)
@@ -96,20 +96,6 @@ def test_both_ends_in_one_buffer(dynamic: bool, device: str) -> None:
     for x in batches(device):
         assert torch.equal(compiled(x, *ends.unbind()), step(x, *expected.unbind()))
         assert torch.equal(ends, expected)
-
-
-def test_compiled_autograd(device: str) -> None:
-    module, eager = observer(device), observer(device)
-
-    def compile_backward(graph: Any) -> Any:
-        return torch.compile(graph, backend="aot_eager", fullgraph=True)
-
-    with torch._dynamo.compiled_autograd._enable(compile_backward):
-        results = [value_and_gradients(module, (x.requires_grad_(),)) for x in batches(device)]
-    for x, result in zip(batches(device), results, strict=True):
-        assert_equal(result, value_and_gradients(eager, (x.requires_grad_(),)))
-    assert_equal(tuple(module.buffers()), tuple(eager.buffers()))
-    assert torch._dynamo.utils.counters["compiled_autograd"]["captures"] >= 1
 
 
 # --- TorchScript ---------------------------------------------------------------------------------

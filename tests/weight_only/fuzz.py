@@ -15,60 +15,46 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.int4.fuzz import HUGE, count
-from tests.int4.fuzz import zero_points as far_zero_points
-from tests.int8_conv.fuzz import BAD_POINT_DTYPES, POINT_DTYPES, not_contiguous, tensors, vectors
-from tests.int8_mm import fuzz as products
-from tests.int8_mm.fuzz import DTYPES, SIZES
+from tests.int8_conv.fuzz import POINT_DTYPES
 from tests.support import cases
 from tests.support.bad_arguments.weight_only import NAME
 from tests.support.bits import assert_same_bits
-from tests.support.cases import INT64_MAX, INT64_MIN
-from tests.support.family_cases.random_calls import Call, choose, misplaced, outcome, run
+from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
+from tests.support.cases import INT64_MAX
+from tests.support.family_cases.random_calls import (
+    SHAPES_OF_ROWS,
+    Call,
+    changed_calls,
+    outcome,
+    right_calls,
+    run,
+)
 from tests.support.oracle import weight_only as oracle
 from tests.weight_only.test_values import OWN_ROWS, but_for_pytorch
 
-LEADS = (*products.LEADS, (4,), (5,), (2, 2, 1), (48,), (7, 7), (60,))
-DEPTHS = (*products.DEPTHS, 31, 32, 130, 1000)
 GROUP_SIZES = (None, None, 1, 2, 3, 5, 32, 33, 64, 100, 1000, 2**31, 2**62, INT64_MAX)
-BAD_GROUP_SIZES = (0, -1, -32, -(2**31), INT64_MIN)
+SHAPES = (*SHAPES_OF_ROWS, (4, 31), (5, 32), (2, 2, 1, 130), (48, 33), (7, 7, 9), (60, 17), (2, 0))
 
 
-@st.composite
-def calls(draw: st.DrawFn) -> Call:
-    """Most arguments are right, and each is wrong now and then."""
-    seed, packed = draw(st.integers(0, 99)), draw(st.booleans())
-    if draw(st.integers(0, 29)) == 0:
-        return draw(calls_of_no_rows(packed))
-    lead, n = draw(st.sampled_from(LEADS)), draw(st.sampled_from(SIZES))
-    k, output = draw(st.sampled_from(DEPTHS)), draw(st.sampled_from(cases.FLOAT_DTYPES))
-    x = draw(tensors((*lead, k), choose(draw, output, DTYPES), seed))
-    finite = draw(st.booleans())
-    if finite and x.is_floating_point():
-        x = x.nan_to_num(1, 2, -3)
-    arguments: dict[str, Any] = {"input": x}
-    stored, right = ((n, count(k, 2)), torch.uint8) if packed else ((n, k), torch.int8)
-    weight = draw(tensors(stored, choose(draw, right, DTYPES), seed + 1))
-    arguments["weight"] = choose(draw, weight.contiguous(), not_contiguous(weight))
+def of_any_groups(draw: st.DrawFn, call: Call) -> None:
+    """Of any size, with zero points of any dtype."""
+    a = call.arguments
     size = draw(st.sampled_from(GROUP_SIZES))
-    groups = (n,) if size is None else (n, count(k, size))
-    size = choose(draw, size, BAD_GROUP_SIZES)
-    if size is not None or draw(st.booleans()):
-        arguments["group_size"] = size
-    scale = draw(vectors(groups, cases.compute_dtype(output), seed + 2))
-    if finite and scale.is_floating_point():
-        scale = scale.nan_to_num(1, 2, -3)
-    arguments["weight_scale"] = scale
-    if draw(st.booleans()):
-        arguments["weight_zero_point"] = draw(zero_points(groups, seed + 3))
-    if draw(st.booleans()):
-        arguments["bias"] = draw(vectors((n,), output, seed + 4))
-    return draw(misplaced(Call(NAME, arguments)))
+    if "group_size" in a and size is not None:
+        shape = (len(a["weight"]), count(a["input"].shape[-1], size))
+        a |= {"group_size": size, "weight_scale": cases.scales(shape, a["weight_scale"].dtype, 3)}
+        if "weight_zero_point" in a:
+            a["weight_zero_point"] = cases.zero_points(shape, (-128, 127), 4)
+    if "weight_zero_point" in a and draw(st.booleans()):
+        dtype = draw(st.sampled_from((*POINT_DTYPES, torch.float32, torch.bool)))
+        a["weight_zero_point"] = a["weight_zero_point"].clamp(0, 100).to(dtype)
 
 
 @st.composite
-def calls_of_no_rows(draw: st.DrawFn, packed: bool) -> Call:
+def calls_of_no_rows(draw: st.DrawFn) -> Call:
     """Right ones, of rows that are too long for memory."""
-    k, size = draw(st.sampled_from(HUGE)), draw(st.sampled_from(GROUP_SIZES))
+    packed, k = draw(st.booleans()), draw(st.sampled_from(HUGE))
+    size = draw(st.sampled_from(GROUP_SIZES))
     stored = torch.empty(0, k, dtype=torch.int8)
     if packed:
         stored = torch.empty(0, count(k, 2), dtype=torch.uint8)
@@ -77,23 +63,12 @@ def calls_of_no_rows(draw: st.DrawFn, packed: bool) -> Call:
     return Call(NAME, arguments | {"group_size": size})
 
 
-@st.composite
-def zero_points(draw: st.DrawFn, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Small ones, or one for all that is as far away as its dtype holds."""
-    if draw(st.integers(0, 3)) == 0:
-        return draw(far_zero_points(shape, torch.int8, seed))
-    dtype = choose(draw, draw(st.sampled_from(POINT_DTYPES)), BAD_POINT_DTYPES)
-    if dtype == torch.bool:
-        return torch.ones(shape, dtype=dtype)
-    return draw(vectors(shape, dtype, seed))
-
-
 # --- what the contract says of a call ------------------------------------------------------------
 
 
 def broken_rules(call: Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
-    a = call.arguments
+    a = call.all
     output = a["input"].dtype
     allowed = {
         "input": cases.FLOAT_DTYPES,
@@ -124,7 +99,7 @@ def has_right_sizes(a: dict[str, Any]) -> bool:
 
 
 def check_values(call: Call, got: Tensor) -> None:
-    a, ops = call.arguments, torch.ops.baraquant
+    a, ops = call.all, torch.ops.baraquant
     x, weight, bias = a["input"], a["weight"], a.get("bias")
     assert got.is_contiguous() and got.dtype == x.dtype
     assert got.shape == (*x.shape[:-1], len(weight))
@@ -148,4 +123,6 @@ def check_values(call: Call, got: Tensor) -> None:
 
 
 if __name__ == "__main__":
-    run(calls(), broken_rules, check_values, 1000)
+    right = right_calls(WEIGHT_ONLY_CALLS, SHAPES)
+    right = st.one_of(*[right] * 20, calls_of_no_rows())
+    run(changed_calls(right, {}, also=of_any_groups), broken_rules, check_values, 1000)

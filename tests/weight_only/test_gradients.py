@@ -97,20 +97,6 @@ def test_the_rule_bit_for_bit(rows: int, dtype: torch.dtype, device: str) -> Non
     assert torch.equal(torch.autograd.grad(db, dy_, ones)[0], torch.ones_like(dy_))
 
 
-@pytest.mark.parametrize("wanted", ("input", "bias"))
-def test_only_what_is_asked_for(wanted: str, device: str) -> None:
-    for call in (c for c in WEIGHT_ONLY_CALLS if c.full):
-        for shape in (FEW, MANY):
-            given, leaves = leaves_of(call, shape, torch.float32, device)
-            y = call.function(**given)
-            both = torch.autograd.grad(y, leaves, torch.ones_like(y))
-            for leaf in leaves:
-                leaf.requires_grad_(leaf is given[wanted])
-            y = call.function(**given)
-            (got,) = torch.autograd.grad(y, given[wanted], torch.ones_like(y))
-            assert_same_bits(got, both[("input", "bias").index(wanted)])
-
-
 @by_call
 def test_gradients_of_any_layout(call: WeightOnlyCall, device: str) -> None:
     given, leaves = leaves_of(call, FEW, torch.float64, device)

@@ -75,6 +75,21 @@ def always(op: Any) -> bool:
     return True
 
 
+def of(*names: str) -> When:
+    """Whether an op is one of those."""
+    return lambda op: op.name in names
+
+
+def but(*names: str) -> When:
+    """Whether it is another one."""
+    return lambda op: op.name not in names
+
+
+def having(**values: Any) -> When:
+    """Whether a right call has those values of its attributes."""
+    return lambda op: all(getattr(op, name) == value for name, value in values.items())
+
+
 @dataclass(frozen=True)
 class Bad:
     """One way to be wrong: which argument, how it is changed, what is then raised."""
@@ -331,14 +346,6 @@ def is_dequantize(op: Op) -> bool:
     return op.verb.startswith("dequantize")
 
 
-def is_not_dequantize(op: Op) -> bool:
-    return not is_dequantize(op)
-
-
-def has_input(op: Op) -> bool:
-    return op.verb != "dequantize_backward"
-
-
 def of_kind(kind: str) -> When:
     return lambda op: op.granularity.kind == kind
 
@@ -350,7 +357,7 @@ def bad_dtypes() -> Iterator[Bad]:
         ("input", "grad"), [torch.int8], when=lambda op: op.verb != "dequantize"
     )
     yield from wrong_dtypes(["scale"], (torch.float16, torch.bfloat16, *never[:5]))
-    yield from wrong_dtypes(["scale"], [torch.float64], "float32", is_not_dequantize)
+    yield from wrong_dtypes(["scale"], [torch.float64], "float32", lambda op: not is_dequantize(op))
     yield from wrong_dtypes(["zero_point"], [torch.complex64])
     whole = ("quantize", "dequantize", "quantize_backward")  # no floating zero point
     floating = (torch.float32, torch.float64, torch.float16)
@@ -372,7 +379,8 @@ def bad_shapes() -> Iterator[Bad]:
             words = rf"expected.* ({got_shape(shape)}|got .*{math.prod(shape)})"
             yield Bad(name, f"{shape}", of_shape(name, shape), ValueError, words, of_kind(kind))
     # Broadcastable, as many elements, flat.
-    yield from wrong_shapes(["grad"], ((1, 6, 8), (8, 6, 4), (192,)), when=has_input)
+    when: When = lambda op: op.verb != "dequantize_backward"  # noqa: E731
+    yield from wrong_shapes(["grad"], ((1, 6, 8), (8, 6, 4), (192,)), when=when)
 
 
 def bad_numbers() -> Iterator[Bad]:
@@ -383,7 +391,7 @@ def bad_numbers() -> Iterator[Bad]:
     yield from wrong_ranges(TOO_WIDE[torch.float32], when=fake)
     yield from wrong_granularities()
     scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1)
-    yield from wrong_values("scale", scales, when=lambda op: op.number)
+    yield from wrong_values("scale", scales, when=having(number=True))
     ranged: When = lambda op: op.number and op.verb != "dequantize"  # noqa: E731
     yield from wrong_values("zero_point", (-9, 8, 2**31, INT64_MAX, INT64_MIN), when=ranged)
 

@@ -60,10 +60,6 @@ OPS = (
 )
 
 
-def integer_weight(op: Op) -> bool:
-    return op.name != TRAINED
-
-
 def bad_tensors() -> Iterator[Bad]:
     floating = ("input", "weight", "weight_scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
@@ -72,7 +68,7 @@ def bad_tensors() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["input_zero_point"], (torch.float32, torch.bool), "integer")
     yield from wrong.wrong_outputs([torch.int8])
     words = r"\[E, N, K\].*contiguous\(\)"
-    yield from wrong.wrong_strides("weight", words, integer_weight)
+    yield from wrong.wrong_strides("weight", words, wrong.but(TRAINED))
     shapes: dict[str, list[tuple[int, ...]]] = {
         "input": [(T, K - 1), (T, 1, K), (K,), (), (T, 0)],
         "weight": [(N, K), (1, E, N, K), (K,), ()],

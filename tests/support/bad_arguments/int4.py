@@ -73,10 +73,6 @@ OPS = [Op(name) for name in (*MAKERS, *LINEARS)]
 OPS += [Op(QUANTIZE, torch.float64), Op(INTEGERS, torch.float16), Op(DYNAMIC, torch.bfloat16)]
 
 
-def of(*names: str) -> wrong.When:
-    return lambda op: op.name in names
-
-
 def bad_cases() -> Iterator[Bad]:
     floating = ("weight", "input", "weight_scale", "scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
@@ -87,10 +83,10 @@ def bad_cases() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["integers"], other, "int8")
     yield from wrong.wrong_dtypes(["weight_sum"], (torch.int64, torch.uint8), "int32")
     yield from wrong.wrong_outputs([torch.int8])
-    yield from wrong.wrong_strides("packed", r"call \.contiguous\(\)", of(*LINEARS))
+    yield from wrong.wrong_strides("packed", r"call \.contiguous\(\)", wrong.of(*LINEARS))
     shapes: wrong.Shapes = ((), (N,), (1, N, K), (N, K, 1))
     words = r"2 dimensions \[N, K\]"
-    yield from wrong.wrong_shapes(["weight"], shapes, words, of(CHOOSE, QUANTIZE))
+    yield from wrong.wrong_shapes(["weight"], shapes, words, wrong.of(CHOOSE, QUANTIZE))
     yield from wrong.wrong_shapes(["integers"], shapes, words)
     shapes = ((N,), (), (N, K), (N, K // 2 + 1), (N, 0), (1, N, K // 2))
     yield from wrong.wrong_shapes(["packed"], shapes, r"(2 dimensions|to have shape \[N, 5\])")

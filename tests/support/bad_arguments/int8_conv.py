@@ -65,7 +65,7 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong.wrong_shapes(["input"], (*shapes, (1, 2, 6, 5, 7), ()))
     for shape in ((2, 6, 2, 7), (6, 2, 1)):
         words = "at least as large as the spread kernel, .* but got .*input.shape"
-        when = lambda op: not op.full  # noqa: E731
+        when = wrong.having(full=False)
         yield Bad("input", f"{shape}", wrong.of_shape("input", shape), ValueError, words, when)
     shapes = ((4, 3), (4,), (), (4, 3, 1, 1, 1, 1), (4, 3, 0, 2))
     yield from wrong.wrong_shapes(["weight"], shapes)
@@ -81,7 +81,7 @@ def bad_shapes() -> Iterator[Bad]:
 
 def bad_numbers() -> Iterator[Bad]:
     def bad(name: str, value: Any, words: str) -> Bad:
-        when = lambda op: op.full and op.output == torch.float32  # noqa: E731
+        when = wrong.having(full=True, output=torch.float32)
         return Bad(name, f"{value}", wrong.constant(value), ValueError, f"(?:{words})", when)
 
     for name, least in (("stride", 1), ("padding", 0), ("dilation", 1)):

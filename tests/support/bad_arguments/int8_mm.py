@@ -81,20 +81,8 @@ OPS = (
 )
 
 
-def integer_input(op: Op) -> bool:
-    return op.name in INTEGER_INPUT
-
-
-def floating_input(op: Op) -> bool:
-    return not integer_input(op)
-
-
-def integer_weight(op: Op) -> bool:
-    return op.name != "qat_linear"
-
-
-def floating_weight(op: Op) -> bool:
-    return op.name == "qat_linear"
+integer_input, floating_input = wrong.of(*INTEGER_INPUT), wrong.but(*INTEGER_INPUT)
+integer_weight, floating_weight = wrong.but("qat_linear"), wrong.of("qat_linear")
 
 
 def bad_dtypes() -> Iterator[Bad]:
@@ -108,7 +96,7 @@ def bad_dtypes() -> Iterator[Bad]:
     scales = ("weight_scale", "input_scale", "act_scale", "smooth_scale")
     yield from wrong.wrong_dtypes(scales, (*never, torch.float16, torch.bfloat16))
     for right, other in (cases.SCALE_DTYPES, cases.SCALE_DTYPES[::-1]):
-        when = lambda op, right=right: op.compute == right  # noqa: E731
+        when = wrong.having(compute=right)
         yield from wrong.wrong_dtypes(scales, [other], cases.name_of(right), when)
     for dtype in (*never, torch.int8, *cases.FLOAT_DTYPES):
         when = wrong.not_as(lambda op: (op.compute, op.output), dtype)
@@ -142,23 +130,21 @@ def bad_shapes() -> Iterator[Bad]:
     one = ((2,), (1, 1), (0,), (4,), (N,))
     yield from wrong.wrong_shapes(["act_scale"], (*one, LEAD, (*LEAD, 1)))
     yield from wrong.wrong_shapes(["act_zero_point"], one)
-    of_static: wrong.When = lambda op: op.name == "static_quantized_linear"  # noqa: E731
-    yield from wrong.wrong_shapes(["act_zero_point"], (LEAD, (*LEAD, 1)), when=of_static)
+    when = wrong.of("static_quantized_linear")
+    yield from wrong.wrong_shapes(["act_zero_point"], (LEAD, (*LEAD, 1)), when=when)
     shapes = ((K - 1,), (K + 1,), (), (1,), (K, 1), (1, K), (N,), (0,))
     yield from wrong.wrong_shapes(["smooth_scale"], shapes)
 
 
 def bad_numbers() -> Iterator[Bad]:
-    def number(op: Op) -> bool:
-        return op.number
-
+    number = wrong.having(number=True)
     scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60)
     yield from wrong.wrong_values("act_scale", scales, when=number)
     points = (256, -129, 2**31, INT64_MAX, INT64_MIN)
     yield from wrong.wrong_values("act_zero_point", points, when=number)
     for dtype, points in ((torch.int8, (128, 255)), (torch.uint8, (-1,))):
-        of_dtype = lambda op, dtype=dtype: op.number and op.input == dtype  # noqa: E731
-        yield from wrong.wrong_values("act_zero_point", points, when=of_dtype)
+        when = wrong.having(number=True, input=dtype)
+        yield from wrong.wrong_values("act_zero_point", points, when=when)
     for names in (INPUT_RANGE, WEIGHT_RANGE):  # the weight's are symmetric always
         low, high = names
         yield from wrong.wrong_ranges(INVERTED, f"{low} to be less than", names=names)

@@ -42,14 +42,7 @@ class Op(ProductOp):
         return found | {"dtype": self.output}
 
 
-def multiplies(op: Op) -> bool:
-    return op.name == "int8_product"
-
-
-def rescales(op: Op) -> bool:
-    return not multiplies(op)
-
-
+multiplies, rescales = wrong.of("int8_product"), wrong.but("int8_product")
 OPS = [Op("int8_product"), Op("int8_product", input=torch.uint8), Op("int8_product", full=False)]
 OPS += [Op("rescale_product", dtype, torch.int32) for dtype in cases.FLOAT_DTYPES]
 OPS += [Op("rescale_product", torch.float32, torch.int32, full=False)]

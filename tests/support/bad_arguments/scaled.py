@@ -38,12 +38,7 @@ class Op(PublicOp):
 OPS = [Op(name) for name in NAMES]
 
 
-def quantizes(op: Op) -> bool:
-    return op.name in NAMES[:2]
-
-
-def transposes(op: Op) -> bool:
-    return op.name == "transpose_int8"
+quantizes, transposes = wrong.of(*NAMES[:2]), wrong.of("transpose_int8")
 
 
 def bad_cases() -> Iterator[Bad]:

@@ -58,20 +58,8 @@ OPS += [Op(torch.float16, grouped=False), Op(packed=True), Op(torch.bfloat16, Fa
 PARAMETERS = ("weight_scale", "weight_zero_point")
 
 
-def grouped(op: Op) -> bool:
-    return op.grouped
-
-
-def of_channels(op: Op) -> bool:
-    return not op.grouped
-
-
-def of_bytes(op: Op) -> bool:
-    return op.packed
-
-
-def of_int8(op: Op) -> bool:
-    return not op.packed
+grouped, of_channels = wrong.having(grouped=True), wrong.having(grouped=False)
+of_bytes, of_int8 = wrong.having(packed=True), wrong.having(packed=False)
 
 
 def bad_dtypes() -> Iterator[Bad]:
@@ -89,7 +77,7 @@ def bad_dtypes() -> Iterator[Bad]:
     yield from wrong.wrong_dtypes(["weight_zero_point"], other, "integer")
     # Floating, but not of the dtype that belongs to the input's.
     for output in cases.FLOAT_DTYPES:
-        of_output = lambda op, output=output: op.output == output  # noqa: E731
+        of_output = wrong.having(output=output)
         for name, right in (("bias", output), ("weight_scale", cases.compute_dtype(output))):
             other = tuple(dtype for dtype in cases.FLOAT_DTYPES if dtype != right)
             yield from wrong.wrong_dtypes([name], other, cases.name_of(right), of_output)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the programs of random calls share: tensors, calls that may be wrong, a verdict.
+"""What the programs of random calls share: right calls, ways to change them, a verdict.
 
-`python -m tests.affine.fuzz [examples]`. Each call either breaks rules of the contract, and then
+`python -m tests.affine.fuzz [examples]`. A right call comes from `tests/support/calls` or from the
+cases of a family; then some of its arguments are replaced by others of the same type. A family says
+what the contract says of the outcome. Each call either breaks rules of the contract, and then
 raises the exception of one of them, or breaks none, and then gives the oracle's bits and those of
 `baraquant.reference`. Never anything else, and the same on Meta and through `baraquant.ops`. Run in
 a process of its own (`test_errors.py`), so that a crash is a failure like any other.
@@ -9,8 +11,10 @@ a process of its own (`test_errors.py`), so that a crash is a failure like any o
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +28,22 @@ from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
+from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
+from tests.support.core_calls import bound
+
+SHAPES = ((), (0,), (1,), (7,), (2, 3), (3, 0), (1, 1), (4, 1, 5), (2, 3, 4), (2, 1, 3, 2))
+SHAPES_OF_ROWS = ((3,), (0, 5), (1, 17), (7, 33), (2, 3, 64), (1, 1, 1), (3, 1, 2, 5), (4, 100))
+DTYPES = (
+    *(*cases.QUANTIZED_DTYPES, torch.int16, torch.int32, torch.int64, torch.uint32),
+    *(torch.bool, torch.complex64),
+)
+INTEGERS = (-1, 0, 1, 2, 3, -2, -3, 17, 128, 255, 2**31 - 1, 2**31, -(2**31), 2**62)
+INTEGERS += (INT64_MAX, INT64_MIN)
+FLOATS = (0.1, 0.5, 3.0, 1e-3, 0.0, -0.0, -1.0, math.nan, math.inf, -math.inf, 1e-60, 1e39, 1e300)
+WORDS = ("float", "int8_input", "int8", "nearest", "stochastic", "none", "tanh", "", "INT8", "ë")
+# Their values may be any; those of others are bytes of a weight, sums of it, or switches.
+POINTS = ("zero_point", "input_zero_point", "act_zero_point", "weight_zero_point")
+Makers = Sequence[Callable[[tuple[int, ...], torch.dtype, int], Tensor]]
 
 
 def move(value: Any, device: str) -> Any:
@@ -34,12 +54,12 @@ def move(value: Any, device: str) -> Any:
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
     """Any values for an input; for a scale the ordinary and the special."""
-    if not (dtype.is_floating_point or dtype.is_complex):
+    if dtype.is_complex or dtype == torch.bool:
+        return torch.ones(shape, dtype=dtype)
+    if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         low, high = max(info.min, -300), min(info.max, 300)
         return torch.randint(low, high + 1, shape, generator=cases.generator(seed)).to(dtype)
-    if dtype.is_complex:
-        return torch.ones(shape, dtype=dtype)
     return scale * cases.gradients(shape, dtype, seed)
 
 
@@ -50,10 +70,42 @@ class Call:
     name: str
     arguments: dict[str, Any]
 
-    def __call__(self, device: str, namespace: object) -> Tensor:
-        return getattr(namespace, self.name)(
-            **{k: move(v, device) for k, v in self.arguments.items()}
-        )
+    def __call__(self, device: str, namespace: object) -> Any:
+        moved = {k: move(v, device) for k, v in self.arguments.items()}
+        return self.function(namespace)(**moved)
+
+    def function(self, namespace: object) -> Callable[..., Any]:
+        if namespace is baraquant.ops:
+            return cases.function_of(self.name)
+        function: Callable[..., Any] = getattr(namespace, self.name)
+        return function
+
+    @property
+    def verb(self) -> str:
+        """The name without the granularity."""
+        stem, _, kind = self.name.partition("_per_")
+        return stem + "".join(kind.partition("_backward")[1:])
+
+    @property
+    def granularity(self) -> Granularity:
+        kind = "per_" + (self.name.partition("_per_")[2].partition("_")[0] or "tensor")
+        axis = self.arguments.get("axis", None if kind == "per_tensor" else -1)
+        if "_per_" not in self.name and axis is not None:
+            kind = "per_channel"  # of an observer
+        return Granularity(kind, -1 if axis is None else axis, self.arguments.get("group_size", 0))
+
+    @property
+    def all(self) -> dict[str, Any]:
+        """The arguments, with the defaults that are not None."""
+        dtypes = {1: torch.int8, 6: torch.float32}  # as schemas write them
+        packet = getattr(torch.ops.baraquant, self.name)
+        found = {}
+        for argument in packet.default._schema.arguments:
+            value = argument.default_value
+            value = dtypes[value] if str(argument.real_type) == "ScalarType" and value else value
+            if value is not None:
+                found[argument.name] = value
+        return found | {k: v for k, v in self.arguments.items() if v is not None}
 
 
 @dataclass
@@ -68,12 +120,131 @@ class Misplaced(Call):
             k: move(v, others[device] if k == self.stray else device)
             for k, v in self.arguments.items()
         }
-        return getattr(namespace, self.name)(**moved)
+        return self.function(namespace)(**moved)
 
 
 def choose(draw: st.DrawFn, right: Any, wrong: tuple[Any, ...]) -> Any:
     """The right one about fourteen times out of fifteen."""
     return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
+
+
+# --- right calls, and how they are changed -------------------------------------------------------
+
+
+@st.composite
+def right_calls(
+    draw: st.DrawFn,
+    calls: Sequence[Any],
+    shapes: Sequence[tuple[int, ...]] = SHAPES_OF_ROWS,
+    dtypes: Sequence[torch.dtype] = cases.FLOAT_DTYPES,
+) -> Call:
+    """One of `tests/support/calls`, with any granularity that its shape allows."""
+    call, shape = draw(st.sampled_from(calls)), draw(st.sampled_from(shapes))
+    if "granularity" in {field.name for field in dataclasses.fields(call)} and not call.number:
+        granularity = draw(st.sampled_from(cases.granularities(shape)))
+        call = dataclasses.replace(call, granularity=granularity)
+    dtype = draw(st.sampled_from(dtypes))
+    if dtype == torch.float64 and not getattr(call, "takes_float64", True):
+        dtype = torch.float32
+    op, arguments = bound(call, call.tensors(shape, dtype))
+    detached = {k: v.detach() if isinstance(v, Tensor) else v for k, v in arguments.items()}
+    return Call(op._schema.name.removeprefix("baraquant::"), detached)
+
+
+@st.composite
+def changed_calls(
+    draw: st.DrawFn,
+    right: st.SearchStrategy[Call],
+    options: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]],
+    makers: Makers = (tensor,),
+    make: type[Call] = Call,
+    also: Callable[[st.DrawFn, Call], None] | None = None,
+    last: Callable[[Call], None] | None = None,
+) -> Call:
+    """A call of `right` with other values and layouts; then up to two arguments are wrong, maybe.
+
+    Args:
+        options: What arguments are set to together, half of the time, where the op has them.
+        makers: Of floating tensors.
+        make: The class of the call.
+        also: What else a family changes, first; `last`: after all others.
+    """
+    found, seed = draw(right), draw(st.integers(0, 99))
+    call = make(found.name, dict(found.arguments))
+    a = call.arguments
+    schema = {p.name: p for p in getattr(torch.ops.baraquant, call.name).default._schema.arguments}
+    for name in [n for n in a if n in schema and schema[n].has_default_value()]:
+        if draw(st.integers(0, 4)) == 0:
+            del a[name]
+    for names, values in options.items():
+        if set(names) <= set(schema) and draw(st.booleans()):
+            a.update(zip(names, draw(st.sampled_from(values)), strict=True))
+    if also is not None:
+        also(draw, call)
+    for index, (name, value) in enumerate(list(a.items())):
+        if isinstance(value, Tensor):
+            a[name] = draw(numbers(name, value, seed + index, makers))
+    for _ in range(draw(st.sampled_from((0, 0, 0, 1, 1, 2)))):
+        name = draw(st.sampled_from(sorted(a)))
+        a[name] = draw(others(a[name], seed))
+    if last is not None:
+        last(call)
+    return draw(misplaced(call)) if make is Call else call
+
+
+@st.composite
+def numbers(draw: st.DrawFn, name: str, given: Tensor, seed: int, makers: Makers) -> Tensor:
+    """Other numbers of the same dtype, half of the time; now and then in another layout."""
+    made = given
+    if given.is_floating_point() and draw(st.booleans()) and given.numel() < 10**5:
+        make = draw(st.sampled_from(makers)) if given.dim() > 0 else tensor
+        made = make(tuple(given.shape), given.dtype, seed)
+    is_integer = not (given.is_floating_point() or given.dtype in (torch.bool, torch.complex64))
+    if name in POINTS and is_integer and draw(st.integers(0, 2)) == 0:
+        info = torch.iinfo(given.dtype)
+        ends = (info.min, info.max, 0, 1, 3, 127)
+        made = torch.full_like(given, draw(st.sampled_from(ends)))
+    if made.dim() > 0 and max(made.shape) < 10**6 and draw(st.integers(0, 9)) == 0:
+        flat = ["stepped", "expanded", "misaligned", "padded"]
+        made = cases.LAYOUTS[draw(st.sampled_from([*cases.LAYOUTS] if made.dim() > 1 else flat))](
+            made
+        )
+    return made
+
+
+@st.composite
+def others(draw: st.DrawFn, right: Any, seed: int) -> Any:
+    """Something else of the same type: of a tensor most often another dtype, or one other size."""
+    if isinstance(right, bool):
+        return not right
+    if isinstance(right, int):
+        return draw(st.sampled_from((*INTEGERS, right + 1, right - 1)))
+    if isinstance(right, (float, str, torch.dtype)):
+        by_type = {float: FLOATS, str: WORDS, torch.dtype: (*DTYPES, torch.float8_e4m3fn)}
+        return draw(st.sampled_from(by_type[type(right)]))
+    if isinstance(right, (tuple, list)):
+        numbers = [*right, *right][: draw(st.integers(0, len(right) + 1))]
+        if numbers and draw(st.booleans()):
+            numbers[-1] = draw(st.sampled_from((0, -1, 3, 2**31, 2**62, INT64_MIN)))
+        return numbers
+    if not isinstance(right, Tensor) or max(right.shape, default=0) > 10**6:
+        return right
+    shape, dtype = tuple(right.shape), right.dtype
+    if draw(st.booleans()):
+        dtype = draw(st.sampled_from(DTYPES))
+        return right.to(dtype) if right.numel() < 10**5 else right
+    near = [(), (1,), (1, *shape), (*shape, 1), shape[1:], draw(st.sampled_from(SHAPES))]
+    if shape:
+        at = draw(st.integers(0, len(shape) - 1))
+        sizes = (max(shape[at] - 1, 0), shape[at] + 1, 0, 1)
+        near += [(*shape[:at], size, *shape[at + 1 :]) for size in sizes]
+    if right.dim() > 1:
+        layouts = ("transposed", "stepped", "padded")
+        near_layout = draw(st.sampled_from((None, None, None, *layouts)))
+        if near_layout is not None:
+            return cases.LAYOUTS[near_layout](right)
+    shape = draw(st.sampled_from(near))
+    return tensor(shape, dtype, seed) if math.prod(shape) < 10**6 else right
 
 
 @st.composite

@@ -117,6 +117,21 @@ class BadCalls:
             assert re.match(rf"baraquant::{op.name}(\.number)?: {words}", message), message
 
 
+class RecordedCalls:
+    """Of a family whose ops autograd computes by others, which no message may name."""
+
+    def test_recorded_calls_say_the_same(self, op: Any, device: str) -> None:
+        for bad in self.wrong_calls(op):  # type: ignore[attr-defined]
+            if bad.argument in ("input", "bias"):
+                continue
+            message, _ = bad.call(op, device)
+            right = op.arguments(device) | bad.also
+            for leaf in {k for k in {"input", "bias"} & set(right) if right[k].is_floating_point()}:
+                wrong = {bad.argument: bad.change(right), leaf: right[leaf].requires_grad_()}
+                with pytest.raises(bad.error, match=f"^{re.escape(message)}$"):
+                    op(right | wrong)
+
+
 class WrongCalls(BadCalls):
     """With other objects in place of each argument."""
 

@@ -205,13 +205,11 @@ def test_what_cuda_alone_runs_is_counted(
 # A test of each tool of PyTorch, and of each kind that is marked; the short run holds some of them.
 TOOLS = {
     "opcheck": "torch_stack/test_compile_export.py::test_opcheck",
-    "torch.compile, one shape": "torch_stack/test_compile_export.py::test_compile_static",
-    "torch.compile, any shape": "torch_stack/test_compile_export.py::test_compile_five_shapes",
+    "torch.compile": "torch_stack/test_compile_export.py::test_compile",
     "TorchInductor": "torch_stack/test_compile_export.py::test_inductor",
     "AOTInductor": "torch_stack/test_exported_dtypes.py::test_a_package_of_several_layers",
     "compiled autograd": "torch_stack/test_compile_export.py::test_compiled_autograd",
     "torch.export": "torch_stack/test_compile_export.py::test_export",
-    "torch.export, any size": "torch_stack/test_compile_export.py::test_export_with_dynamic_sizes",
     "torch.jit.script": "torch_stack/test_script.py::test_script",
     "torch.jit.trace": "torch_stack/test_script.py::test_trace",
     "vmap": "torch_stack/test_vmap.py::test_like_a_loop",
