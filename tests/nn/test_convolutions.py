@@ -112,16 +112,6 @@ def test_scales_are_those_of_output_channels_and_their_inputs(kind: str, config:
         assert torch.equal(got, rounded.to(torch.int8))
 
 
-@pytest.mark.parametrize("kind", ["Conv1d", "Conv2d"])
-@pytest.mark.parametrize("config", ["channel", "tensor", "group"])
-def test_on_every_device(kind: str, config: str, device: str) -> None:
-    module, x = prepared(kind, config).to(device), example(kind).to(device)
-    module(x).sum().backward()
-    assert module.float_weight().grad.any()
-    evaluated = module.eval()(x)
-    assert torch.equal(converted(module)(x), evaluated)
-
-
 @by_kind
 @by_config
 def test_the_gradient_goes_straight_through_the_weight(kind: str, config: str) -> None:

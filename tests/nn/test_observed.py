@@ -205,13 +205,6 @@ def test_an_empty_input_changes_nothing(granularity: str) -> None:
 
 
 @by_granularity
-def test_evaluation_observes_too(granularity: str) -> None:
-    training, evaluating = module_for(granularity), module_for(granularity).eval()
-    assert torch.equal(training(example()), evaluating(example()))
-    assert_same_state(training, evaluating)
-
-
-@by_granularity
 @by_symmetry
 def test_freeze_keeps_the_bits(granularity: str, symmetric: bool) -> None:
     module = module_for(granularity, symmetric).eval()

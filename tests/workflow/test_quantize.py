@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import AWQ, GPTQ, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, ops, quantize_
+from baraquant import AWQ, GPTQ, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, quantize_
 from baraquant.nn import QuantizedEmbedding
 from baraquant.qat import prepare_
 from tests.support.checks.refused import refused
@@ -30,40 +30,6 @@ from tests.support.models.outlier_models import (
     seeded,
     tokens,
 )
-
-
-def test_w8a8_is_the_op_of_the_quantized_weight():
-    model, x = seeded(Block), batches()[0]
-    layer = copy.deepcopy(model.query)
-    baraquant.quantize_(model, W8A8())
-    weight, scale, _ = ops.dynamic_range_quantize_per_channel(layer.weight.detach(), 0)
-    assert torch.equal(model.query.qweight, weight)
-    assert torch.equal(model.query.weight_scale, scale)
-    expected = ops.quantized_linear(x, weight, scale, layer.bias.detach())
-    assert torch.equal(model.query(x), expected)
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_w8a8_static_is_the_op_with_the_scale_of_all_data(symmetric):
-    model, data = nn.Sequential(seeded(nn.Linear, 16, 8)), batches()
-    linear = model[0]
-    baraquant.quantize_(model, W8A8Static(symmetric=symmetric), calibration=data)
-    scale, zero_point = ops.choose_qparams_per_tensor(torch.cat(data), symmetric=symmetric)
-    assert torch.equal(model[0].act_scale, scale)
-    if symmetric:
-        assert model[0].act_zero_point is None
-    else:
-        assert torch.equal(model[0].act_zero_point, zero_point)
-    weight, weight_scale, _ = ops.dynamic_range_quantize_per_channel(linear.weight.detach(), 0)
-    expected = ops.smoothquant_linear(
-        ops.quantize_per_tensor(data[1], scale, zero_point),
-        weight,
-        weight_scale,
-        scale,
-        linear.bias.detach(),
-        act_zero_point=None if symmetric else zero_point,
-    )
-    assert torch.equal(model[0](data[1]), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -208,19 +208,6 @@ def test_a_chain_of_linear_layers() -> None:
     assert error < 0.9 * before
 
 
-def test_inputs_of_one_size_leave_nothing_to_gain() -> None:
-    model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
-    with torch.no_grad():
-        nn.init.eye_(model[0].weight)
-    signs = torch.randn(64, K, generator=torch.Generator().manual_seed(0)).sign()
-    nearest = copy.deepcopy(model)
-    report = baraquant.quantize_(model, AWQ(W4A16(16)), calibration=[signs])
-    baraquant.quantize_(nearest, W4A16(16))
-    assert report.changed["1"] == "WeightOnlyInt4Linear; not scaled, as no factors lower the error"
-    for key, value in nearest.state_dict().items():
-        assert torch.equal(model.state_dict()[key], value)
-
-
 def test_channels_that_are_always_zero() -> None:
     torch.manual_seed(0)
     data = [F.relu(batch) for batch in rows(torch.float32)]
