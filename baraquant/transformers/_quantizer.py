@@ -22,7 +22,7 @@ from ..nn.shared.experts import is_experts
 from ..workflow.layers import layer_of, parents
 from ..workflow.report import FILTERED, Report
 from ..workflow.stream import Stream
-from ..workflow.view import replace_inference_tensors
+from ..workflow.transaction import replace_inference_tensors
 from ._config import CALLER, NAME, BaraquantConfig
 from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties, unknown_parts

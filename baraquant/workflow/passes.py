@@ -24,6 +24,7 @@ from .calibration.observers import OBSERVERS, Observer, Through
 from .calibration.run import UNREACHED, Run, Watcher
 from .layers import Layer, weights_of
 from .replace import put
+from .transaction import undone
 
 
 @dataclass
@@ -338,18 +339,16 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
         for quantizer in one.prepared.input_quantizers().values()
         if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
     ]
-    put(model, [(one.module, one.prepared) for one in inner.values()])
     for one in inner.values():
         one.prepared.is_observing = True
     for quantizer in quantizers:
         quantizer.disable_fake_quant()
-    try:
+    with undone():
+        put(model, [(one.module, one.prepared) for one in inner.values()])
         yield
-    finally:
-        for quantizer in quantizers:
-            quantizer.enable_fake_quant()
-            if isinstance(quantizer, FakeQuantize):
-                quantizer.reset_min_max_vals()
-        for one in inner.values():
-            one.prepared.is_observing = False
-        put(model, [(one.prepared, one.module) for one in inner.values()])
+    for quantizer in quantizers:
+        quantizer.enable_fake_quant()
+        if isinstance(quantizer, FakeQuantize):
+            quantizer.reset_min_max_vals()
+    for one in inner.values():
+        one.prepared.is_observing = False

@@ -10,20 +10,22 @@ import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize, FakeQuantizedLinear, LearnedFakeQuantize
+from ..nn import FakeQuantize, LearnedFakeQuantize
+from ..nn.shared.rotation import rotate_of
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
 from .passes import Chosen, observe_inputs
 from .replace import swap
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .unpack import unpacked
-from .view import FilterFn, makes_normal_tensors
+from .transaction import are_kept, changes_model, check_writable, keep_values, run_to_end
+from .unpack import unpack_modules
+from .view import FilterFn
 
 CALLER = "baraquant.qat.prepare_"
 
 
-@makes_normal_tensors
+@changes_model
 def prepare_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],
@@ -106,23 +108,32 @@ input=int8 per_token symmetric dynamic)
     rules = Rules(config, CALLER, trains=True)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, CALLER, chosen_by, computed=False) as parts:
-        chosen, report = selector.choose(parts, chosen_by)
-        if not chosen:
-            raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
-        _calibrate(model, chosen, calibration, progress)
-        # Before the model changes: a warning may be an error.
-        layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
-        warn_if_no_faster(layers, CALLER)
-        layers.clear()
-    for layer in (one.prepared for one in chosen.values()):
-        if isinstance(layer, FakeQuantizedLinear):
-            layer.rotate_weight_()
+    parts = unpack_modules(model, CALLER, chosen_by, computed=False)
+    chosen, report = selector.choose(parts, chosen_by)
+    if not chosen:
+        raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
+    _calibrate(model, chosen, calibration, progress)
+    layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+    warn_if_no_faster(layers, CALLER)
+    layers.clear()
+    _rotate(model, chosen)
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()
     report = swap(model, swaps, report)
     parts.release()
     return replace(report, bytes_after=total_bytes(model))
+
+
+def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
+    """Rotate the weights of layers in place."""
+    layers = {path: one.prepared for path, one in chosen.items() if rotate_of(one.prepared) > 0}
+    weights = {f"{path}.weight": layer._parameters["weight"] for path, layer in layers.items()}
+    check_writable(model, weights, CALLER)
+    if not are_kept(weights.values()):
+        run_to_end()
+    keep_values(*weights.values())
+    for layer in layers.values():
+        layer.rotate_weight_()
 
 
 def _calibrate(

@@ -25,8 +25,9 @@ from ..report import FILTERED
 from ..select import Rules, Selector, filter_of, nothing_to
 from ..serialization.packing import Counter
 from ..serialization.save import add_constants
-from ..unpack import Unpacked, unpacked
-from ..view import FilterFn
+from ..transaction import in_one_transaction, keep, undone
+from ..unpack import Unpacked, unpack_modules
+from ..view import FilterFn, check_is_module
 from .groups import FLOAT, Groups, check_together, named_configs
 from .report import LayerSensitivity, Sensitivity, common_names
 
@@ -127,15 +128,10 @@ class OutputChanges(Errors):
 @contextmanager
 def _in_place_of(module: nn.Module, layer: nn.Module) -> Iterator[None]:
     """Let a module compute what another one does; its hooks stay."""
-    known = vars(module).get("forward")
-    vars(module)["forward"] = layer.forward
-    try:
+    with undone():
+        keep(vars(module))
+        vars(module)["forward"] = layer.forward
         yield
-    finally:
-        if known is None:
-            del vars(module)["forward"]
-        else:
-            vars(module)["forward"] = known
 
 
 class _Model:
@@ -250,6 +246,7 @@ _UNREACHED = "the calibration data does not reach it"
 _NONE_FITS = "no configuration fits all layers that get the same one"
 
 
+@in_one_transaction
 def sensitivity(
     model: nn.Module,
     configs: Sequence[QuantConfig] | Mapping[str, QuantConfig],
@@ -328,6 +325,7 @@ def sensitivity(
     """
     if of not in ("layer", "output"):
         raise ValueError(f"{_CALLER}: expected of to be 'layer' or 'output', but got {of!r}")
+    check_is_module(model, _CALLER)
     named = named_configs(configs, _CALLER)
     patterns = check_together(together, _CALLER)
     run = Run(model, calibration, progress, _CALLER)
@@ -335,7 +333,8 @@ def sensitivity(
     if static:
         run.check_repeatable(f"{1 + len(static)} times for static inputs ({', '.join(static)})")
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
+    with evaluating(model):
+        parts = unpack_modules(model, _CALLER, chosen_by)  # undone with it
         paths = {key: one.paths for key, one in parts.view.seen.items()}
         measured = _Measured(model, named, paths, of)
         measured.convert(chosen_by, parts, run)

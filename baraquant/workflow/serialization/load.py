@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from ... import ops
 from ..._table import some
 from ...nn.shared.subclassed import plain_type
-from ..fused_ops import with_fused_ops
+from ..fused_ops import swap_fused
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, parents, weights_of
-from ..unpack import UNPACKED, unpacked
-from ..view import check_model, makes_normal_tensors, paths_of
+from ..transaction import changes_model
+from ..unpack import UNPACKED, unpack_modules
+from ..view import check_model, paths_of
 from .manifest import Manifest, StoredModule, is_whole, parse_manifest
 from .meta import Built, check_alike, check_constants, put
 from .packing import check_spare_bits, packed_size, unpack
@@ -35,7 +36,7 @@ _LONGEST = 900  # characters of a message
 _HALF = 440
 
 
-@makes_normal_tensors
+@changes_model
 def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
     """Load a file of :func:`baraquant.save` into a float model, which becomes a quantized one.
 
@@ -82,15 +83,13 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         manifest = _manifest(header)
         metas = Metas(header.tensors, manifest)
         swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
-        with (
-            with_fused_ops(model, _CALLER, manifest.fused),
-            unpacked(model, _CALLER, lambda _, name: name in swapped),
-        ):
-            check_fits(model, manifest, metas)
-            values = _read(file, header, manifest)
-            modules = _build(built, manifest, values)
-            for path in manifest.channels_last:
-                modules[path].channels_last = modules[path].qweight.dim() > 3
+        swap_fused(model, _CALLER, manifest.fused)
+        unpack_modules(model, _CALLER, lambda _, name: name in swapped)
+        check_fits(model, manifest, metas)
+        values = _read(file, header, manifest)
+        modules = _build(built, manifest, values)
+        for path in manifest.channels_last:
+            modules[path].channels_last = modules[path].qweight.dim() > 3
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {_shown(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}

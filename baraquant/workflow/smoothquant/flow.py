@@ -30,9 +30,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from typing_extensions import Self
 
+from ...nn.shared.subclassed import MisfitError, tried
 from ..calibration.observers import Through
 from ..calibration.run import Run, Watcher, import_apart
 from ..passes import Scaling
+from ..transaction import keep_hooks, undone, unwritable
 from .readers import Readers, Scope
 
 aten = torch.ops.aten
@@ -112,6 +114,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         import_apart("torch._dynamo")  # as a mode makes PyTorch do
+        keep_hooks(self._model.modules())
         hooks = self._handles
         hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
         hooks.append(self._model.register_forward_hook(self._end))
@@ -313,7 +316,7 @@ def find_groups(
         if path not in fixed and not at[path]._forward_hooks and not at[path]._forward_pre_hooks
     }
     flow = Flow(run.model, producers(run.model), able)
-    with flow:
+    with undone(), flow:
         asides = {path: _Aside(flow, watcher) for path, watcher in watchers.items()}
         unreached = run(asides, description)
     groups = [Scaling(consumers, producer) for producer, consumers in flow.feeds().items()]
@@ -346,11 +349,11 @@ _NORMS = ("LayerNorm", "RMSNorm")
 def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     """Return norms and linear layers by path, with their numbers of channels.
 
-    Modules that share their parameters, and modules whose hooks may change their output, are left
-    out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
-    trial.
+    Modules whose parameters cannot be written to for themselves alone, and modules whose hooks may
+    change their output, are left out. A norm that is not a PyTorch class counts if its output is
+    proportional to its weight in a trial.
     """
-    owners = parameter_owners(model)
+    owners, shared = parameter_owners(model), unwritable(model)
     found: dict[str, tuple[nn.Module, int]] = {}
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
@@ -360,7 +363,8 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
             continue
         if parametrize.is_parametrized(module) or not weight.is_floating_point():
             continue
-        if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):
+        own = {id(p) for p in module._parameters.values() if p is not None}
+        if any(owners[each] > 1 or each in shared for each in own):
             continue
         is_linear = type(module) is nn.Linear
         is_norm = type(module).__name__.endswith(_NORMS) and weight.dim() == 1
@@ -379,29 +383,22 @@ def parameter_owners(model: nn.Module) -> Counter[int]:
     )
 
 
-def fold(producer: nn.Module, smooth: Tensor) -> None:
-    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
-    with torch.no_grad():
-        for parameter, divided in _divided(producer, smooth):
-            parameter.copy_(divided)
-
-
 def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
     """Return whether the divided parameters are finite in the dtype of the producer."""
     with torch.no_grad():
         return all(
-            bool(divided.to(parameter.dtype).isfinite().all())
-            for parameter, divided in _divided(producer, smooth)
+            bool(quotient.to(parameter.dtype).isfinite().all())
+            for parameter, quotient in divided(producer, smooth)
         )
 
 
-def _divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each parameter with its quotient by the factors, in the dtype of the factors."""
     for name in ("weight", "bias"):
         parameter = getattr(producer, name, None)
         if parameter is not None:
             factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
-            yield parameter, parameter.to(smooth.dtype) / factors
+            yield parameter, parameter.detach().to(smooth.dtype) / factors
 
 
 def _follows_weight(norm: nn.Module, channels: int) -> bool:
@@ -415,9 +412,13 @@ def _follows_weight(norm: nn.Module, channels: int) -> bool:
     factors = torch.tensor([0.5, 2.0, 4.0]).repeat(channels)[:channels].to(weight)
     try:
         with torch.no_grad():
-            before = trial(rows)
-            fold(trial, factors)
-            after = trial(rows) * factors  # powers of two: no rounding
-    except Exception:  # whatever another's code may raise: it is no norm as we know them
+            before = tried(trial, rows)
+            for parameter, quotient in divided(trial, factors):
+                parameter.copy_(quotient)
+            after = tried(trial, rows)
+    except MisfitError:  # it is no norm as it is known here
         return False
+    if not (isinstance(before, Tensor) and isinstance(after, Tensor)):
+        return False
+    after = after * factors  # powers of two: no rounding
     return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-6)) and bool(before.any())

@@ -26,7 +26,8 @@ from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
 from ..calibration.run import Run
 from ..passes import Chosen, Pass, Scaling, fixed_input, leave_input, register_pass
-from .flow import find_groups, fold
+from ..transaction import write
+from .flow import divided, find_groups
 
 # None means s = 1, the unchanged layer: a search is never worse than that.
 ALPHAS: tuple[float | None, ...] = (None, *(round(0.05 * step, 2) for step in range(21)))
@@ -260,10 +261,13 @@ class ScalesInputs(Pass):
 
     def __init__(self) -> None:
         self._abouts: dict[str, str] = {}
-        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
+        self._folds: list[tuple[Tensor, Tensor]] = []  # what stays floating, and its new values
 
-    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
+    def scale(
+        self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen], model: nn.Module
+    ) -> None:
         """Note how layers are scaled, and which modules divide their outputs for them."""
+        folded: set[str] = set()
         for path, scaling in found.items():
             chosen[path].scaling = scaling
             self._abouts[path] = self.name + scaling.about()
@@ -271,8 +275,10 @@ class ScalesInputs(Pass):
                 continue
             if scaling.producer in chosen:
                 chosen[scaling.producer].divisor = scaling.smooth
-            else:
-                self._folds[scaling.producer] = scaling.smooth
+            elif scaling.producer not in folded:
+                folded.add(scaling.producer)
+                producer = model.get_submodule(scaling.producer)
+                self._folds += divided(producer, scaling.smooth)
 
     def describe(self, path: str) -> str:
         """Return the exponent, and where the division happens."""
@@ -280,8 +286,8 @@ class ScalesInputs(Pass):
 
     def finish(self, model: nn.Module) -> None:
         """Fold the divisions into floating modules; quantized ones have them already."""
-        for path, smooth in self._folds.items():
-            fold(model.get_submodule(path), smooth)
+        for parameter, values in self._folds:
+            write(parameter, values)
 
 
 class SmoothQuantPass(ScalesInputs):
@@ -306,7 +312,7 @@ class SmoothQuantPass(ScalesInputs):
                     leave_input(path, one, run.where)
                 else:
                     one.remark += "; not smoothed, as the calibration data does not reach it"
-            self.scale(found, chosen)
+            self.scale(found, chosen, run.model)
         if not any(self._abouts.values()):
             warnings.warn(
                 f"{run.where}: expected SmoothQuant to smooth a layer, but it smooths none: "
