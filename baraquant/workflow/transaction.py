@@ -207,7 +207,8 @@ def keep_hooks(modules: Iterable[nn.Module]) -> None:
 def keep_values(*tensors: Tensor) -> None:
     """Note the values of tensors that are written to in place."""
     for tensor in tensors if _open() is not None else ():
-        undo_by(restore_values, tensor, tensor.detach().clone())
+        place = tensor.detach()  # the tensor itself may get another place
+        undo_by(restore_values, place, place.clone())
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

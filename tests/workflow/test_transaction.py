@@ -208,14 +208,21 @@ class Tried:
             assert of_process() == switches or self.finished, where
             self.renew()
             return
-        values = values_of(self.model)
-        if state_of(self.model) == self.state and all(
-            torch.equal(value, values[name]) for name, value in self.values.items()
-        ):
+        changed = self.changed()
+        if not changed:
             return
-        assert kinds_of(self.model) == self.finished, where
+        assert kinds_of(self.model) == self.finished, (where, changed)
         assert torch.equal(output_of(self.model), self.output), where
         self.renew()
+
+    def changed(self) -> list[str]:
+        """Return the names of what differs from the model before."""
+        state, values = state_of(self.model), values_of(self.model)
+        if values.keys() != self.values.keys() or state.keys() != self.state.keys():
+            return sorted((values.keys() ^ self.values.keys()) | (state.keys() ^ self.state.keys()))
+        same = (torch.equal(value, values[name]) for name, value in self.values.items())
+        others = [name for name, is_same in zip(values, same, strict=True) if not is_same]
+        return others + [path for path, one in self.state.items() if state[path] != one]
 
     def again(self) -> None:
         """Check that a call without a fault is right on the same model."""
