@@ -51,6 +51,8 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
     :func:`baraquant.quantize_`, which do not touch these modules. :func:`baraquant.save` notes
     them, and :func:`baraquant.load_` swaps them again.
 
+    An error of any kind, also an interrupt, leaves the model unchanged.
+
     Args:
         model: The model; the root itself is not swapped.
         filter_fn: ``filter_fn(module, name)`` says whether to swap a module; None swaps all.

@@ -156,7 +156,7 @@ class Pass:
     def apply(self, name: str, weight: Tensor) -> Tensor:
         """Return what is quantized in place of a weight: a tensor of its shape, dtype and device.
 
-        It is called twice for a weight, as each layer is tried before the first one is swapped.
+        It may be called twice for a weight: large layers are tried before the first is swapped.
 
         Args:
             name: The name of the parameter, such as ``"body.0.weight"``.
@@ -169,7 +169,7 @@ class Pass:
         return ""
 
     def finish(self, model: nn.Module) -> None:
-        """Change what stays floating. The layers are swapped; nothing may fail any more."""
+        """Change what stays floating; the layers are swapped. What it writes is not undone."""
 
 
 # The passes by the types of their configurations, in the order in which they plan.

@@ -51,13 +51,14 @@ def prepare_(
     A subclass of ``Linear`` or ``Embedding`` keeps its ``forward`` if this calls the parent's. The
     new layers share their parameters with the old ones: tied weights stay tied, and an optimizer
     that was made before stays valid. Exceptions are learned scales and unpacked weights, which are
-    new parameters. A layer that occurs several times is swapped once. Hooks are kept. Every
-    decision comes before the first swap: an error leaves the model unchanged. The fused evaluation
-    of ``TransformerEncoder`` is switched off, because it would bypass the new layers.
+    new parameters. A layer that occurs several times is swapped once. Hooks are kept. An error of
+    any kind, also an interrupt, leaves the model unchanged. The fused evaluation of
+    ``TransformerEncoder`` is switched off, because it would bypass the new layers.
 
     With ``rotate`` in the configuration, the weights of rotated layers are rotated in place, in the
-    same parameters; load floating weights before. What an optimizer has kept of earlier steps is
-    not rotated. Reading ``layer.weight`` gives the weight before the rotation.
+    same parameters; load floating weights before. If they take more than 1 GiB, an interrupt waits
+    from the first rotation on. What an optimizer has kept of earlier steps is not rotated. Reading
+    ``layer.weight`` gives the weight before the rotation.
 
     A weight that several layers share stays one weight with one scale, learned or not. If one of
     these layers stays floating, the others do too: otherwise the model would hold the weight twice.
@@ -90,7 +91,7 @@ def prepare_(
     Raises:
         ValueError: There is no layer to swap (the message has reasons); a pattern matches no layer;
             one weight gets two configurations; a layer cannot be swapped although a key is its
-            path; or the model is wrapped for several processes.
+            path; a weight to rotate shares memory; or the model is wrapped for several processes.
         TypeError: ``model`` is not a module or is scripted, or ``config`` is not a configuration.
 
     Warns:

@@ -63,6 +63,10 @@ def quantize_(
     With :class:`~baraquant.GPTQ` the weights of linear layers are rounded so that the errors of the
     output cancel. The model then runs often: see there.
 
+    An error of any kind, also an interrupt, leaves the model as it was. If the float weights take
+    more than 1 GiB, each float layer is freed as soon as it is replaced, after all were checked; an
+    interrupt then waits until the last is replaced.
+
     Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
     the calibration data does not reach keeps a floating input, is not smoothed, or is rounded to
     nearest; the report says so.
@@ -95,7 +99,7 @@ def quantize_(
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
             that is finite for a layer, or none that reaches one; a pattern that matches no
             layer; two configurations for one weight; or a layer that cannot be quantized though a
-            key is its path. The message has the layer's path, and the model is as it was.
+            key is its path. The message has the layer's path.
         TypeError: ``config``, ``model`` or ``filter_fn`` has another type, or the model does not
             take the first batch.
 

@@ -43,8 +43,8 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     The previous values of the model do not matter. Each tensor goes to the device of the one that
     it replaces. It is best to give a function that builds the model: this takes no memory for
     weights that are discarded, and has everything that a constructor computes. A model that is
-    given keeps all of its weights until the whole file is read and checked, so that an error leaves
-    it as it was: the peak is the float model and all that is in the file. A model on the meta
+    given keeps all of its weights until the end, so that an error of any kind, also an interrupt or
+    one of its own hooks, leaves it as it was: the peak is the float model and all that is in the file. A model on the meta
     device is filled too, on the CPU; plain tensors on the meta device, which are not buffers, are
     an error. Buffers that are in no state dict get the values in the file if shape and dtype are
     the model's.
