@@ -44,10 +44,10 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     it replaces. It is best to give a function that builds the model: this takes no memory for
     weights that are discarded, and has everything that a constructor computes. A model that is
     given keeps all of its weights until the end, so that an error of any kind, also an interrupt or
-    one of its own hooks, leaves it as it was: the peak is the float model and all that is in the file. A model on the meta
-    device is filled too, on the CPU; plain tensors on the meta device, which are not buffers, are
-    an error. Buffers that are in no state dict get the values in the file if shape and dtype are
-    the model's.
+    one of its own hooks, leaves it as it was: the peak is the float model and all that is in the
+    file. A model on the meta device is filled too, on the CPU; plain tensors on the meta device,
+    which are not buffers, are an error. Buffers that are in no state dict get the values in the
+    file if shape and dtype are the model's.
 
     Args:
         model: A float model of the same architecture as the quantized one; it is changed in place.
