@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize
 from ..nn.shared.convolution import ConvolvesIntegers
 from ..workflow.layers import is_prepared
+from ..workflow.transaction import in_one_transaction, write
 from ..workflow.view import check_is_module
 
 _CALLER = "round_biases_"
 
 
+@in_one_transaction
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def round_biases_(model: nn.Module) -> list[str]:
     """Round the biases of convolutions of integers as onnxruntime, and others, round them.
@@ -54,7 +56,7 @@ def round_biases_(model: nn.Module) -> list[str]:
         rounded = (torch.round(bias.to(step.dtype) / step) * step).to(bias.dtype)
         rounded = torch.where(step.isfinite() & (step > 0), rounded, bias)
         if not torch.equal(rounded, bias):
-            bias.copy_(rounded)
+            write(bias, rounded)
             changed.append(path)
     return changed
 

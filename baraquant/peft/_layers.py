@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from ..nn.shared.rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
+from ..workflow.transaction import in_one_transaction, keep, keep_values, undo_by
 from ._checks import check_layer
 from ._floating import float_type, floating, is_quantized, layer_kind
 
@@ -77,6 +78,7 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
     def _add(self, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         super().update_layer(adapter_name, *args, **kwargs)
 
+    @in_one_transaction
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Add adapters to the weight.
 
@@ -86,7 +88,7 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
             safe_merge: Whether to check first that the new weight is finite.
             adapter_names: The adapters; None: the active ones.
         """
-        base = self.get_base_layer()
+        base = self._keep_base()
         if is_prepared(base):
             with self._shows_float():
                 super().merge(safe_merge, adapter_names)
@@ -95,17 +97,25 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
             self._check_place(base)
             wide = torch.promote_types(base.dtype, torch.float32)  # one rounding, at the end
             self._kept, self.base_layer = (base,), floating(base).to(wide)
-        try:
-            super().merge(safe_merge, adapter_names)
-        finally:
-            if self._kept and not self.merged_adapters:
-                self.base_layer, self._kept = self._kept[0], ()
-            elif is_converted(base):
-                self.base_layer.to(base.dtype)
+        super().merge(safe_merge, adapter_names)
+        if self._kept and not self.merged_adapters:
+            self.base_layer, self._kept = self._kept[0], ()
+        elif is_converted(base):
+            self.base_layer.to(base.dtype)
 
+    def _keep_base(self) -> nn.Module:
+        """Return the layer under the adapter, after noting what merging changes."""
+        base = self.get_base_layer()
+        keep(vars(self), self._modules, self.merged_adapters)
+        for parameter in base.parameters() if is_prepared(base) else ():
+            keep_values(parameter)
+            undo_by(setattr, parameter, "data", parameter.data)
+        return base
+
+    @in_one_transaction
     def unmerge(self) -> None:
         """Take the adapters out of the weight again; a converted base has its integers back."""
-        base = self.get_base_layer()
+        base = self._keep_base()
         if is_converted(base) and self.merged_adapters:
             raise RuntimeError(
                 f"baraquant.peft: expected a layer that was merged as it is, but this one was "

@@ -2,10 +2,10 @@
 """Tells PEFT about quantized layers, once for a process.
 
 ``LoraConfig._register_custom_module`` of PEFT belongs to one configuration, and a configuration
-that is read from a file has lost it. So four functions of PEFT are wrapped instead: the one that
-makes a LoRA layer for a module, the one that finds the targets of ``all-linear``, the one that
-copies a module of ``modules_to_save``, and the one that counts parameters. Each wrapper calls
-PEFT's function and changes its result only where a module is quantized.
+that is read from a file has lost it. So functions of PEFT are wrapped instead: the one that makes a
+LoRA layer for a module, the one that finds the targets of ``all-linear``, the one that copies a
+module of ``modules_to_save``, the one that counts parameters, and those that merge adapters. Each
+wrapper calls PEFT's function and changes its result only where a module is quantized.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_N
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..workflow.transaction import in_one_transaction, keep_all
 from ._checks import check_model
 from ._floating import integer_parameters, is_quantized, with_floating_layers
 from ._layers import is_linear, lora_class
@@ -41,6 +42,8 @@ def register() -> None:
     _wrap(lora_model.LoraModel, "_create_new_module", _create_new_module, is_static=True)
     _wrap(tuners_utils, "_maybe_include_all_linear_layers", _include_all_linear_layers)
     _wrap(other.ModulesToSaveWrapper, "update", _update)
+    for name in ("merge_adapter", "unmerge_adapter", "_unload_and_optionally_merge"):
+        _wrap(tuners_utils.BaseTuner, name, _merge)
     for model in (peft_model.PeftModel, mixed_model.PeftMixedModel):
         _wrap(model, "get_nb_trainable_parameters", _count)
 
@@ -133,6 +136,13 @@ def _update(original: Any, self: Any, adapter_name: str, *args: Any, **kwargs: A
         replaced = with_floating_layers(copied)
         replaced.requires_grad_(trains)
         self.modules_to_save[adapter_name] = replaced
+
+
+@in_one_transaction
+def _merge(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Change all quantized layers of a model, or none; PEFT's own change one after the other."""
+    keep_all(self)
+    return original(self, *args, **kwargs)
 
 
 def _count(original: Any, self: nn.Module) -> tuple[int, int]:

@@ -32,7 +32,8 @@ from ..nn.shared.subclassed import with_forward_of
 from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
 from ..workflow.serialization.tensor_file import Entry, read_header
-from ..workflow.view import paths_of, replace_inference_tensors
+from ..workflow.transaction import replace_inference_tensors
+from ..workflow.view import paths_of
 from ._versions import IS_5, cast_scales_of_slots, mark_loaded
 from ._writer import WritesCompressedTensors, note_ties
 

@@ -27,7 +27,7 @@ from ..workflow.passes import what_needs_calibration
 from ..workflow.report import FILTERED, Report
 from ..workflow.select import Rule, Rules
 from ..workflow.stream import Stream
-from ..workflow.view import replace_inference_tensors
+from ..workflow.transaction import replace_inference_tensors
 from ._versions import ConversionOps, mark_loaded, stop_telling, tell_missing
 from ._writer import WritesCompressedTensors, note_ties, unknown_parts
 

@@ -143,7 +143,7 @@ class AWQPass(ScalesInputs):
 
     def plan(self, layers: Mapping[str, Chosen], run: Run, chosen: Mapping[str, Chosen]) -> None:
         """Find the factors of each layer."""
-        self.scale(find_scalings(layers, run), chosen)
+        self.scale(find_scalings(layers, run), chosen, run.model)
 
 
 register_pass(AWQ, AWQPass)

@@ -18,12 +18,13 @@ from ..nn.training.quantizers import (
     PackedIntegers,
     QuantizesWeight,
 )
-from .layers import form_of, layer_of_prepared, unknown_weights
-from .replace import swap_in_turn, take_over
+from .layers import form_of, layer_of_prepared, unknown_weights, weights_of
+from .replace import swap, swap_in_turn, take_over
 from .report import Report, warn_if_no_faster
 from .served import StoredWeight, packs_weight, served_linear
+from .transaction import are_kept, changes_model, run_to_end
 from .unpack import drop_hooks, settled
-from .view import Decision, ModelView, Swap, choose_swaps, makes_normal_tensors
+from .view import Decision, ModelView, Swap, choose_swaps
 
 CALLER = "baraquant.qat.convert_"
 
@@ -31,7 +32,7 @@ CALLER = "baraquant.qat.convert_"
 _Tie: TypeAlias = tuple[int, int, TensorConfig, str, str]
 
 
-@makes_normal_tensors
+@changes_model
 def convert_(model: nn.Module) -> Report:
     """Swap the layers of a prepared model, in place, for quantized layers.
 
@@ -40,9 +41,10 @@ def convert_(model: nn.Module) -> Report:
 
     Each new layer gives the same bits as the prepared layer in evaluation. For a convolution in
     floating point this holds as long as PyTorch chooses the same algorithm. Tied weights stay tied:
-    their integers are stored once. Every layer is checked before the first swap: an error leaves
-    the model unchanged. Then the layers are converted one after the other, and each prepared layer
-    is freed at once.
+    their integers are stored once. An error or an interrupt leaves the model unchanged. If the
+    weights take more than 1 GiB, every layer is checked before the first swap, and then they are
+    converted one after the other: each prepared layer is freed at once, and an interrupt waits
+    until the last is converted.
 
     Args:
         model: A model that was prepared by :func:`prepare_` and trained.
@@ -69,12 +71,18 @@ def convert_(model: nn.Module) -> Report:
     view = ModelView(model, CALLER)
     unseen = _unseen(view)
     prepared = _prepared(view, unseen)
-    trial = Converter(prepared.values(), keeps=False)
+    is_kept = are_kept(weight for layer in prepared.values() for weight in weights_of(layer))
+    converter = Converter(prepared.values(), keeps=is_kept)
 
     def decide(module: nn.Module, name: str) -> Decision:
         if not view.seen[id(module)].is_prepared:
             return _why_not(module, view)
-        return _about(module, trial, is_unseen=id(module) in unseen)
+        layer = prepared[id(module)]
+        new = converter.convert(layer)
+        what = about(new, layer) + "".join(map(skipped, module.input_quantizers().values()))
+        if id(module) in unseen:
+            what += "; its input stays floating, as training never called it"
+        return Swap(new if is_kept else layer, what)
 
     swaps, report = choose_swaps(view, decide)
     if not report.changed:
@@ -91,10 +99,13 @@ def convert_(model: nn.Module) -> Report:
         layers = {path: (prepared[id(old)], old.config) for path, (old, _) in swaps.items()}
         warn_if_no_faster(layers, CALLER)
         layers.clear()
+    prepared.clear()
+    if is_kept:
+        return swap(model, swaps, report)
     # From here on nothing fails: each layer has been converted once, and dropped again.
-    olds = {path: old for path, (old, _) in swaps.items()}
+    run_to_end()
+    olds, ready = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
-    ready = {path: prepared.pop(id(old)) for path, old in olds.items()}
     return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
 
 
@@ -241,16 +252,6 @@ def _why_not(module: nn.Module, view: ModelView) -> str | None:
         return "it is converted already"
     has_weights = seen.layer is not None or unknown_weights(module) is not None
     return "it was not prepared" if has_weights else None
-
-
-def _about(module: nn.Module, trial: Converter, *, is_unseen: bool) -> Swap:
-    """Return what a prepared layer will become."""
-    remark = "".join(map(skipped, module.input_quantizers().values()))
-    if is_unseen:
-        module = module.with_floating_input()
-        remark = "; its input stays floating, as training never called it"
-    new = trial.convert(module)
-    return Swap(module, about(new, module) + remark)
 
 
 def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Module]:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,10 +12,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
+from ..nn.shared.subclassed import MisfitError, is_close, tried
 from .replace import put, replace_modules, take_over
 from .report import Report
 from .select import Filter, filter_of
-from .view import Decision, FilterFn, ModelView, Swap, Swaps, choose_swaps, makes_normal_tensors
+from .transaction import changes_model
+from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 _CALLER = "baraquant.use_fused_ops_"
 FUSED = (bnn.RMSNorm, bnn.LayerNorm, bnn.GELU, bnn.GatedMLP)
@@ -29,7 +29,7 @@ _EXACT = 1e-7
 _CLOSE = 1e-5  # of a norm, which may compute in float32 whatever it is given
 
 
-@makes_normal_tensors
+@changes_model
 def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Report:
     """Swap the norms and activations of a model, in place, for modules whose bits are defined.
 
@@ -50,6 +50,8 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
     before or after :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_` and
     :func:`baraquant.quantize_`, which do not touch these modules. :func:`baraquant.save` notes
     them, and :func:`baraquant.load_` swaps them again.
+
+    An error of any kind, also an interrupt, leaves the model unchanged.
 
     Args:
         model: The model; the root itself is not swapped.
@@ -81,9 +83,8 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
     return report
 
 
-@contextmanager
-def with_fused_ops(model: nn.Module, caller: str, paths: set[str]) -> Iterator[None]:
-    """Swap the modules at some paths for those of the fused ops; undo it if the context raises.
+def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
+    """Swap the modules at some paths for those of the fused ops.
 
     Raises:
         ValueError: A path has no module that can be swapped.
@@ -94,23 +95,16 @@ def with_fused_ops(model: nn.Module, caller: str, paths: set[str]) -> Iterator[N
             return None
         return _decide(module, name)
 
-    swaps: Swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
+    swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
     put(model, swaps.values())
-    try:
-        at = dict(model.named_modules(remove_duplicate=False))
-        for path in sorted(paths - swaps.keys()):
-            if not isinstance(at.get(path), FUSED):
-                got = type(at[path]).__name__ if path in at else "no such module"
-                raise ValueError(
-                    f"{path}: expected a norm, a GELU or a gated MLP, which use_fused_ops_ has "
-                    f"swapped, but the model has {got}"
-                )
-        yield
-    except BaseException:
-        put(model, [(new, old) for old, new in swaps.values()])
-        raise
-    finally:
-        swaps.clear()
+    at = dict(model.named_modules(remove_duplicate=False))
+    for path in sorted(paths - swaps.keys()):
+        if not isinstance(at.get(path), FUSED):
+            got = type(at[path]).__name__ if path in at else "no such module"
+            raise ValueError(
+                f"{path}: expected a norm, a GELU or a gated MLP, which use_fused_ops_ has "
+                f"swapped, but the model has {got}"
+            )
 
 
 def fused_paths(model: nn.Module) -> list[str]:
@@ -193,14 +187,10 @@ def _is_same_norm(module: nn.Module, new: nn.Module, size: int) -> bool:
 def _gives(module: nn.Module, input: Tensor, wanted: Tensor, tolerance: float) -> bool:
     """Whether a module of another package gives some numbers."""
     try:
-        got = module.forward(input)
-    except Exception:  # whatever another's code may raise: it is no module as it is known here
+        got = tried(module.forward, input)
+    except MisfitError:  # it is no module as it is known here
         return False
-    return (
-        isinstance(got, Tensor)
-        and got.shape == wanted.shape
-        and torch.allclose(got.double(), wanted, rtol=tolerance, atol=tolerance)
-    )
+    return is_close(got.double() if isinstance(got, Tensor) else got, wanted, tolerance)
 
 
 # ---- Activations --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -21,34 +21,35 @@ from .layers import weights_of
 from .passes import Chosen
 from .replace import swap_in_turn, take_over
 from .report import Report
-
-
-def check_layers(chosen: Mapping[str, Chosen], caller: str) -> None:
-    """Check that each layer can be made: afterwards :func:`swap_layers` does not fail.
-
-    Args:
-        chosen: All layers to quantize, by path.
-        caller: The public function, for messages.
-
-    Raises:
-        ValueError: One cannot be made. The message has its path.
-    """
-    for paths in tied({path: one.prepared for path, one in chosen.items()}):
-        trial = Maker((chosen[path].prepared for path in paths), caller, is_trial=True)
-        for path in paths:
-            trial.make(path, chosen[path])
+from .transaction import are_kept, run_to_end
 
 
 def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, caller: str) -> Report:
-    """Make and swap layers, those that share a weight together; each float one is freed at once.
+    """Make layers, those that share a weight together, and swap them.
+
+    If the float weights take much memory, the layers are only tried at first. Then each is made and
+    swapped, and its float layer is freed at once: from there on nothing fails.
 
     Args:
         model: The model.
         chosen: The layers by path. They are taken out.
         report: What is said of the others.
         caller: The public function, for messages.
+
+    Raises:
+        ValueError: One cannot be made. The message has its path.
     """
     groups = tied({path: one.prepared for path, one in chosen.items()})
+    is_kept = are_kept(weight for one in chosen.values() for weight in weights_of(one.module))
+    for paths in groups:
+        first = Maker((chosen[path].prepared for path in paths), caller, is_trial=not is_kept)
+        for path in paths:
+            if is_kept:
+                chosen[path].made = first.make(path, chosen[path])
+            else:
+                first.make(path, chosen[path])
+    if not is_kept:
+        run_to_end()
     abouts = dict.fromkeys(chosen, "")
 
     def make_group(paths: list[str]) -> dict[str, nn.Module]:

@@ -24,6 +24,7 @@ from .calibration.observers import OBSERVERS, Observer, Through
 from .calibration.run import UNREACHED, Run, Watcher
 from .layers import Layer, weights_of
 from .replace import put
+from .transaction import undone
 
 
 @dataclass
@@ -155,7 +156,7 @@ class Pass:
     def apply(self, name: str, weight: Tensor) -> Tensor:
         """Return what is quantized in place of a weight: a tensor of its shape, dtype and device.
 
-        It is called twice for a weight, as each layer is tried before the first one is swapped.
+        It may be called twice for a weight: large layers are tried before the first is swapped.
 
         Args:
             name: The name of the parameter, such as ``"body.0.weight"``.
@@ -168,7 +169,7 @@ class Pass:
         return ""
 
     def finish(self, model: nn.Module) -> None:
-        """Change what stays floating. The layers are swapped; nothing may fail any more."""
+        """Change what stays floating; the layers are swapped. What it writes is not undone."""
 
 
 # The passes by the types of their configurations, in the order in which they plan.
@@ -338,18 +339,16 @@ def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
         for quantizer in one.prepared.input_quantizers().values()
         if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
     ]
-    put(model, [(one.module, one.prepared) for one in inner.values()])
     for one in inner.values():
         one.prepared.is_observing = True
     for quantizer in quantizers:
         quantizer.disable_fake_quant()
-    try:
+    with undone():
+        put(model, [(one.module, one.prepared) for one in inner.values()])
         yield
-    finally:
-        for quantizer in quantizers:
-            quantizer.enable_fake_quant()
-            if isinstance(quantizer, FakeQuantize):
-                quantizer.reset_min_max_vals()
-        for one in inner.values():
-            one.prepared.is_observing = False
-        put(model, [(one.prepared, one.module) for one in inner.values()])
+    for quantizer in quantizers:
+        quantizer.enable_fake_quant()
+        if isinstance(quantizer, FakeQuantize):
+            quantizer.reset_min_max_vals()
+    for one in inner.values():
+        one.prepared.is_observing = False

@@ -10,20 +10,22 @@ import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize, FakeQuantizedLinear, LearnedFakeQuantize
+from ..nn import FakeQuantize, LearnedFakeQuantize
+from ..nn.shared.rotation import rotate_of
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
 from .passes import Chosen, observe_inputs
 from .replace import swap
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .unpack import unpacked
-from .view import FilterFn, makes_normal_tensors
+from .transaction import are_kept, changes_model, check_writable, keep_values, run_to_end
+from .unpack import unpack_modules
+from .view import FilterFn
 
 CALLER = "baraquant.qat.prepare_"
 
 
-@makes_normal_tensors
+@changes_model
 def prepare_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],
@@ -49,13 +51,14 @@ def prepare_(
     A subclass of ``Linear`` or ``Embedding`` keeps its ``forward`` if this calls the parent's. The
     new layers share their parameters with the old ones: tied weights stay tied, and an optimizer
     that was made before stays valid. Exceptions are learned scales and unpacked weights, which are
-    new parameters. A layer that occurs several times is swapped once. Hooks are kept. Every
-    decision comes before the first swap: an error leaves the model unchanged. The fused evaluation
-    of ``TransformerEncoder`` is switched off, because it would bypass the new layers.
+    new parameters. A layer that occurs several times is swapped once. Hooks are kept. An error of
+    any kind, also an interrupt, leaves the model unchanged. The fused evaluation of
+    ``TransformerEncoder`` is switched off, because it would bypass the new layers.
 
     With ``rotate`` in the configuration, the weights of rotated layers are rotated in place, in the
-    same parameters; load floating weights before. What an optimizer has kept of earlier steps is
-    not rotated. Reading ``layer.weight`` gives the weight before the rotation.
+    same parameters; load floating weights before. If they take more than 1 GiB, an interrupt waits
+    from the first rotation on. What an optimizer has kept of earlier steps is not rotated. Reading
+    ``layer.weight`` gives the weight before the rotation.
 
     A weight that several layers share stays one weight with one scale, learned or not. If one of
     these layers stays floating, the others do too: otherwise the model would hold the weight twice.
@@ -88,7 +91,7 @@ def prepare_(
     Raises:
         ValueError: There is no layer to swap (the message has reasons); a pattern matches no layer;
             one weight gets two configurations; a layer cannot be swapped although a key is its
-            path; or the model is wrapped for several processes.
+            path; a weight to rotate shares memory; or the model is wrapped for several processes.
         TypeError: ``model`` is not a module or is scripted, or ``config`` is not a configuration.
 
     Warns:
@@ -106,23 +109,32 @@ input=int8 per_token symmetric dynamic)
     rules = Rules(config, CALLER, trains=True)
     selector = Selector(CALLER, rules)
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, CALLER, chosen_by, computed=False) as parts:
-        chosen, report = selector.choose(parts, chosen_by)
-        if not chosen:
-            raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
-        _calibrate(model, chosen, calibration, progress)
-        # Before the model changes: a warning may be an error.
-        layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
-        warn_if_no_faster(layers, CALLER)
-        layers.clear()
-    for layer in (one.prepared for one in chosen.values()):
-        if isinstance(layer, FakeQuantizedLinear):
-            layer.rotate_weight_()
+    parts = unpack_modules(model, CALLER, chosen_by, computed=False)
+    chosen, report = selector.choose(parts, chosen_by)
+    if not chosen:
+        raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
+    _calibrate(model, chosen, calibration, progress)
+    layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+    warn_if_no_faster(layers, CALLER)
+    layers.clear()
+    _rotate(model, chosen)
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()
     report = swap(model, swaps, report)
     parts.release()
     return replace(report, bytes_after=total_bytes(model))
+
+
+def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
+    """Rotate the weights of layers in place."""
+    layers = {path: one.prepared for path, one in chosen.items() if rotate_of(one.prepared) > 0}
+    weights = {f"{path}.weight": layer._parameters["weight"] for path, layer in layers.items()}
+    check_writable(model, weights, CALLER)
+    if not are_kept(weights.values()):
+        run_to_end()
+    keep_values(*weights.values())
+    for layer in layers.values():
+        layer.rotate_weight_()
 
 
 def _calibrate(

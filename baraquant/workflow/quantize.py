@@ -17,17 +17,18 @@ from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
 from .layers import Layer, weights_of
-from .make import check_layers, swap_layers
+from .make import swap_layers
 from .passes import calibrate_inputs, passes_of, what_needs_calibration
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .unpack import unpacked
-from .view import FilterFn, makes_normal_tensors
+from .transaction import changes_model
+from .unpack import unpack_modules
+from .view import FilterFn
 
 _CALLER = "baraquant.quantize_"
 
 
-@makes_normal_tensors
+@changes_model
 def quantize_(
     model: nn.Module,
     config: Config | Mapping[Rule, Config | None],
@@ -62,6 +63,10 @@ def quantize_(
     With :class:`~baraquant.GPTQ` the weights of linear layers are rounded so that the errors of the
     output cancel. The model then runs often: see there.
 
+    An error of any kind, also an interrupt, leaves the model as it was. If the float weights take
+    more than 1 GiB, each float layer is freed as soon as it is replaced, after all were checked; an
+    interrupt then waits until the last is replaced.
+
     Some models read a layer's weight and never call it, or call it in some uses alone. A layer that
     the calibration data does not reach keeps a floating input, is not smoothed, or is rounded to
     nearest; the report says so.
@@ -94,7 +99,7 @@ def quantize_(
         ValueError: No layer can be quantized; a weight is not finite; no calibration data, none
             that is finite for a layer, or none that reaches one; a pattern that matches no
             layer; two configurations for one weight; or a layer that cannot be quantized though a
-            key is its path. The message has the layer's path, and the model is as it was.
+            key is its path. The message has the layer's path.
         TypeError: ``config``, ``model`` or ``filter_fn`` has another type, or the model does not
             take the first batch.
 
@@ -122,26 +127,24 @@ def quantize_(
             raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, _CALLER, chosen_by) as parts:
-        chosen, report = selector.choose(parts, chosen_by)
-        if not chosen:
-            raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
-        run = Run(model, calibration, progress, _CALLER)
-        passes = passes_of(chosen, run)
-        for each, layers in passes.items():
-            if not each.after_inputs:
-                each.plan(layers, run, chosen)
-        calibrate_inputs({path: one for path, one in chosen.items() if one.scaling is None}, run)
-        for each, layers in passes.items():
-            if each.after_inputs:
-                each.plan(layers, run, chosen)
-        check_layers(chosen, _CALLER)
-        # Warnings come before the model changes: they may be errors.
-        prepared = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
-        warn_if_no_faster(prepared, _CALLER)
-    # From here on nothing fails, and each float layer is freed as soon as it is swapped.
+    parts = unpack_modules(model, _CALLER, chosen_by)
+    chosen, report = selector.choose(parts, chosen_by)
+    if not chosen:
+        raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
+    run = Run(model, calibration, progress, _CALLER)
+    passes = passes_of(chosen, run)
+    for each, layers in passes.items():
+        if not each.after_inputs:
+            each.plan(layers, run, chosen)
+    calibrate_inputs({path: one for path, one in chosen.items() if one.scaling is None}, run)
+    for each, layers in passes.items():
+        if each.after_inputs:
+            each.plan(layers, run, chosen)
+    # Before layers are swapped that may not be kept: a warning may be an error.
+    prepared = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+    warn_if_no_faster(prepared, _CALLER)
     for held in (parts.before, prepared, *passes.values()):
-        held.clear()
+        held.clear()  # nothing holds a float layer that is swapped
     report = swap_layers(model, chosen, report, _CALLER)
     parts.release()
     for each in passes:

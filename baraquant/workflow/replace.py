@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .report import Report, arithmetic_of, total_bytes
+from .transaction import keep, refill, undo_by
 from .view import Decide, FilterFn, ModelView, Swaps, choose_swaps
 
 
@@ -67,7 +68,9 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
     """Put a module at all of its paths."""
     for path in paths:
         parent, _, leaf = path.rpartition(".")
-        model.get_submodule(parent)._modules[leaf] = new
+        children = model.get_submodule(parent)._modules
+        keep(children)
+        children[leaf] = new
 
 
 def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
@@ -125,6 +128,7 @@ def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
     for module in model.modules():
         for kind, values in FAST_PATHS.items():
             if isinstance(module, kind) and any(id(one) in ids for one in module.modules()):
+                keep(vars(module))
                 vars(module).update(values)
 
 
@@ -174,7 +178,9 @@ class Places:
             if owner is not None:
                 held = owner._modules if is_child else vars(owner)
                 if name in held:
+                    keep(held)
                     held[name] = walk.mapped(held[name])
+        keep(vars(new), new._modules)
         for name in _own_names(new):
             vars(new)[name] = walk.mapped(vars(new)[name])
         for name, child in new._modules.items():  # it may have been replaced before
@@ -244,6 +250,9 @@ class _Walk:
         self._seen[id(value)] = value, new
         return new
 
+    def _all_of(self, values: Iterable[Any], depth: int) -> list[Any]:
+        return [self.mapped(value, depth) for value in list(values)]
+
     def _within(self, value: Any, kind: type, depth: int) -> Any:
         for base, enter in _ENTER.items():
             if issubclass(kind, base):
@@ -265,39 +274,35 @@ class _Walk:
                         continue
                     new = self.mapped(own, depth)
                     if new is not own:
+                        undo_by(slot.__set__, value, own)
                         slot.__set__(value, new)
         return value
 
     def _dict(self, value: dict[Any, Any], depth: int) -> Any:
-        for key, own in list(value.items()):
-            new = self.mapped(own, depth)
-            if new is not own:
-                value[key] = new
-        keys = {key: self.mapped(key, depth) for key in list(value)}
-        if any(new is not key for key, new in keys.items()):
-            items = [(keys[key], own) for key, own in value.items()]
-            value.clear()
-            value.update(items)
+        news = self._all_of(value.values(), depth)
+        keys = self._all_of(value, depth)
+        if _differs(news, value.values()) or _differs(keys, value):
+            keep(value)
+            refill(value, dict(zip(keys, news, strict=True)))
         return value
 
     def _list(self, value: Any, depth: int) -> Any:
-        for index, own in enumerate(list(value)):
-            new = self.mapped(own, depth)
-            if new is not own:
-                value[index] = new
+        news = self._all_of(value, depth)
+        if _differs(news, value):
+            keep(value)
+            refill(value, news)
         return value
 
     def _set(self, value: set[Any], depth: int) -> Any:
-        for own in list(value):
-            new = self.mapped(own, depth)
-            if new is not own:
-                value.discard(own)
-                value.add(new)
+        news = self._all_of(value, depth)
+        if _differs(news, value):
+            keep(value)
+            refill(value, set(news))
         return value
 
     def _items(self, value: Any, depth: int) -> Any:
-        items = [self.mapped(own, depth) for own in value]
-        if all(new is own for new, own in zip(items, value, strict=True)):
+        items = self._all_of(value, depth)
+        if not _differs(items, value):
             return value
         make = getattr(type(value), "_make", type(value))  # a named tuple has `_make`
         return make(items)
@@ -311,8 +316,10 @@ class _Walk:
         call, given = self.mapped(value.func, depth), self.mapped(value.args, depth)
         self._dict(value.keywords, depth)
         if call is not value.func or given is not value.args:
-            state = call, given, value.keywords, vars(value) or None
-            value.__setstate__(state)  # type: ignore[attr-defined]
+            set_state: Any = value.__setstate__  # type: ignore[attr-defined]
+            rest = value.keywords, vars(value) or None
+            undo_by(set_state, (value.func, value.args, *rest))
+            set_state((call, given, *rest))
         return value
 
     def _method(self, value: Any, depth: int) -> Any:
@@ -335,8 +342,10 @@ class _Walk:
                 continue
             new = self.mapped(own, depth)
             if new is not own:
+                undo_by(setattr, cell, "cell_contents", own)
                 cell.cell_contents = new
         if value.__defaults__:
+            undo_by(setattr, value, "__defaults__", value.__defaults__)
             value.__defaults__ = self.mapped(value.__defaults__, depth)
         if value.__kwdefaults__:
             self._dict(value.__kwdefaults__, depth)
@@ -367,6 +376,10 @@ class _Walk:
             return value
         new = self._swap(target)
         return value if new is target else weakref.proxy(new)
+
+
+def _differs(news: Iterable[Any], olds: Iterable[Any]) -> bool:
+    return any(new is not old for new, old in zip(news, olds, strict=True))
 
 
 # How the values of some classes are entered; the first that fits counts.

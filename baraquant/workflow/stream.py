@@ -17,12 +17,13 @@ from ..configs import Config
 from ..nn import QuantizesWeight
 from ..schemes import Algorithm
 from .layers import weights_of
-from .make import Maker, check_layers, swap_layers
+from .make import Maker, swap_layers
 from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at
 from .report import Report, warn_if_no_faster
 from .select import Rule, Rules, Selector, nothing_to
+from .transaction import in_one_transaction, keep, undone
 from .unpack import Unpacked, is_packed
 from .view import FilterFn, ModelView
 
@@ -131,6 +132,7 @@ class Stream:
             self._chosen[each].made = new
         return [every for paths in places.values() for every in paths]
 
+    @in_one_transaction
     def finish(self) -> Report:
         """Quantize what has not arrived as a single weight, and return the report.
 
@@ -149,20 +151,20 @@ class Stream:
             else:
                 ready[path] = replace(one, prepared=prepared)
         self._chosen.clear()
-        check_layers(ready, self._caller)
         # What a model has kept of a layer beside its place gets the new one too.
         report = swap_layers(self._model, ready, self._report, self._caller)
         return replace(report, left_out=left_out)
 
+    @in_one_transaction
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _converted(self, paths: list[str], value: Tensor) -> dict[str, nn.Module]:
         """Return the new layers of one weight. They share its integers."""
         weight = nn.Parameter(value, requires_grad=False)
-        modules = {path: self._chosen[path].module for path in paths}
-        empty = {path: module.weight for path, module in modules.items()}
         ready: dict[str, Chosen] = {}
-        try:
-            for path, module in modules.items():
+        with undone():  # the layer is as empty as before afterwards
+            for path in paths:
+                module = self._chosen[path].module
+                keep(module._parameters)
                 module.weight = weight
                 prepared = self._prepared(path, self._chosen[path])
                 if isinstance(prepared, str):
@@ -170,9 +172,6 @@ class Stream:
                 ready[path] = replace(self._chosen[path], prepared=prepared, made=None)
             maker = Maker((one.prepared for one in ready.values()), self._caller)
             return {path: maker.make(path, one) for path, one in ready.items()}
-        finally:
-            for path, module in modules.items():
-                module.weight = empty[path]
 
     def _prepared(self, path: str, one: Chosen) -> nn.Module | str:
         try:

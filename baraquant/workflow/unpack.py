@@ -20,8 +20,9 @@ from torch.nn.utils import parametrize
 from .. import nn as bnn
 from ..nn.training.quantizers import QuantizesWeight
 from .layers import computed_names, computing_hooks, is_computing, names_of_hook, parents
-from .replace import FAST_PATHS, REGISTERED, leave_fast_paths, put, take_over
+from .replace import REGISTERED, leave_fast_paths, put, take_over
 from .report import Report
+from .transaction import keep, undone
 from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 # PyTorch's classes, and the classes they become, which have `why_not(module)` and
@@ -120,35 +121,20 @@ class Unpacked:
         self.news.clear()
 
 
-@contextmanager
-def unpacked(
-    model: nn.Module,
-    caller: str,
-    filter_fn: FilterFn | None = None,
-    *,
-    keeps: bool = True,
-    computed: bool = True,
-) -> Iterator[Unpacked]:
-    """Unpack all modules of a model that can be unpacked; undo it if the context raises.
+def unpack_modules(
+    model: nn.Module, caller: str, filter_fn: FilterFn | None = None, *, computed: bool = True
+) -> Unpacked:
+    """Unpack all modules of a model that can be unpacked.
 
-    Afterwards :meth:`Unpacked.release` has to be called, unless it was undone.
+    :meth:`Unpacked.release` has to be called in the end, unless it is undone.
 
     Args:
         model: Changed in place.
         caller: The public function, for the messages.
         filter_fn: Says whether to unpack a module; None: all that can be.
-        keeps: Whether they stay unpacked after the context; False always undoes it.
         computed: Whether layers get the weights that parametrizations or hooks compute.
     """
     view = ModelView(model, caller)
-    flags = [
-        (module, name, getattr(module, name))
-        for module in model.modules()
-        for kind, names in FAST_PATHS.items()
-        if isinstance(module, kind)
-        for name in names
-        if hasattr(module, name)
-    ]
 
     def is_candidate(module: nn.Module) -> bool:
         return is_packed(module) or is_to_compute(module)
@@ -176,17 +162,7 @@ def unpacked(
         put(model, pairs)
         leave_fast_paths(model, [new for _, new in pairs])
         view.look()
-    is_done = False
-    try:
-        yield result
-        is_done = keeps
-    finally:
-        if not is_done:
-            put(model, [(new, old) for old, new in pairs])
-            for module, name, value in flags:
-                setattr(module, name, value)
-            result.before.clear()
-            result.news.clear()
+    return result
 
 
 # ---- Layers whose weight PyTorch computes: weight_norm, spectral_norm, pruning ------------------
@@ -251,22 +227,18 @@ def compute_as(prepared: nn.Module, module: nn.Module) -> None:
 @contextmanager
 def settled(module: nn.Module) -> Iterator[None]:
     """Let a layer have the tensors that it evaluates with, of its current parameters."""
-    modes = {}
+    training, parts = module.training, list[nn.Module]()
     if parametrize.is_parametrized(module):
-        modes = {part: part.training for part in module.parametrizations.modules()}
-    for part in modes:
-        part.training = False  # spectral_norm takes a step of its iteration in training
-    training = module.training
-    module.training = False
-    try:
+        parts = list(module.parametrizations.modules())
+    with undone():
+        keep(*(vars(part) for part in (module, *parts)))
+        for part in (module, *parts):
+            part.training = False  # spectral_norm takes a step of its iteration in training
         with torch.no_grad():
             for hook in computing_hooks(module).values():
                 hook(module, None)
         module.training = training
         yield
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def names_in_files(layer: nn.Module) -> tuple[str, ...]:

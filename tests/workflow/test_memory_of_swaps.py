@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Nothing of the old model is alive when a tool returns, and only one layer is made at a time."""
+"""Nothing of the old model is alive when a tool returns; of large ones one layer is made at a time.
+
+The layers before live until the tool returns where they are small enough to be put back.
+"""
 
 import gc
 import weakref
@@ -17,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import baraquant
+from baraquant.workflow import transaction
 
 SCHEMES = {
     "W8A8": baraquant.W8A8(),
@@ -79,6 +83,19 @@ def no_collector() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture
+def freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every model count as large."""
+    monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
+
+
+@pytest.fixture(params=["kept", "freed"])
+def either(request: pytest.FixtureRequest) -> None:
+    """Let a model count as small, and as large."""
+    if request.param == "freed":
+        request.getfixturevalue("freed")
+
+
 def alive(references: dict[str, Any]) -> list[str]:
     return [name for name, reference in references.items() if reference() is not None]
 
@@ -98,6 +115,7 @@ def watched(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     return modules, weights
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_quantize_frees_the_float_layers(name: str) -> None:
     model, data = Model(), batches()
@@ -108,6 +126,7 @@ def test_quantize_frees_the_float_layers(name: str) -> None:
         assert alive(weights) == []
 
 
+@pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", ["W8A8", "static", "W4A16", "rotated"])
 def test_prepare_and_convert_free_the_layers_before(name: str) -> None:
     model, data = Model(), batches()
@@ -227,6 +246,7 @@ def imported() -> None:
 LAYERS, SIZE = 8, 256
 
 
+@pytest.mark.usefixtures("freed")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_one_layer_is_made_at_a_time(name: str) -> None:
     model = nn.Sequential(*[nn.Linear(SIZE, SIZE) for _ in range(LAYERS)])
@@ -246,6 +266,7 @@ def test_one_layer_is_made_at_a_time(name: str) -> None:
     assert peak <= before + allowed * layer + 32 * 1024
 
 
+@pytest.mark.usefixtures("freed")
 @pytest.mark.parametrize("name", ["W8A8", "static", "W8A16"])
 def test_convert_makes_one_layer_at_a_time(name: str) -> None:
     model = nn.Sequential(*[nn.Linear(SIZE, SIZE) for _ in range(LAYERS)])
@@ -256,6 +277,7 @@ def test_convert_makes_one_layer_at_a_time(name: str) -> None:
     assert after < 0.3 * before
 
 
+@pytest.mark.usefixtures("freed")
 def test_packed_weights_are_unpacked_without_copies() -> None:
     model = nn.Sequential(*[nn.MultiheadAttention(SIZE, 4) for _ in range(LAYERS)])
     before, peak, _ = _count(model, lambda: baraquant.quantize_(model, baraquant.W8A8()))

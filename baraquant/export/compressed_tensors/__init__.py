@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..._packages import need
-from ...workflow.view import makes_normal_tensors
+from ...workflow.transaction import changes_model
 from .._folder import check_absent, new_folder
 from ..hf_folder import (
     copy_others,
@@ -128,7 +128,7 @@ def to_compressed_tensors(
     return target
 
 
-@makes_normal_tensors
+@changes_model
 def from_compressed_tensors(
     model: nn.Module | Callable[[], nn.Module], folder: str | os.PathLike[str]
 ) -> nn.Module:

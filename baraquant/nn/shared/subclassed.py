@@ -131,6 +131,37 @@ def _own_class(module: nn.Module, parent: type[nn.Module]) -> type[nn.Module]:
     return parent if isinstance(module, (QuantizesWeight, HoldsIntegers)) else own
 
 
+class MisfitError(Exception):
+    """Another's code does not take what a trial gives it."""
+
+
+# What such code raises. Anything else, such as an interrupt, says nothing of the code.
+_MISFITS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError),
+    *(ValueError, copy.Error),
+)
+
+
+def tried(call: Callable[..., Any], *args: Any) -> Any:
+    """Return what another's code gives in a trial.
+
+    Raises:
+        MisfitError: It raises an error, and the same when it is called once more. Where the machine
+            fails, as for lack of memory, that error is raised.
+    """
+    try:
+        return call(*args)
+    except _MISFITS as error:
+        of_machine = torch.OutOfMemoryError, torch.AcceleratorError
+        if isinstance(error, of_machine) or "allocate memory" in str(error):
+            raise
+        try:
+            call(*args)
+        except type(error):
+            raise MisfitError from error
+        raise
+
+
 # Whether modules compute what their parent does, by their classes and their attributes.
 _SAME: dict[tuple[Any, ...], bool] = {}
 _SIMPLE = (bool, int, float, str, type(None))
@@ -149,10 +180,12 @@ def computes_parent(module: nn.Module, parent: type[nn.Module]) -> bool:
     key = _what_forward_reads(module)
     if key is not None and key in _SAME:
         return _SAME[key]
-    result = _try_as_parent(module, parent, weight)
-    if key is not None:
+    if extends_forward(module, parent):
+        return False  # its own forward is kept, with all that it does besides
+    result = _holds(_is_same, module, weight)
+    if key is not None and result is not None:
         _SAME[key] = result
-    return result
+    return bool(result)
 
 
 def _what_forward_reads(module: nn.Module) -> tuple[Any, ...] | None:
@@ -166,23 +199,20 @@ def _what_forward_reads(module: nn.Module) -> tuple[Any, ...] | None:
     return (type(module), has_bias, *((n, type(v), v) for n, v in sorted(own.items())))
 
 
-def _try_as_parent(module: nn.Module, parent: type[nn.Module], weight: Tensor) -> bool:
-    if extends_forward(module, parent):
-        return False  # its own forward is kept, with all that it does besides
-    return _holds(_is_same, module, weight)
-
-
 def _holds(
     check: Callable[[nn.Module, Tensor, bool], bool], module: nn.Module, weight: Tensor
-) -> bool:
-    """Whether a trial of a module's forward succeeds, in evaluation and in training."""
+) -> bool | None:
+    """Whether a trial of a module's forward succeeds, in evaluation and in training.
+
+    None if the forward raises an error.
+    """
     devices = [weight.device] if weight.is_cuda else []
     try:
         # Another default device may be in force, such as meta.
         with torch.random.fork_rng(devices), torch.no_grad(), torch.device("cpu"):
             return all(check(module, weight, train) for train in (False, True))
-    except Exception:  # whatever another's code may raise: it is no forward as it is known here
-        return False
+    except MisfitError:
+        return None
 
 
 def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
@@ -195,11 +225,19 @@ def _is_same(module: nn.Module, weight: Tensor, train: bool) -> bool:
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_meta and id(tensor) not in numbers:
             numbers[id(tensor)] = _random_like(tensor)
-    trial = copy.deepcopy(module, numbers)
-    trial.train(train)
+    trial = tried(lambda: copy.deepcopy(module, dict(numbers)).train(train))
     input = torch.randn(2, 3, weight.shape[1], dtype=torch.float64)
-    got, wanted = trial.forward(input), nn.functional.linear(input, *random)
-    return got.shape == wanted.shape and bool(torch.allclose(got, wanted, rtol=1e-9, atol=1e-9))
+    got, wanted = tried(trial.forward, input), nn.functional.linear(input, *random)
+    return is_close(got, wanted, 1e-9)
+
+
+def is_close(got: Any, wanted: Tensor, tolerance: float) -> bool:
+    """Whether the result of another's code is a given tensor, nearly."""
+    return (
+        isinstance(got, Tensor)
+        and (got.shape, got.dtype, got.device) == (wanted.shape, wanted.dtype, wanted.device)
+        and bool(torch.allclose(got, wanted, rtol=tolerance, atol=tolerance))
+    )
 
 
 def _has_loose_meta(module: nn.Module) -> bool:
@@ -229,7 +267,7 @@ def extends_forward(module: nn.Module, parent: type[nn.Module]) -> bool:
     if parent not in (nn.Linear, nn.Embedding) or weight is None or _has_loose_meta(module):
         return False
     follows = functools.partial(_follows_parent, parent)
-    return _holds(follows, module, weight)
+    return bool(_holds(follows, module, weight))
 
 
 class _Given:
@@ -251,10 +289,14 @@ def _follows_parent(
     nan = nn.Parameter(unknown.expand(weight.shape), requires_grad=False)
     others = [t for t in (*module.parameters(), *module.buffers()) if t.is_meta and t is not weight]
     numbers = {id(tensor): _random_like(tensor, tensor.dtype) for tensor in others}
-    trial = copy.deepcopy(module, numbers | {id(weight): nan})
     stub = type("Given", (_Given, parent), {})
-    trial.__class__ = type("Trial", (type(module), stub), {})
-    trial.train(train)
+
+    def make() -> Any:
+        made = copy.deepcopy(module, numbers | {id(weight): nan})
+        made.__class__ = type("Trial", (type(module), stub), {})
+        return made.train(train)
+
+    trial = tried(make)
     if parent is nn.Embedding:
         size, input = weight.shape[1], torch.zeros(1, 2, dtype=torch.long, device=device)
     else:
@@ -263,7 +305,7 @@ def _follows_parent(
     for number in (1.0, 2.0):
         rows = torch.linspace(-number, number, 2 * size).reshape(1, 2, size).to(nan)
         vars(trial).update(_given=rows, _calls=0)
-        results.append(trial.forward(input))
+        results.append(tried(trial.forward, input))
         if trial._calls != 1:
             return False
     first, second = results

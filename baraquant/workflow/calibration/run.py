@@ -27,6 +27,15 @@ from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
 from ..._table import some
+from ..transaction import (
+    generators,
+    in_one_transaction,
+    refill,
+    restore_values,
+    switch_off_fast_path,
+    undo_by,
+    undone,
+)
 
 # Batches, or a function that is called with the model and runs it.
 Calibration = Iterable[Any] | Callable[[nn.Module], Any]
@@ -125,6 +134,7 @@ class Run:
             )
 
 
+@in_one_transaction
 def calibrate(
     model: nn.Module,
     calibration: Calibration,
@@ -199,7 +209,7 @@ def _check_finite(watchers: Mapping[str, Counts], where: str) -> None:
         warnings.warn(
             f"{where}: inputs with a NaN or an infinity were left out of the calibration of "
             f"{some(counts, _NAMED)}: each with the number of its inputs that were",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -315,20 +325,18 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Afterwards it has its former state, whatever the calls have changed.
     """
-    state = State([model])
-    modes = {module: module.training for module in model.modules()}
-    # The fused path of nn.TransformerEncoderLayer would bypass the hooks of its children.
-    fused = torch.backends.mha.get_fastpath_enabled()
-    model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
+    with undone():
+        undo_by(State([model]).restore)
+        undo_by(_set_modes, {module: module.training for module in model.modules()})
+        switch_off_fast_path()
+        model.eval()
         with torch.no_grad():
             yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-        for module, training in modes.items():
-            module.training = training
-        state.restore()
+
+
+def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------
@@ -410,7 +418,7 @@ class State:
         self._attributes = [(vars(module), dict(vars(module))) for module in self._modules]
         self._tensors: list[tuple[Tensor, Tensor]] = []
         self._collections: list[tuple[Any, Any]] = []
-        self._generators = _global_generators()
+        self._generators = generators()
         self._seen: dict[int, Any] = {}
         with torch.no_grad():
             for _, own in self._attributes:
@@ -426,20 +434,11 @@ class State:
         """Put everything back that has changed since; it can be called several times."""
         if self._marks == _marks(self._modules):
             for own, saved in self._attributes:
-                _restore_dict(own, saved)
+                refill(own, saved)
         for collection, saved in self._collections:
-            if isinstance(collection, dict):
-                _restore_dict(collection, saved)
-            elif isinstance(collection, set):
-                collection.intersection_update(saved)
-                collection.update(saved)
-            elif len(collection) != len(saved) or any(
-                one is not other for one, other in zip(collection, saved, strict=True)
-            ):
-                collection.clear()
-                collection.extend(saved)
+            refill(collection, saved)
         for tensor, copy in self._tensors:
-            _restore_tensor(tensor, copy)
+            restore_values(tensor, copy)
         for set_state, value in self._generators:
             set_state(value)
 
@@ -492,33 +491,3 @@ def _marks(modules: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
         for name, parameter in module._parameters.items()
         if parameter is not None
     ]
-
-
-def _restore_dict(own: dict[Any, Any], saved: dict[Any, Any]) -> None:
-    for key in [key for key in own if key not in saved]:
-        del own[key]
-    for key, value in saved.items():
-        if key not in own or own[key] is not value:
-            own[key] = value
-
-
-def _restore_tensor(tensor: Tensor, copy: Tensor) -> None:
-    """Write a copy back, unless the tensor has its bits: a graph may have kept the tensor."""
-    if tensor.shape != copy.shape:
-        tensor.data = copy.clone()
-    elif not torch.equal(tensor, copy):
-        with torch.inference_mode(tensor.is_inference()):
-            tensor.copy_(copy)
-
-
-def _global_generators() -> list[tuple[Callable[[Any], Any], Any]]:
-    found: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
-    ]
-    if torch.cuda.is_initialized():
-        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        found.append((numpy.random.set_state, numpy.random.get_state()))
-    return found

@@ -27,6 +27,7 @@ from ..calibration.run import ProgressBar, Run
 from ..make import Maker
 from ..passes import Chosen, Pass, register_pass
 from ..replace import put
+from ..transaction import undone
 from .formula import Hessian, rounded
 
 _UNREACHED = "; rounded to nearest, as the calibration data does not reach it"
@@ -67,21 +68,18 @@ class GPTQPass(Pass):
             layers[path].remark += _UNREACHED
         maker = Maker((one.prepared for one in chosen.values()), run.where)
         made: dict[str, nn.Module] = {}
-        try:
-            with ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
-                for paths in calls.sets:
-                    hessians = _hessians({p: layers[p] for p in paths}, run, seen)
-                    for path in paths:
-                        one, matrix = layers[path], hessians.pop(path).matrix
-                        integers = _integers(path, one, maker.ready(path, one), matrix, run.where)
-                        made[path] = one.made = maker.make(path, one, integers)
-                    # A layer whose outputs are divided for others, which do not expect it yet,
-                    # stays floating in the runs.
-                    own = [(path, layers[path]) for path in paths if layers[path].divisor is None]
-                    put(run.model, [(one.module, made[path]) for path, one in own])
-                    bar.advance()
-        finally:
-            put(run.model, [(new, layers[path].module) for path, new in made.items()])
+        with undone(), ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
+            for paths in calls.sets:
+                hessians = _hessians({p: layers[p] for p in paths}, run, seen)
+                for path in paths:
+                    one, matrix = layers[path], hessians.pop(path).matrix
+                    integers = _integers(path, one, maker.ready(path, one), matrix, run.where)
+                    made[path] = one.made = maker.make(path, one, integers)
+                # A layer whose outputs are divided for others, which do not expect it yet, stays
+                # floating in the runs.
+                own = [(path, layers[path]) for path in paths if layers[path].divisor is None]
+                put(run.model, [(one.module, made[path]) for path, one in own])
+                bar.advance()
         self._made = set(made)
 
 

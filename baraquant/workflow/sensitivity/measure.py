@@ -26,8 +26,9 @@ from ..report import FILTERED
 from ..select import Rules, Selector, filter_of, nothing_to
 from ..serialization.packing import Counter
 from ..serialization.save import add_constants
-from ..unpack import Unpacked, unpacked
-from ..view import FilterFn
+from ..transaction import in_one_transaction, keep, undone
+from ..unpack import Unpacked, unpack_modules
+from ..view import FilterFn, check_is_module
 from .groups import FLOAT, Groups, check_together, named_configs
 from .report import LayerSensitivity, Sensitivity, common_names
 
@@ -122,15 +123,10 @@ class LayerErrors(Errors):
 @contextmanager
 def _in_place_of(module: nn.Module, layer: nn.Module) -> Iterator[None]:
     """Let a module compute what another one does; its hooks stay."""
-    known = vars(module).get("forward")
-    vars(module)["forward"] = layer.forward
-    try:
+    with undone():
+        keep(vars(module))
+        vars(module)["forward"] = layer.forward
         yield
-    finally:
-        if known is None:
-            del vars(module)["forward"]
-        else:
-            vars(module)["forward"] = known
 
 
 class _Model:
@@ -242,6 +238,7 @@ _UNREACHED = "the calibration data does not reach it"
 _NONE_FITS = "no configuration fits all layers that get the same one"
 
 
+@in_one_transaction
 def sensitivity(
     model: nn.Module,
     configs: Sequence[QuantConfig] | Mapping[str, QuantConfig],
@@ -267,10 +264,10 @@ def sensitivity(
     over the data for each layer and configuration, and holds the float model's outputs for one
     batch. Errors of several layers do not add up exactly; :meth:`Sensitivity.choose` adds them.
 
-    The model is unchanged afterwards, also what it keeps from one call to the next, as a cache in a
-    buffer or an attribute: each call that is measured starts from what the float model's call has
-    started from. The memory does not grow with the data: each layer keeps one
-    sum for each configuration. Beside the model it holds the integers of all configurations, a byte
+    The model is unchanged afterwards, whatever interrupts the call, also what it keeps from one
+    call to the next, as a cache in a buffer or an attribute: each call that is measured starts from
+    what the float model's call has started from. The memory does not grow with the data: each layer
+    keeps one sum for each configuration. Beside the model it holds the integers of all configurations, a byte
     for each weight and configuration.
 
     Layers that share a tensor get one configuration. A layer that the data does not reach stays
@@ -320,6 +317,7 @@ def sensitivity(
     """
     if of not in ("layer", "output"):
         raise ValueError(f"{_CALLER}: expected of to be 'layer' or 'output', but got {of!r}")
+    check_is_module(model, _CALLER)
     named = named_configs(configs, _CALLER)
     patterns = check_together(together, _CALLER)
     run = Run(model, calibration, progress, _CALLER)
@@ -327,7 +325,8 @@ def sensitivity(
     if static:
         run.check_repeatable(f"{1 + len(static)} times for static inputs ({', '.join(static)})")
     chosen_by = filter_of(filter_fn)
-    with unpacked(model, _CALLER, chosen_by, keeps=False) as parts, evaluating(model):
+    with evaluating(model):
+        parts = unpack_modules(model, _CALLER, chosen_by)  # undone with it
         paths = {key: one.paths for key, one in parts.view.seen.items()}
         measured = _Measured(model, named, paths, of)
         measured.convert(chosen_by, parts, run)

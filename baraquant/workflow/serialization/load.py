@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from ... import ops
 from ..._table import some
 from ...nn.shared.subclassed import plain_type
-from ..fused_ops import with_fused_ops
+from ..fused_ops import swap_fused
 from ..layers import further_names, inside, is_converted, layer_of, layer_with, parents, weights_of
-from ..unpack import UNPACKED, unpacked
-from ..view import check_model, makes_normal_tensors, paths_of
+from ..transaction import changes_model
+from ..unpack import UNPACKED, unpack_modules
+from ..view import check_model, paths_of
 from .manifest import Manifest, StoredModule, is_whole, parse_manifest
 from .meta import Built, check_alike, check_constants, put
 from .packing import check_spare_bits, packed_size, unpack
@@ -35,18 +36,18 @@ _LONGEST = 900  # characters of a message
 _HALF = 440
 
 
-@makes_normal_tensors
+@changes_model
 def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[str]) -> nn.Module:
     """Load a file of :func:`baraquant.save` into a float model, which becomes a quantized one.
 
     The previous values of the model do not matter. Each tensor goes to the device of the one that
     it replaces. It is best to give a function that builds the model: this takes no memory for
     weights that are discarded, and has everything that a constructor computes. A model that is
-    given keeps all of its weights until the whole file is read and checked, so that an error leaves
-    it as it was: the peak is the float model and all that is in the file. A model on the meta
-    device is filled too, on the CPU; plain tensors on the meta device, which are not buffers, are
-    an error. Buffers that are in no state dict get the values in the file if shape and dtype are
-    the model's.
+    given keeps all of its weights until the end, so that an error of any kind, also an interrupt or
+    one of its own hooks, leaves it as it was: the peak is the float model and all that is in the
+    file. A model on the meta device is filled too, on the CPU; plain tensors on the meta device,
+    which are not buffers, are an error. Buffers that are in no state dict get the values in the
+    file if shape and dtype are the model's.
 
     Args:
         model: A float model of the same architecture as the quantized one; it is changed in place.
@@ -82,15 +83,13 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         manifest = _manifest(header)
         metas = Metas(header.tensors, manifest)
         swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
-        with (
-            with_fused_ops(model, _CALLER, manifest.fused),
-            unpacked(model, _CALLER, lambda _, name: name in swapped),
-        ):
-            check_fits(model, manifest, metas)
-            values = _read(file, header, manifest)
-            modules = _build(built, manifest, values)
-            for path in manifest.channels_last:
-                modules[path].channels_last = modules[path].qweight.dim() > 3
+        swap_fused(model, _CALLER, manifest.fused)
+        unpack_modules(model, _CALLER, lambda _, name: name in swapped)
+        check_fits(model, manifest, metas)
+        values = _read(file, header, manifest)
+        modules = _build(built, manifest, values)
+        for path in manifest.channels_last:
+            modules[path].channels_last = modules[path].qweight.dim() > 3
     except (ValueError, TypeError) as error:
         raise ValueError(f"{_CALLER}: {file.name}: {_shown(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}

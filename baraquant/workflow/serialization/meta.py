@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from ...nn.shared.subclassed import with_forward_of
 from ..layers import form_of, inside, layer_of, layer_with
 from ..replace import replace_modules, take_over
+from ..transaction import keep_all
 from ..view import Swap
 
 
@@ -197,7 +198,7 @@ def put(
     values: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
 ) -> None:
-    """Change the model. No step here can fail.
+    """Change the model. What its own hooks raise undoes all of it.
 
     Args:
         model: The model.
@@ -234,6 +235,7 @@ def put(
         if name in parameters:
             grad = parameters[name].requires_grad
             rest[name] = made.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=grad))
+    keep_all(model)
     model.load_state_dict(rest, strict=False, assign=True)
     put_constants(model, constants, is_inside)
     after = registered(model)

@@ -39,7 +39,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ...nn.shared.subclassed import MisfitError, tried
 from ..passes import Chosen, Pass, Scaling
+from ..transaction import unwritable, write
 
 _NORMS = ("LayerNorm", "RMSNorm")
 
@@ -47,12 +49,13 @@ _NORMS = ("LayerNorm", "RMSNorm")
 def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     """Return norms and linear layers by path, with their numbers of channels.
 
-    Modules that share their parameters, and modules whose hooks may change their output, are left
-    out. A norm that is not a PyTorch class counts if its output is proportional to its weight in a
-    trial.
+    Modules whose parameters cannot be written to for themselves alone, and modules whose hooks may
+    change their output, are left out. A norm that is not a PyTorch class counts if its output is
+    proportional to its weight in a trial.
     """
     # How many modules have each parameter, by its id.
     owners = Counter(id(p) for one in model.modules() for p in one._parameters.values())
+    shared = unwritable(model)
     found: dict[str, tuple[nn.Module, int]] = {}
     for path, module in model.named_modules():
         weight = module._parameters.get("weight")
@@ -62,7 +65,8 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
             continue
         if parametrize.is_parametrized(module):
             continue
-        if any(owners[id(p)] > 1 for p in module._parameters.values() if p is not None):
+        own = {id(p) for p in module._parameters.values() if p is not None}
+        if any(owners[each] > 1 or each in shared for each in own):
             continue
         is_linear = type(module) is nn.Linear
         is_norm = type(module).__name__.endswith(_NORMS) and weight.dim() == 1
@@ -71,29 +75,22 @@ def producers(model: nn.Module) -> dict[str, tuple[nn.Module, int]]:
     return found
 
 
-def fold(producer: nn.Module, smooth: Tensor) -> None:
-    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
-    with torch.no_grad():
-        for parameter, divided in _divided(producer, smooth):
-            parameter.copy_(divided)
-
-
 def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
     """Return whether the divided parameters are finite in the dtype of the producer."""
     with torch.no_grad():
         return all(
-            bool(divided.to(parameter.dtype).isfinite().all())
-            for parameter, divided in _divided(producer, smooth)
+            bool(quotient.to(parameter.dtype).isfinite().all())
+            for parameter, quotient in divided(producer, smooth)
         )
 
 
-def _divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def divided(producer: nn.Module, smooth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each parameter with its quotient by the factors, in the dtype of the factors."""
     for name in ("weight", "bias"):
         parameter = getattr(producer, name, None)
         if parameter is not None:
             factors = smooth.to(parameter.device).view(-1, *[1] * (parameter.dim() - 1))
-            yield parameter, parameter.to(smooth.dtype) / factors
+            yield parameter, parameter.detach().to(smooth.dtype) / factors
 
 
 def _follows_weight(norm: nn.Module, channels: int) -> bool:
@@ -107,11 +104,15 @@ def _follows_weight(norm: nn.Module, channels: int) -> bool:
     factors = torch.tensor([0.5, 2.0, 4.0]).repeat(channels)[:channels].to(weight)
     try:
         with torch.no_grad():
-            before = trial(rows)
-            fold(trial, factors)
-            after = trial(rows) * factors  # powers of two: no rounding
-    except Exception:  # whatever another's code may raise: it is no norm as we know them
+            before = tried(trial, rows)
+            for parameter, quotient in divided(trial, factors):
+                parameter.copy_(quotient)
+            after = tried(trial, rows)
+    except MisfitError:  # it is no norm as it is known here
         return False
+    if not (isinstance(before, Tensor) and isinstance(after, Tensor)):
+        return False
+    after = after * factors  # powers of two: no rounding
     return bool(torch.allclose(before, after, rtol=1e-3, atol=1e-6)) and bool(before.any())
 
 
@@ -122,10 +123,13 @@ class ScalesInputs(Pass):
 
     def __init__(self) -> None:
         self._abouts: dict[str, str] = {}
-        self._folds: dict[str, Tensor] = {}  # the divisors of modules that stay floating
+        self._folds: list[tuple[Tensor, Tensor]] = []  # what stays floating, and its new values
 
-    def scale(self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen]) -> None:
+    def scale(
+        self, found: Mapping[str, Scaling], chosen: Mapping[str, Chosen], model: nn.Module
+    ) -> None:
         """Note how layers are scaled, and which modules divide their outputs for them."""
+        folded: set[str] = set()
         for path, scaling in found.items():
             chosen[path].scaling = scaling
             self._abouts[path] = self.name + scaling.about()
@@ -133,8 +137,10 @@ class ScalesInputs(Pass):
                 continue
             if scaling.producer in chosen:
                 chosen[scaling.producer].divisor = scaling.smooth
-            else:
-                self._folds[scaling.producer] = scaling.smooth
+            elif scaling.producer not in folded:
+                folded.add(scaling.producer)
+                producer = model.get_submodule(scaling.producer)
+                self._folds += divided(producer, scaling.smooth)
 
     def describe(self, path: str) -> str:
         """Return the exponent, and where the division happens."""
@@ -142,8 +148,8 @@ class ScalesInputs(Pass):
 
     def finish(self, model: nn.Module) -> None:
         """Fold the divisions into floating modules; quantized ones have them already."""
-        for path, smooth in self._folds.items():
-            fold(model.get_submodule(path), smooth)
+        for parameter, values in self._folds:
+            write(parameter, values)
 
 
 # ---- Who else could read its output --------------------------------------------------------------

@@ -42,6 +42,7 @@ from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
 from ..calibration.run import Run, Watcher, import_apart
 from ..passes import Chosen, Scaling, fixed_input, leave_input, register_pass
+from ..transaction import keep_hooks, undone
 from .producers import Readers, ScalesInputs, Scope, producers
 
 aten = torch.ops.aten
@@ -119,6 +120,7 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         import_apart("torch._dynamo")  # as a mode makes PyTorch do
+        keep_hooks(self._model.modules())
         hooks = self._handles
         hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
         hooks.append(self._model.register_forward_hook(self._end))
@@ -303,7 +305,7 @@ def find_groups(
         if path not in fixed and not at[path]._forward_hooks and not at[path]._forward_pre_hooks
     }
     flow = Flow(run.model, producers(run.model), able)
-    with flow:
+    with undone(), flow:
         asides = {path: _Aside(flow, watcher) for path, watcher in watchers.items()}
         unreached = run(asides, description)
     groups = [Scaling(consumers, producer) for producer, consumers in flow.feeds().items()]
@@ -555,7 +557,7 @@ class SmoothQuantPass(ScalesInputs):
                     leave_input(path, one, run.where)
                 else:
                     one.remark += "; not smoothed, as the calibration data does not reach it"
-            self.scale(found, chosen)
+            self.scale(found, chosen, run.model)
         if not any(self._abouts.values()):
             warnings.warn(
                 f"{run.where}: expected SmoothQuant to smooth a layer, but it smooths none: "

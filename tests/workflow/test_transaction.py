@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Every call that changes a model changes it as a whole, or not at all, whatever interrupts it.
+
+Faults are injected: an error at an op, an error at a line of baraquant, and Ctrl-C at some moment.
+Afterwards the model is as before, or as a call without a fault leaves it, and so are the switches
+of the process; and one more call gives what a first one gives.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import baraquant
+from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
+from baraquant.workflow import transaction
+
+ROOT = str(Path(baraquant.__file__).parent)
+
+
+class Written(nn.Linear):
+    """A linear layer that is written out once more."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight.T + self.bias
+
+
+class Model(nn.Module):
+    """Every kind of layer, tied weights, packed modules, computed weights, a hook, and a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1)
+        self.gru = nn.GRU(16, 16, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.act = nn.GELU()
+        self.down = Written(32, 16)
+        self.computed = nn.utils.parametrizations.weight_norm(nn.Linear(16, 16))
+        self.head = nn.Linear(16, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.layers = [self.up, self.act, self.down]
+        self.calls = (self.computed,)
+        self.register_buffer("seen", torch.zeros(()))
+        self.up.register_forward_hook(lambda module, args, output: output + 0)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.seen += 1
+        x = self.block(self.embed(tokens))
+        x = self.conv(x.mT).mT
+        x = self.norm(self.gru(x)[0])
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.calls[0](x))
+
+
+DATA = [torch.randint(0, 16, (2, 4), generator=torch.Generator().manual_seed(0)) for _ in range(2)]
+ROTATED = replace(W8A8(), rotate=16)
+
+
+def built() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Model().train()
+
+
+def prepared() -> nn.Module:
+    model = built()
+    baraquant.qat.prepare_(model, W8A8Static())
+    model(DATA[0])
+    return model
+
+
+def _quantize(scheme: Any) -> Callable[[nn.Module], Any]:
+    return lambda m: baraquant.quantize_(m, scheme, calibration=DATA, progress=False)
+
+
+def _prepare(scheme: Any) -> Callable[[nn.Module], Any]:
+    return lambda m: baraquant.qat.prepare_(m, scheme, calibration=DATA, progress=False)
+
+
+def _watch(model: nn.Module) -> None:
+    watchers = {"up": baraquant.calibration.MinMaxObserver()}
+    baraquant.calibration.calibrate(model, DATA, watchers, progress=False)
+
+
+def _load(model: nn.Module) -> None:
+    baraquant.load_(model, _load.file)  # type: ignore[attr-defined]
+
+
+# What makes a model, and the call that changes it; those that only look at it.
+CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+    "W8A8": (built, _quantize(W8A8())),
+    "static": (built, _quantize(W8A8Static())),
+    "SmoothQuant": (built, _quantize(SmoothQuant("search"))),
+    "AWQ": (built, _quantize(AWQ(W4A16(16)))),
+    "GPTQ": (built, _quantize(GPTQ(W4A16(16)))),
+    "prepare_": (built, _prepare(W8A8Static(observer="mse"))),
+    "rotated": (built, _prepare(ROTATED)),
+    "convert_": (prepared, baraquant.qat.convert_),
+    "use_fused_ops_": (built, baraquant.use_fused_ops_),
+    "load_": (built, _load),
+}
+LOOKS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+    "calibrate": (built, _watch),
+    "sensitivity": (built, lambda m: baraquant.sensitivity(
+        m, [W8A8(), W8A8Static()], DATA, progress=False)),
+    "sensitivity of the output": (built, lambda m: baraquant.sensitivity(
+        m, [W8A8()], DATA, of="output", progress=False)),
+}  # fmt: skip
+EVERY = CALLS | LOOKS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def saved(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Save a model for ``load_``, and let PyTorch import what it imports late."""
+    pytest.importorskip("safetensors")
+    model = built()
+    with Fault(-1):
+        _quantize(SmoothQuant("search"))(model)
+    _load.file = tmp_path_factory.mktemp("saved") / "model"  # type: ignore[attr-defined]
+    baraquant.save(model, _load.file)  # type: ignore[attr-defined]
+
+
+def of_process() -> tuple[Any, ...]:
+    """Return the switches that are one for all models."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        _python_dispatch._len_torch_dispatch_stack(),
+        torch.get_rng_state().tolist(),
+        signal.getsignal(signal.SIGINT),
+    )
+
+
+def plain(value: Any) -> Any:
+    """Return what has to stay the same of an attribute."""
+    if isinstance(value, Tensor):
+        return id(value), value.requires_grad
+    if isinstance(value, dict):
+        return id(value), [(key, plain(one)) for key, one in value.items()]
+    if isinstance(value, (list, tuple)):
+        return id(value), [plain(one) for one in value]
+    return id(value)
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    return {
+        path: (id(module), type(module), [(name, plain(own)) for name, own in vars(module).items()])
+        for path, module in model.named_modules(remove_duplicate=False)
+    }
+
+
+def values_of(model: nn.Module) -> dict[str, Tensor]:
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def kinds_of(model: nn.Module) -> list[Any]:
+    return [(path, type(m).__name__, m.training) for path, m in model.named_modules()]
+
+
+def output_of(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(DATA[0])
+
+
+class Tried:
+    """A call, and what it has to leave of a model."""
+
+    def __init__(self, name: str) -> None:
+        self.make, self.call = EVERY[name]
+        model = self.make()
+        self.call(model)
+        self.finished, self.output = kinds_of(model), output_of(model)
+        self.renew()
+
+    def renew(self) -> None:
+        self.model = self.make()
+        self.state, self.values = state_of(self.model), values_of(self.model)
+
+    def check(self, fault: Any, error: type[BaseException], where: object) -> None:
+        """Call with a fault, and check what it leaves."""
+        torch.manual_seed(1)
+        switches = of_process()
+        try:
+            with fault:
+                self.call(self.model)
+        except error:
+            assert of_process() == switches, where
+        else:
+            assert of_process() == switches or self.finished, where
+            self.renew()
+            return
+        changed = self.changed()
+        if not changed:
+            return
+        assert kinds_of(self.model) == self.finished, (where, changed)
+        assert torch.equal(output_of(self.model), self.output), where
+        self.renew()
+
+    def changed(self) -> list[str]:
+        """Return the names of what differs from the model before."""
+        state, values = state_of(self.model), values_of(self.model)
+        if values.keys() != self.values.keys() or state.keys() != self.state.keys():
+            return sorted((values.keys() ^ self.values.keys()) | (state.keys() ^ self.state.keys()))
+        same = (torch.equal(value, values[name]) for name, value in self.values.items())
+        others = [name for name, is_same in zip(values, same, strict=True) if not is_same]
+        return others + [path for path, one in self.state.items() if state[path] != one]
+
+    def again(self) -> None:
+        """Check that a call without a fault is right on the same model."""
+        self.call(self.model)
+        assert kinds_of(self.model) == self.finished
+        assert torch.equal(output_of(self.model), self.output)
+
+
+class InjectedError(Exception):
+    """An error that nothing else raises."""
+
+
+class Fault(TorchDispatchMode):
+    """Raises an error at an op, and counts them."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.count = at, 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        if self.count - 1 == self.at:
+            raise InjectedError(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Lines:
+    """Counts how often each line of baraquant runs, or raises an error where one runs again."""
+
+    def __init__(self, at: tuple[str, int] | None = None, times: int = 0) -> None:
+        self.at, self.times, self.counts = at, times, Counter[tuple[str, int]]()
+
+    def __enter__(self) -> None:
+        self.before = sys.gettrace()
+        sys.settrace(self._called)
+
+    def __exit__(self, *error: Any) -> None:
+        sys.settrace(self.before)
+
+    def _called(self, frame: Any, event: str, value: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(ROOT):
+            return None
+        is_there = self.at is None or (
+            code.co_filename == self.at[0]
+            and any(line == self.at[1] for *_, line in code.co_lines())
+        )
+        return self._ran if is_there else None
+
+    def _ran(self, frame: Any, event: str, value: Any) -> Any:
+        if event == "line":
+            line = frame.f_code.co_filename, frame.f_lineno
+            self.counts[line] += 1
+            if line == self.at and self.counts[line] == self.times:
+                sys.settrace(None)
+                raise InjectedError(str(line))
+        return self._ran
+
+
+class Interrupt:
+    """Presses Ctrl-C after a time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __enter__(self) -> None:
+        self.before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, self.seconds)
+
+    def __exit__(self, *error: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+
+def sample(points: list[Any], count: int | None) -> Iterator[Any]:
+    yield from points if count is None else random.Random(0).sample(points, min(count, len(points)))
+
+
+some = pytest.mark.parametrize(
+    "count",
+    [pytest.param(6, id="some"), pytest.param(None, id="all", marks=pytest.mark.exhaustive)],
+)
+
+
+@some
+@pytest.mark.parametrize("name", EVERY)
+def test_error_at_an_op(name: str, count: int | None) -> None:
+    tried, ops = Tried(name), Fault(-1)
+    with ops:
+        tried.call(tried.make())
+    for at in sample(list(range(ops.count)), count):
+        tried.check(Fault(at), InjectedError, at)
+    tried.again()
+
+
+@some
+@pytest.mark.parametrize("name", EVERY)
+def test_error_at_a_line(name: str, count: int | None) -> None:
+    tried, lines, chance = Tried(name), Lines(), random.Random(1)
+    model = tried.make()
+    with lines:
+        tried.call(model)
+    for line in sample(sorted(lines.counts), count):
+        times = chance.randint(1, lines.counts[line])
+        tried.check(Lines(line, times), InjectedError, (line, times))
+    tried.again()
+
+
+@some
+@pytest.mark.parametrize("size", ["kept", "freed"])
+@pytest.mark.parametrize("name", EVERY)
+def test_interrupt_at_a_random_moment(
+    name: str, size: str, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if size == "freed":
+        monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
+    tried, chance = Tried(name), random.Random(2)
+    model, start = tried.make(), time.perf_counter()
+    tried.call(model)
+    taken = time.perf_counter() - start
+    for _ in range(count or 200):
+        tried.check(Interrupt(chance.uniform(1e-4, taken)), BaseException, None)
+    tried.again()
