@@ -21,6 +21,7 @@ struct SavedWeight {
 struct Linear : Function<Linear> {
   static Variable forward(AutogradContext* ctx, const at::Tensor& input, const OptionalTensor& bias,
                           const LinearArgs& args) {
+    at::Tensor output = weight_only_linear.below_autograd(args);  // which checks the shapes first
     if (input.requires_grad()) {
       save_tensors(ctx, SavedWeight{args.weight, args.weight_scale,
                                     args.weight_zero_point.value_or(at::Tensor())});
@@ -29,7 +30,7 @@ struct Linear : Function<Linear> {
     ctx->saved_data["columns"] = input.sym_size(-1);
     if (args.group_size) ctx->saved_data["group_size"] = *args.group_size;
     ctx->saved_data["has_bias"] = bias.has_value();
-    return weight_only_linear.below_autograd(args);
+    return output;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
