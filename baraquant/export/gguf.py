@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .._fields import check_bool
 from .._packages import need
-from ._folder import new_file
+from ..workflow.serialization.disk import new_file
 from ._gguf_architectures import (
     Architecture,
     architecture_of,

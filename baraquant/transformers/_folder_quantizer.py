@@ -27,6 +27,7 @@ from ..nn import WeightOnlyInt4Linear
 from ..nn.shared.subclassed import with_forward_of
 from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
+from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.view import paths_of, replace_inference_tensors
 from ._versions import IS_5, mark_loaded
@@ -48,11 +49,12 @@ class Headers:
         self._prefixes, self._entries = list(prefixes), entries
 
     @classmethod
-    def read(cls, files: Any, base: str, caller: str) -> Headers:
+    def read(cls, files: Any, config: CtConfig, base: str, caller: str) -> Headers:
         """Read the headers of some files.
 
         Args:
             files: Their paths, or None.
+            config: The configuration of their folder.
             base: The name of the model without its head in the model with a head.
             caller: The public function, for messages.
 
@@ -64,7 +66,10 @@ class Headers:
             if not str(file).endswith(".safetensors"):
                 return cls([], {})
             try:
-                entries |= read_header(Path(file), "a safetensors file").tensors
+                with open_file(file) as opened:
+                    header = read_header(opened, "a safetensors file")
+                config.check_save(header.metadata)
+                entries |= header.tensors
             except ValueError as error:
                 raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
         return cls([f"{base}."] if base else [], entries)
@@ -255,7 +260,9 @@ class FolderQuantizer(WritesCompressedTensors):
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
                 f"of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
+        self._headers = Headers.read(
+            checkpoint_files, self._parsed, model.base_model_prefix, CALLER
+        )
         self._check_headers(model)
         self._take_ties(model)
         return model

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from torch import nn
 
 from .scheme import METHOD, MIXED, Scheme, parse_scheme
 
+# The number of a save_pretrained, in config.json and in the metadata of its files.
+SAVE = "baraquant_save"
 # Keys that, if set, change what a layer computes.
 _UNKNOWN_PARTS = {
     "kv_cache_scheme": "quantizes the cache of keys and values",
@@ -28,11 +30,13 @@ class CtConfig:
         groups: The targets of each scheme. A scheme of None leaves its targets floating.
         ignore: Targets that stay floating all the same.
         top_format: The format of the whole.
+        save: The number of the save that wrote it, if transformers did.
     """
 
     groups: tuple[tuple[tuple[str, ...], Scheme | None], ...]
     ignore: tuple[str, ...]
     top_format: str
+    save: str | None = None
 
     def scheme_of(self, path: str, module: nn.Module) -> Scheme | None:
         """Return the scheme of a module; None if it stays floating.
@@ -53,6 +57,19 @@ class CtConfig:
             if (rank := _rank(target, path, module)) is not None
         ]
         return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
+
+    def check_save(self, metadata: Mapping[str, str]) -> None:
+        """Check that a file is of the save that config.json is of.
+
+        Raises:
+            ValueError: It is of another one: transformers writes its files one after the other.
+        """
+        if metadata.get(SAVE) != self.save:
+            raise ValueError(
+                f"expected a file of the save that wrote config.json ({SAVE}: {self.save}), but "
+                f"its metadata has {metadata.get(SAVE)!r:.60}: a save_pretrained was interrupted, "
+                "or is under way"
+            )
 
 
 def _rank(target: str, path: str, module: nn.Module) -> int | None:
@@ -101,7 +118,7 @@ def read_config(given: Any, caller: str) -> CtConfig:
         raise ValueError(f"{name}: {error}") from None
     _check_patterns(name, [*ignore, *(target for targets, _ in parsed for target in targets)])
     schemes = tuple((tuple(targets), scheme) for targets, scheme in parsed)
-    return CtConfig(schemes, tuple(ignore), top or MIXED)
+    return CtConfig(schemes, tuple(ignore), top or MIXED, given.get(SAVE))
 
 
 def _check_patterns(name: str, targets: Iterable[str]) -> None:
