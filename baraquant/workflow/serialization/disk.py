@@ -38,7 +38,11 @@ def open_file(path: str | os.PathLike[str], folder: int | None = None) -> Binary
 
     def opener(name: str, flags: int) -> int:  # without O_NONBLOCK a pipe waits for its writer
         at = name if folder is None else Path(name).name
-        return os.open(at, flags | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            return os.open(at, flags | os.O_NONBLOCK, dir_fd=folder)
+        except OSError as error:
+            error.filename = os.fspath(path)
+            raise
 
     file = open(path, "rb", opener=opener)
     try:
@@ -61,15 +65,7 @@ def opened_folder(caller: str, path: Path) -> Iterator[Callable[[str], BinaryIO]
     with ExitStack() as stack:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, folder)
-
-        def opened(name: str) -> BinaryIO:
-            try:
-                return stack.enter_context(open_file(path / name, folder))
-            except FileNotFoundError:
-                text = f"{caller}: expected a file {name} in {path}, but there is none"
-                raise FileNotFoundError(text) from None
-
-        yield opened
+        yield lambda name: stack.enter_context(open_file(path / name, folder))
 
 
 @contextmanager

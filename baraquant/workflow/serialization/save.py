@@ -35,8 +35,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file contains no code and no pickle. Integers of fewer than eight bits take their true
     width. A tensor that several modules share is written once. Buffers that the state dict leaves
     out, such as rotary frequencies, are written too: a model on the meta device gets them from the
-    file. The file appears whole or not at all, with the permissions that ``open(path, "wb")`` would
-    give it.
+    file. The file appears whole or not at all, when it is on the disk, with the permissions that
+    ``open(path, "wb")`` would give it. Several threads and processes may save to one path.
 
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`, on any
