@@ -60,7 +60,7 @@ void remove_stale(const fs::path& target, const fs::path& partial) try {
     if (is_partial && entry.last_write_time() < newest) fs::remove_all(entry.path());
   }
 } catch (const fs::filesystem_error&) {
-  // What is left over harms nobody, and another writer may be removing it.
+  return;  // what is left over harms nobody, and another writer may be removing it
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ def text(content: str) -> Edit:
 FOLDERS: dict[str, tuple[Edit, str]] = {
     "truncated": (cut, "model.safetensors: expected .* bytes of data, but .* cut off"),
     "no config": (lambda f: (f / "config.json").unlink(), "No such file .*config.json"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "No such file .*model.safetensors"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "No such file .*model.safe"),
     "a config that is no JSON": (text("{"), "expected config.json to be JSON"),
     "a list for a config": (text("[]"), "expected config.json with a quantization_config"),
     "a floating model": (text("{}"), "the folder holds a floating model"),

@@ -35,7 +35,7 @@ from tests.serialization.writers import (
 )
 from tests.support.threads import side_by_side
 
-PROCESSES, THREADS, TIMES = 4, 8, 6
+PROCESSES, THREADS, TIMES = 4, 8, 3
 
 
 def forked(work: Callable[[], object]) -> int:

@@ -59,16 +59,12 @@ class CtConfig:
         return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
     def check_save(self, metadata: Mapping[str, str]) -> None:
-        """Check that a file is of the save that config.json is of.
-
-        Raises:
-            ValueError: It is of another one: transformers writes its files one after the other.
-        """
-        if metadata.get(SAVE) != self.save:
+        """Raise a ValueError if a file is of another save than config.json."""
+        got = metadata.get(SAVE)
+        if got != self.save:
             raise ValueError(
                 f"expected a file of the save that wrote config.json ({SAVE}: {self.save}), but "
-                f"its metadata has {metadata.get(SAVE)!r:.60}: a save_pretrained was interrupted, "
-                "or is under way"
+                f"got {got!r:.60}: a save_pretrained was interrupted, or is under way"
             )
 
 

@@ -44,12 +44,10 @@ def open_file(path: str | os.PathLike[str], folder: int | None = None) -> Binary
             error.filename = os.fspath(path)
             raise
 
-    file = open(path, "rb", opener=opener)
-    try:
+    with ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb", opener=opener))
         _check_file("", path, os.fstat(file.fileno()).st_mode)
-    except OSError:
-        file.close()
-        raise
+        stack.pop_all()  # it stays open
     return file
 
 
