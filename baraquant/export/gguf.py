@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .._fields import check_bool
 from .._packages import need
-from ._folder import new_file
+from ..workflow.serialization.disk import new_file
 from ._layers import IntegerLayer, check_layers, integer_layers
 
 _CALLER = "to_gguf"

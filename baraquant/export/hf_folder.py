@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import __version__
 from .._packages import need
 from .._table import some
+from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import read_header
 from .compressed_tensors.scheme import parse_scheme
 from .compressed_tensors.ties import loses_ties
@@ -109,12 +110,12 @@ def unknown_tensors(source: Path, model: nn.Module) -> list[str]:
     and models, as those of experts do.
     """
     rename = _renaming(model)
-    stored = {
-        _part(rename(name))
-        for file in sorted(source.glob("*.safetensors"))
-        if not file.name.startswith(_OTHER_WEIGHTS)
-        for name in read_header(file, "a safetensors file").tensors
-    }
+    stored: set[str] = set()
+    for path in source.glob("*.safetensors"):
+        if not path.name.startswith(_OTHER_WEIGHTS):
+            with open_file(path) as file:
+                names = read_header(file, "a safetensors file").tensors
+            stored |= {_part(rename(name)) for name in names}
     known = {_part(name) for name in model.state_dict()}
     known |= {_part(path) for path, _ in model.named_modules(remove_duplicate=False) if path}
     # Without a common part the names have another prefix: the model is a part of another one.
@@ -152,7 +153,12 @@ def copy_others(source: Path, folder: Path) -> None:
         if entry.is_file():
             shutil.copyfile(entry, target)
         elif entry.is_dir() and not _has_weights(entry):
-            shutil.copytree(entry, target)
+            shutil.copytree(entry, target, copy_function=_copy)
+
+
+def _copy(source: str, target: str) -> None:
+    open_file(source).close()  # refuses named pipes and devices
+    shutil.copyfile(source, target)
 
 
 def _has_weights(folder: Path) -> bool:

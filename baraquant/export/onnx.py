@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from ..nn import (
 )
 from ..nn.shared.convolution import ConvolvesIntegers
 from ..nn.shared.subclassed import plain_type
+from ..workflow.serialization.disk import new_file
 from . import _onnx_modules as forms
-from ._folder import new_file
 from ._layers import IntegerLayer, check_layers, integer_layers, rewritten
 
 _CALLER = "to_onnx"
 _STYLES = ("integer", "qdq")
+_EXPORTER = threading.Lock()  # PyTorch's exporter traces for one thread at a time
 _OPSETS = range(21, 26)  # 21 is the first with groups, output_dtype and int4
 
 
@@ -82,7 +84,8 @@ def to_onnx(
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
         args: Its arguments, for tracing: a tuple, or one tensor.
         path: The file. It is replaced if it exists. If weights are stored apart, they are in a file
-            beside it, whose name has ``.data`` added.
+            beside it with a name of its own, ``model.TOKEN.onnx.data``, that only this file says:
+            a reader gets the weights that belong to it. What it replaces loses its own then.
         style: ``"integer"`` or ``"qdq"``.
         kwargs: Its keyword arguments, for tracing.
         dynamic_shapes: As in ``torch.onnx.export``: the dimensions that may vary.
@@ -316,7 +319,8 @@ def _not_static(path: str) -> ValueError:
 
 def _exported(model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
-        return torch.onnx.export(model, args, dynamo=True, verbose=False, **options)
+        with _EXPORTER:
+            return torch.onnx.export(model, args, dynamo=True, verbose=False, **options)
     except Exception as error:
         raise RuntimeError(
             f"{_CALLER}: PyTorch's exporter could not follow the model ({_reason(error)}); "

@@ -31,6 +31,7 @@ from ..nn import WeightOnlyInt4Linear
 from ..nn.shared.subclassed import with_forward_of
 from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
+from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.transaction import replace_inference_tensors
 from ..workflow.view import paths_of
@@ -55,11 +56,12 @@ class Headers:
         self._prefix, self._entries = prefix, entries
 
     @classmethod
-    def read(cls, files: Any, base: str) -> Headers:
+    def read(cls, files: Any, config: CtConfig, base: str) -> Headers:
         """Read the headers of some files.
 
         Args:
             files: Their paths, or None.
+            config: The configuration of their folder.
             base: The name of the model without its head in the model with a head.
 
         Raises:
@@ -70,7 +72,10 @@ class Headers:
             if not str(file).endswith(".safetensors"):
                 return cls("", {})
             try:
-                entries |= read_header(Path(file), "a safetensors file").tensors
+                with open_file(file) as opened:
+                    header = read_header(opened, "a safetensors file")
+                config.check_save(header.metadata)
+                entries |= header.tensors
             except ValueError as error:
                 raise ValueError(f"{CALLER}: {Path(file).name}: {error}") from None
         return cls(f"{base}." if base else "", entries)
@@ -249,7 +254,7 @@ class FolderQuantizer(WritesCompressedTensors):
                 f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
                 f"of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, model.base_model_prefix)
+        self._headers = Headers.read(checkpoint_files, self._parsed, model.base_model_prefix)
         self._check_headers(model)
         self._take_ties(model)
         return model

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from torch import Tensor
 from transformers.quantizers.base import HfQuantizer
 
+from ..export.compressed_tensors.config import SAVE
 from ..export.compressed_tensors.model import describe
 from ..export.compressed_tensors.ties import computes_ties, configs_of, loses_ties
 from ..export.hf_folder import source_folder, unknown_tensors, warn_of_unknown_tensors
@@ -55,7 +57,8 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
         """Return the tensors of the format compressed-tensors, and note its configuration.
 
         Embeddings are written dequantized, with the same values: transformers cannot load quantized
-        ones. Adapters of peft are saved by themselves.
+        ones. Adapters of peft are saved by themselves. transformers writes the files in place, one
+        after the other: all of them say the number of the save, which our readers compare.
 
         Raises:
             ValueError: The format cannot hold a layer, which is named.
@@ -68,10 +71,11 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
             state, written = describe(
                 model, serve=self.serve, float_embeddings=True, caller="save_pretrained"
             )
-        self.quantization_config.written = written
+        save = {SAVE: secrets.token_hex(8)}
+        self.quantization_config.written = written | save
         # transformers 4.57 has given the model a copy.
         model.config.quantization_config = self.quantization_config
-        return state, {}
+        return state, save
 
 
 def note_ties(model: Any) -> None:

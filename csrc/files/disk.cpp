@@ -5,7 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <random>
 #include <system_error>
 
 #include "files/text.h"
@@ -15,6 +19,14 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMaxLinks = 40;  // as in Linux
+
+// Refuse a folder, and what an open or a read may wait for.
+void check_file(const struct stat& status, const std::string& path) {
+  if (S_ISREG(status.st_mode)) return;
+  if (S_ISDIR(status.st_mode)) fail_system(EISDIR, path);
+  C10_THROW_ERROR(Error,
+                  c10::str(path, ": expected a file, but it is a pipe, a socket or a device"));
+}
 
 // The path behind links, where open() would write, also if nothing is there yet.
 fs::path behind_links(const fs::path& path) {
@@ -26,6 +38,29 @@ fs::path behind_links(const fs::path& path) {
     target = target.parent_path() / link;  // the link itself, if it is absolute
   }
   fail_system(ELOOP, target.string());
+}
+
+// The temporary file for a path. Its random digits are the system's: no other writer has them.
+fs::path new_partial(const fs::path& target) {
+  std::random_device random;
+  std::array<char, 17> token = {};
+  std::snprintf(token.data(), token.size(), "%08x%08x", random(), random());
+  const std::string name = target.filename().string();
+  return target.parent_path() / c10::str(".", name, ".", token.data(), ".partial");
+}
+
+// Remove the temporary files that killed writers of a path left a day before that of this writer.
+void remove_stale(const fs::path& target, const fs::path& partial) try {
+  const std::string start = c10::str(".", target.filename().string(), "."), end = ".partial";
+  const auto newest = fs::last_write_time(partial) - std::chrono::hours(24);
+  for (const auto& entry : fs::directory_iterator(fs::absolute(partial).parent_path())) {
+    const std::string name = entry.path().filename().string();
+    const bool is_partial = name.size() == start.size() + 16 + end.size() &&
+                            name.starts_with(start) && name.ends_with(end);
+    if (is_partial && entry.last_write_time() < newest) fs::remove_all(entry.path());
+  }
+} catch (const fs::filesystem_error&) {
+  return;  // what is left over harms nobody, and another writer may be removing it
 }
 
 }  // namespace
@@ -41,10 +76,11 @@ File::~File() {
 
 void File::fail() const { fail_system(errno, text_); }
 
-InputFile::InputFile(const fs::path& path) : File(path, O_RDONLY) {
+// Without O_NONBLOCK a named pipe waits for its writer.
+InputFile::InputFile(const fs::path& path) : File(path, O_RDONLY | O_NONBLOCK) {
   struct stat status = {};
   if (::fstat(descriptor_, &status) != 0) fail();
-  if (S_ISDIR(status.st_mode)) fail_system(EISDIR, text_);
+  check_file(status, text_);
   size_ = status.st_size;
 }
 
@@ -75,6 +111,7 @@ void OutputFile::write(const void* data, size_t size) {
 }
 
 void OutputFile::close() {
+  if (::fsync(descriptor_) != 0) fail();
   const int result = ::close(descriptor_);
   descriptor_ = -1;
   if (result != 0) fail();
@@ -82,15 +119,16 @@ void OutputFile::close() {
 
 void replace_file(const fs::path& path, const std::function<void(OutputFile&)>& write) {
   const fs::path target = behind_links(path);
-  const std::string partial = target.string() + "." + std::to_string(::getpid()) + ".partial";
+  struct stat old = {};
+  const bool replaces = ::stat(target.c_str(), &old) == 0;
+  if (replaces) check_file(old, target.string());
+  const std::string partial = new_partial(target).string();
+  OutputFile file(partial);
   try {
-    if (::unlink(partial.c_str()) != 0 && errno != ENOENT) fail_system(errno, partial);
-    OutputFile file(partial);
-    struct stat old = {};
-    const bool replaces = ::stat(target.c_str(), &old) == 0;
+    remove_stale(target, partial);
     write(file);
-    file.close();
     if (replaces && ::chmod(partial.c_str(), old.st_mode & 07777) != 0) fail_system(errno, partial);
+    file.close();
     if (::rename(partial.c_str(), target.c_str()) != 0) fail_system(errno, partial);
   } catch (...) {
     ::unlink(partial.c_str());

@@ -29,7 +29,7 @@ class File {
 // A file that is read.
 class InputFile : public File {
  public:
-  // Throws c10::Error: it does not exist, or is a folder.
+  // Throws c10::Error: it does not exist, or is a folder, a named pipe or a device.
   explicit InputFile(const std::filesystem::path& path);
 
   // Its size when it was opened.
@@ -48,12 +48,17 @@ class OutputFile : public File {
   explicit OutputFile(const std::filesystem::path& path);
 
   void write(const void* data, size_t size);
-  // Close it. Throws c10::Error: something is not on the disk.
+  // Close it when all of it is on the disk. Throws c10::Error: it is not.
   void close();
 };
 
 // Let `write` write a temporary file, which then replaces `path`: the file appears whole or not at
-// all, with the permissions of the file that it replaces, or those that open() would give it.
+// all, with the permissions of the file that it replaces, or those that open() would give it. Its
+// name has random digits of its own: threads, processes and containers may write to one path. A
+// writer that is killed leaves it; one that comes a day later removes it. Python does the same
+// (baraquant/workflow/serialization/disk.py).
+//
+// Throws c10::Error: it cannot be written, or `path` is a folder, a named pipe or a device.
 void replace_file(const std::filesystem::path& path, const std::function<void(OutputFile&)>& write);
 
 }  // namespace baraquant::files

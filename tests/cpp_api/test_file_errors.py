@@ -56,7 +56,7 @@ def test_what_the_system_refuses(
     texts = f"{none}: No such file or directory", f"{folder}/: Is a directory"
     assert printed[:2] == [["Error", text, "unchanged"] for text in texts]
     kind, text, _ = printed[2]
-    assert kind == "Error" and text.startswith(str(tmp_path / "no" / "x"))
+    assert kind == "Error" and text.startswith(str(tmp_path / "no" / ".x."))
     assert text.endswith(".partial: No such file or directory")
 
 

@@ -164,7 +164,7 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*args: Any, **kwargs: Any) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(PermissionError, match=r"can be written to, but .*: Permission denied"):
         export.to_compressed_tensors(model, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]

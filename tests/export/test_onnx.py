@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -206,13 +207,26 @@ def test_opsets(opset: int, tmp_path: Path) -> None:
 
 
 def test_weights_apart(tmp_path: Path) -> None:
-    """The second file has the name that the first one looks for, and replaces an older one."""
+    """The second file has a name of its own, which the first one says, and goes with it."""
     model, x = network(baraquant.W8A8()), rows(2, 5)
-    path = tmp_path / "model.onnx"
-    (tmp_path / "model.onnx.data").write_bytes(b"old")
-    baraquant.export.to_onnx(model, (x,), path, external_data=True)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
-    assert error_of(run(path, x), model(x)) < 1e-6
+    path, kept = tmp_path / "model.onnx", tmp_path / "kept.onnx"
+    (tmp_path / "model.onnx.data").write_bytes(b"not ours")
+
+    def data_of_next() -> str:
+        before = set(tmp_path.iterdir())
+        baraquant.export.to_onnx(model, (x,), path, external_data=True)
+        (data,) = (new.name for new in set(tmp_path.iterdir()) - before if new != path)
+        assert re.fullmatch(r"model\.[0-9a-f]{16}\.onnx\.data", data)
+        assert data.encode() in path.read_bytes() and error_of(run(path, x), model(x)) < 1e-6
+        return data
+
+    first = data_of_next()
+    path.rename(kept)
+    data_of_next()
+    last = data_of_next()
+    names = {kept.name, first, path.name, last, "model.onnx.data"}
+    assert {file.name for file in tmp_path.iterdir()} == names
+    assert error_of(run(kept, x), model(x)) < 1e-6
 
 
 def test_names_and_keywords(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 import baraquant
-from tests.hf.models import build, load, saved, transformers
+from tests.hf.models import build, load, logits, read_by_us, saved, transformers
 from tests.support.compressed_folders import Edit, configured, cut, group, tensors
 
 pytest.importorskip("transformers")
 from baraquant.transformers import BaraquantConfig, use_for_compressed_tensors
+from baraquant.transformers._versions import IS_5
 
 ARGUMENTS: list[tuple[tuple[Any, ...], type[Exception], str]] = [
     (("W8A8",), TypeError, "expected config to be a QuantConfig"), ((baraquant.W8A8,), TypeError,
@@ -149,3 +151,33 @@ def test_folders_that_lie(case: str, tmp_path: Path) -> None:
     kinds = (ValueError, SafetensorError)
     with use_for_compressed_tensors(), pytest.raises(kinds, match=text):
         load("llama", folder)
+
+
+@pytest.mark.skipif(
+    not IS_5, reason="before version 5, transformers does not say which files it reads"
+)
+def test_files_of_two_saves(tmp_path: Path) -> None:
+    """transformers writes config.json and each shard in place: our readers refuse a mixture."""
+    for name in ("old", "new"):
+        model = load(
+            "llama",
+            saved(tmp_path / "float", "llama"),
+            quantization_config=BaraquantConfig(baraquant.W8A8()),
+        )
+        model.save_pretrained(tmp_path / name, max_shard_size="40KB")
+    shards = sorted(file.name for file in (tmp_path / "new").glob("*.safetensors"))
+    assert len(shards) > 2
+    mixed = shutil.copytree(tmp_path / "old", tmp_path / "mixed")
+    read_by_us("llama", mixed)
+    for name in ("config.json", *shards):
+        shutil.copyfile(tmp_path / "new" / name, mixed / name)
+        if name == shards[-1]:
+            break
+        for read in (
+            lambda: read_by_us("llama", mixed),
+            lambda: baraquant.export.from_compressed_tensors(build("llama"), mixed),
+        ):
+            with pytest.raises(ValueError, match=r"model-0000.*\(baraquant_save: .*interrupted"):
+                read()
+    assert torch.equal(logits(read_by_us("llama", mixed)), logits(model))
+    baraquant.export.from_compressed_tensors(build("llama"), mixed)

@@ -19,6 +19,7 @@ from baraquant.nn import (
     WeightOnlyInt4Linear,
     WeightOnlyLinear,
 )
+from baraquant.workflow.serialization.disk import open_file
 from baraquant.workflow.serialization.tensor_file import read_header
 from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
@@ -195,7 +196,8 @@ def test_files(bits: int, columns: int, tmp_path: Path) -> None:
     one = layer(columns, weight_bits=bits)
     model, path = nn.Sequential(one), tmp_path / "model.safetensors"
     baraquant.save(model, path)
-    entry = read_header(path).tensors["0.packed"]
+    with open_file(path) as file:
+        entry = read_header(file).tensors["0.packed"]
     bytes_ = N * -(-columns // 2) if bits == 4 else -(-N * columns * bits // 8)
     assert entry.end - entry.begin == bytes_ and entry.dtype == torch.uint8
     loaded = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)

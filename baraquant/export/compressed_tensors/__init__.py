@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from ..._packages import need
+from ...workflow.serialization.disk import check_absent, new_folder
 from ...workflow.transaction import changes_model
-from .._folder import check_absent, new_folder
 from ..hf_folder import (
     copy_others,
     save_tokenizer,
@@ -156,6 +156,5 @@ def from_compressed_tensors(
             The message has the path of the layer or the tensor. The model is unchanged.
         TypeError: ``model`` is neither a module nor a function that returns one.
         OSError: A file is missing or cannot be read.
-        ImportError: safetensors is not installed.
     """
     return load_folder(model, Path(folder), _FROM)

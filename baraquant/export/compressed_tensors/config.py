@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import nn
 
 from .scheme import METHOD, MIXED, Scheme, parse_scheme
 
+# The number of a save_pretrained, in config.json and in the metadata of its files.
+SAVE = "baraquant_save"
 # Keys that, if set, change what a layer computes.
 _UNKNOWN_PARTS = {
     "kv_cache_scheme": "quantizes the cache of keys and values",
@@ -27,11 +30,13 @@ class CtConfig:
         groups: The targets of each scheme. A scheme of None leaves its targets floating.
         ignore: Targets that stay floating all the same.
         top_format: The format of the whole.
+        save: The number of the save that wrote it, if transformers did.
     """
 
     groups: tuple[tuple[tuple[str, ...], Scheme | None], ...]
     ignore: tuple[str, ...]
     top_format: str
+    save: str | None = None
 
     def scheme_of(self, path: str, module: nn.Module) -> Scheme | None:
         """Return the scheme of a module; None if it stays floating.
@@ -52,6 +57,15 @@ class CtConfig:
             if (rank := _rank(target, path, module)) is not None
         ]
         return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
+
+    def check_save(self, metadata: Mapping[str, str]) -> None:
+        """Raise a ValueError if a file is of another save than config.json."""
+        got = metadata.get(SAVE)
+        if got != self.save:
+            raise ValueError(
+                f"expected a file of the save that wrote config.json ({SAVE}: {self.save}), but "
+                f"got {got!r:.60}: a save_pretrained was interrupted, or is under way"
+            )
 
 
 def _rank(target: str, path: str, module: nn.Module) -> int | None:
@@ -105,7 +119,7 @@ def read_config(given: Any, caller: str) -> CtConfig:
         except re.error as error:
             raise ValueError(f"{name}: {target}: not an expression: {error}") from None
     schemes = tuple((tuple(targets), scheme) for targets, scheme in parsed)
-    return CtConfig(schemes, tuple(ignore), top or MIXED)
+    return CtConfig(schemes, tuple(ignore), top or MIXED, given.get(SAVE))
 
 
 def write_config(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,15 @@ from ..._table import some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
+from ...workflow.serialization.disk import opened_folder
 from ...workflow.serialization.meta import Built, check_constants, put, registered
-from ...workflow.serialization.tensor_file import Entry, parse_json, read_header, read_tensors
+from ...workflow.serialization.tensor_file import (
+    Entry,
+    Header,
+    parse_json,
+    read_header,
+    read_tensors,
+)
 from ...workflow.view import check_model
 from .config import CtConfig, read_config
 from .experts import Places, has_experts, in_files, places_of
@@ -211,16 +218,26 @@ def _with_scheme(one: StoredExperts, config: CtConfig) -> StoredExperts:
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
+Opener = Callable[[str], BinaryIO]
+OpenFiles = dict[str, tuple[BinaryIO, Header]]
+
+
 def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
     built = Built(given, caller)
+    check_model(built.model, caller)
+    _check_float(built.model, caller)
+    with opened_folder(caller, folder) as opened:
+        _load(built, opened, caller)
+    return built.model
+
+
+def _load(built: Built, opened: Opener, caller: str) -> None:
     model = built.model
-    check_model(model, caller)
-    _check_float(model, caller)
-    config = read_folder_config(folder, caller)
+    config = _read_config(opened, caller)
     try:
-        files = _read_headers(folder)
-        stored = {name: entry for file in files.values() for name, entry in file.items()}
+        files = _read_headers(opened, config)
+        stored = {n: entry for _, header in files.values() for n, entry in header.tensors.items()}
         in_memory = Files(model, config)
         entries = in_memory.entries(stored)
         plan = _plan(model, config, entries, in_memory.quantized())
@@ -233,7 +250,7 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
         is_inside = inside(quantized)
         _check_rest(model, plan, entries, is_inside)
         check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
-        read = _read(folder, files, caller)
+        read = _read(files)
         values = in_memory.values(read)
         _check_ties(model, plan, values, is_inside)
         modules = _build(plan, values, caller)
@@ -242,24 +259,17 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
         text = str(error).removeprefix(f"{caller}: ")
         raise ValueError(f"{caller}: {text}") from error
     _place(built, plan, modules, experts, values, caller)
-    return model
 
 
-def read_folder_config(folder: Path, caller: str) -> CtConfig:
+def _read_config(opened: Opener, caller: str) -> CtConfig:
     """Read the configuration of a folder.
 
     Raises:
-        NotADirectoryError: There is no such folder.
         FileNotFoundError: It has no config.json.
         ValueError: config.json is damaged, or is not that of a model in this format.
     """
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{caller}: expected a folder, but {folder} is none")
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{caller}: expected a file config.json in {folder}")
     try:
-        config = parse_json(path.read_bytes())
+        config = parse_json(opened("config.json").read())
     except ValueError as error:
         raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
     given = config.get("quantization_config") if isinstance(config, dict) else None
@@ -283,17 +293,14 @@ def _check_float(model: nn.Module, caller: str) -> None:
             )
 
 
-def _read_headers(folder: Path) -> dict[str, dict[str, Entry]]:
-    """Return the entries of each file, checked against the index if there is one."""
-    index = folder / _INDEX
-    if not index.is_file():
-        if not (folder / _SINGLE).is_file():
-            raise FileNotFoundError(
-                f"expected {_SINGLE} or {_INDEX} in {folder}, but there is neither"
-            )
-        return {_SINGLE: _header(folder, _SINGLE)}
+def _read_headers(opened: Opener, config: CtConfig) -> OpenFiles:
+    """Open the files, read their headers, and check them against the index if there is one."""
     try:
-        plain = parse_json(index.read_bytes())
+        index = opened(_INDEX)
+    except FileNotFoundError:
+        return {_SINGLE: _header(opened, config, _SINGLE)}
+    try:
+        plain = parse_json(index.read())
     except ValueError as error:
         raise ValueError(f"{_INDEX}: expected JSON, but {error}") from None
     weight_map = plain.get("weight_map") if isinstance(plain, dict) else None
@@ -302,8 +309,9 @@ def _read_headers(folder: Path) -> dict[str, dict[str, Entry]]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file:
             raise ValueError(f"{_INDEX}: {name}: expected the name of a file, but got {file!r:.60}")
-    files = {file: _header(folder, file) for file in sorted(set(weight_map.values()))}
-    for file, entries in files.items():
+    files = {file: _header(opened, config, file) for file in sorted(set(weight_map.values()))}
+    for file, (_, header) in files.items():
+        entries = header.tensors
         named = {name for name, home in weight_map.items() if home == file}
         if named != entries.keys():
             name = min(named ^ entries.keys())
@@ -314,13 +322,14 @@ def _read_headers(folder: Path) -> dict[str, dict[str, Entry]]:
     return files
 
 
-def _header(folder: Path, file: str) -> dict[str, Entry]:
-    if not (folder / file).is_file():
-        raise FileNotFoundError(f"expected a file {file} in {folder}, but there is none")
+def _header(opened: Opener, config: CtConfig, name: str) -> tuple[BinaryIO, Header]:
+    file = opened(name)
     try:
-        return read_header(folder / file, "a safetensors file").tensors
+        header = read_header(file, "a safetensors file")
+        config.check_save(header.metadata)
+        return file, header
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass
@@ -465,13 +474,13 @@ def _hint(name: str, entries: dict[str, Entry]) -> str:
     return ""
 
 
-def _read(folder: Path, files: dict[str, dict[str, Entry]], caller: str) -> dict[str, Tensor]:
+def _read(files: OpenFiles) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
-    for file, entries in files.items():
+    for name, (file, header) in files.items():
         try:
-            values |= read_tensors(folder / file, entries, caller)
+            values |= read_tensors(file, header)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise ValueError(f"{name}: {error}") from error
     return values
 
 

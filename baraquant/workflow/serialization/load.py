@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,11 @@ from ..layers import further_names, inside, is_converted, layer_of, layer_with, 
 from ..transaction import changes_model
 from ..unpack import UNPACKED, unpack_modules
 from ..view import check_model, paths_of
+from .disk import open_file
 from .manifest import Manifest, StoredModule, is_whole, parse_manifest
 from .meta import Built, check_alike, check_constants, put
 from .packing import check_spare_bits, packed_size, unpack
-from .tensor_file import Entry, Header, import_safetensors, read_header, read_tensors
+from .tensor_file import Entry, Header, read_header, read_tensors
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
@@ -61,7 +63,6 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         ValueError: The file is damaged, of another kind, of another format, or does not fit the
             model. The message has the path of the module or the tensor. The model is unchanged.
         TypeError: ``model`` is neither a module nor a function that returns one.
-        ImportError: safetensors is not installed.
         OSError: The file cannot be read.
 
     Example:
@@ -73,25 +74,25 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         >>> torch.equal(baraquant.load_(fresh, "model.safetensors")(x), model(x))
         True
     """
-    file = Path(path)
-    import_safetensors(_CALLER)
+    called = Path(path).name
     built = Built(model, _CALLER)
     model = built.model
     check_model(model, _CALLER)
     try:
-        header = read_header(file)
-        manifest = _manifest(header)
-        metas = Metas(header.tensors, manifest)
-        swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
-        swap_fused(model, _CALLER, manifest.fused)
-        unpack_modules(model, _CALLER, lambda _, name: name in swapped)
-        check_fits(model, manifest, metas)
-        values = _read(file, header, manifest)
+        with open_file(path) as file:
+            header = read_header(file)
+            manifest = _manifest(header)
+            metas = Metas(header.tensors, manifest)
+            swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
+            swap_fused(model, _CALLER, manifest.fused)
+            unpack_modules(model, _CALLER, lambda _, name: name in swapped)
+            check_fits(model, manifest, metas)
+            values = _read(file, header, manifest)
         modules = _build(built, manifest, values)
-        for path in manifest.channels_last:
-            modules[path].channels_last = modules[path].qweight.dim() > 3
+        for name in manifest.channels_last:
+            modules[name].channels_last = modules[name].qweight.dim() > 3
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{_CALLER}: {file.name}: {_shown(str(error))}") from error
+        raise ValueError(f"{_CALLER}: {called}: {_shown(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
@@ -112,9 +113,9 @@ def _shown(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_HALF]}...{text[-_HALF:]}"
 
 
-def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:
+def _read(file: BinaryIO, header: Header, manifest: Manifest) -> dict[str, Tensor]:
     """Read all tensors, shared ones as the same object, and check the checksum."""
-    stored = read_tensors(file, header.tensors, _CALLER)
+    stored = read_tensors(file, header)
     if not is_whole(manifest.text, stored):
         raise ValueError("expected the data that was saved, but its checksum differs: damaged")
     for path, module in manifest.modules.items():

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import os
-import stat
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +19,7 @@ from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
 from ..unpack import UNPACKED
 from ..view import check_whole
+from .disk import new_file
 from .manifest import FORMAT, write_manifest
 from .meta import other_buffers
 from .packing import integers_of, pack, packed_shapes, place_of
@@ -37,8 +35,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     The file contains no code and no pickle. Integers of fewer than eight bits take their true
     width. A tensor that several modules share is written once. Buffers that the state dict leaves
     out, such as rotary frequencies, are written too: a model on the meta device gets them from the
-    file. The file appears whole or not at all, with the permissions that ``open(path, "wb")`` would
-    give it.
+    file. The file appears whole or not at all, when it is on the disk, with the permissions that
+    ``open(path, "wb")`` would give it. Several threads and processes may save to one path.
 
     Args:
         model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`, on any
@@ -95,7 +93,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         ],
     }
     metadata = {"baraquant": write_manifest(plain, stored)}
-    _replace(Path(path), lambda partial: write_tensors(partial, stored, metadata, _CALLER))
+    with new_file(_CALLER, path) as partial:
+        write_tensors(partial, stored, metadata, _CALLER)
 
 
 def _entry(name: str, module: nn.Module) -> dict[str, Any]:
@@ -113,23 +112,6 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
         "packed": packed_shapes(module),
         "further": sorted(further_names(module)),
     }
-
-
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` write a temporary file, which then replaces ``path``."""
-    target = path.resolve()  # behind a link, as open() does
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        partial.touch()  # safetensors lets nobody else read what it writes: ask what the umask says
-        mode = (target if target.exists() else partial).stat().st_mode
-        write(partial)
-        partial.chmod(stat.S_IMODE(mode))
-        partial.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def _quantized(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -60,10 +61,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: the tensors fill the data without gap or overlap."""
+    """A checked header: the tensors fill the data, from ``start`` on, without gap or overlap."""
 
     tensors: dict[str, Entry]
     metadata: dict[str, str]
+    start: int
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -110,39 +112,38 @@ def _check_depth(value: Any) -> None:
     raise ValueError("it is nested too deeply")
 
 
-def read_header(path: Path, expected: str = "a file of baraquant.save") -> Header:
-    """Read and check the header of the file at ``path``.
+def read_header(file: BinaryIO, expected: str = "a file of baraquant.save") -> Header:
+    """Read and check the header of a file.
 
     Args:
-        path: The file.
+        file: The file, as ``open_file`` opens it.
         expected: What it should be, for the message about another kind of file.
 
     Raises:
         ValueError: The file is truncated, is of another kind, or its header is inconsistent.
         OSError: The file cannot be read.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        # The bytes of the length 640 are also the start of a pickle, but no other kind of file
-        # starts with a length.
-        is_possible = len(start) == 8 and length <= _LONGEST_HEADER
-        for magic, kind in _FOREIGN.items():
-            if start.startswith(magic) and not is_possible:
-                raise ValueError(f"expected {expected}, but it is {kind}")
-        if len(start) < 8:
-            raise ValueError(f"expected at least 8 bytes, but it has {size}: it is cut off")
-        if length > _LONGEST_HEADER:
-            raise ValueError(
-                f"expected a header of at most {_LONGEST_HEADER} bytes, but its length is given as "
-                f"{length}: it is no safetensors file, or damaged"
-            )
-        if 8 + length > size:
-            raise ValueError(
-                f"expected {8 + length} bytes for the header, but it has {size}: it is cut off"
-            )
-        raw = file.read(length)
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    # The bytes of the length 640 are also the start of a pickle, but no other kind of file
+    # starts with a length.
+    is_possible = len(start) == 8 and length <= _LONGEST_HEADER
+    for magic, kind in _FOREIGN.items():
+        if start.startswith(magic) and not is_possible:
+            raise ValueError(f"expected {expected}, but it is {kind}")
+    if len(start) < 8:
+        raise ValueError(f"expected at least 8 bytes, but it has {size}: it is cut off")
+    if length > _LONGEST_HEADER:
+        raise ValueError(
+            f"expected a header of at most {_LONGEST_HEADER} bytes, but its length is given as "
+            f"{length}: it is no safetensors file, or damaged"
+        )
+    if 8 + length > size:
+        raise ValueError(
+            f"expected {8 + length} bytes for the header, but it has {size}: it is cut off"
+        )
+    raw = file.read(length)
     try:
         header = parse_json(raw)
     except ValueError as error:  # UnicodeDecodeError is one
@@ -152,7 +153,7 @@ def read_header(path: Path, expected: str = "a file of baraquant.save") -> Heade
     metadata = _metadata(header.pop("__metadata__", {}))
     tensors = {name: _entry(name, value) for name, value in header.items()}
     _check_places(tensors, size - 8 - length)
-    return Header(tensors, metadata)
+    return Header(tensors, metadata, 8 + length)
 
 
 def _metadata(value: Any) -> dict[str, str]:
@@ -260,28 +261,20 @@ def write_tensors(
     safetensors.serialize_file(described, file, metadata=metadata)
 
 
-def read_tensors(file: Path, entries: Mapping[str, Entry], caller: str) -> dict[str, Tensor]:
+def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
     """Read all tensors of a file, in memory of their own.
 
     Args:
         file: The file.
-        entries: Its header, as it was checked.
-        caller: The public function, for messages.
+        header: Its header.
 
     Raises:
-        ValueError: The file is cut off, or has changed since its header was read.
-        ImportError: safetensors is not installed.
+        ValueError: The file was cut off since its header was read.
     """
-    safetensors = import_safetensors(caller)
-    try:
-        loaded = safetensors.torch.load_file(file)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"expected a whole file, but {error}") from error
     tensors: dict[str, Tensor] = {}
-    for name, tensor in loaded.items():
-        entry = entries.get(name)
-        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, tuple(tensor.shape)):
-            raise ValueError(f"{name}: expected the header that was read before, but it changed")
-        # This copies: a mapped file could still change after the check.
-        tensors[name] = tensor.clone()
+    for name, entry in header.tensors.items():
+        tensor = tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+        file.seek(header.start + entry.begin)
+        if file.readinto(bytes_of(tensor)) < tensor.nbytes:  # type: ignore[attr-defined]
+            raise ValueError("expected a whole file, but it was cut off while it was read")
     return tensors
