@@ -190,7 +190,14 @@ def printed(folder: Path) -> dict[str, list[list[str]]]:
 
 
 def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
-    return {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
+    """The state, but for what Python alone keeps: how a quantizer was prepared, and its switch."""
+    state = model.state_dict()
+    for name in [*state]:
+        path, _, last = name.rpartition(".")
+        is_switch = last == "fake_quant_enabled" and f"{path}.observer_enabled" not in state
+        if last in ("scheme", "saw_zeros") or is_switch:
+            del state[name]
+    return {prefix + name: tensor.clone() for name, tensor in state.items()}
 
 
 def gradient(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
