@@ -18,8 +18,7 @@ class ChecksState(nn.Module):  # type: ignore[misc]
         reasons = self._why_not_state(state, prefix, metadata)
         errors += reasons
         if not reasons:
-            if strict:
-                self._complete(state, prefix)
+            self._complete(state, prefix)
             lists = missing, unexpected, errors
             super()._load_from_state_dict(state, prefix, metadata, strict, *lists)
 

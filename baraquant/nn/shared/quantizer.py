@@ -123,6 +123,14 @@ class Quantizer(ChecksState):
             "comes from, then load it"
         ]
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Clones, so that a module with two paths has an entry for each. Of tensors that share
+        # memory safetensors stores one, and wants the others to be missed, which `_complete` adds.
+        for name in ("scheme", *(() if self.is_observed else ("fake_quant_enabled", "saw_zeros"))):
+            if f"{prefix}{name}" in destination:
+                destination[f"{prefix}{name}"] = destination[f"{prefix}{name}"].clone()
+
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state, prefix, *args)
         if self.keeps_state and not (self.is_observed or self.fake_quant_enabled.is_meta):
