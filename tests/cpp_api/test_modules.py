@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import PerChannel, PerGroup, PerTensor, QuantConfig, TensorConfig
+from tests.support.bits import without_switches
 from tests.support.libtorch import STRICT, build_program, run_program
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
@@ -190,13 +191,8 @@ def printed(folder: Path) -> dict[str, list[list[str]]]:
 
 
 def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """The state, but for what Python alone keeps: how a quantizer was prepared, and its switch."""
-    state = model.state_dict()
-    for name in [*state]:
-        path, _, last = name.rpartition(".")
-        is_switch = last == "fake_quant_enabled" and f"{path}.observer_enabled" not in state
-        if last in ("scheme", "saw_zeros") or is_switch:
-            del state[name]
+    """The state, but for the switches, which Python alone keeps."""
+    state = without_switches(model.state_dict())
     return {prefix + name: tensor.clone() for name, tensor in state.items()}
 
 
