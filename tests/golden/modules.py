@@ -29,6 +29,7 @@ from tests.golden import values
 from tests.golden.int8_mm import exact_rows, sparse
 from tests.golden.values import Case
 from tests.support import cases
+from tests.support.bits import without_switches
 from tests.support.cases import name_of
 from tests.support.models.every_layer import Every
 
@@ -77,7 +78,7 @@ def fill(model: nn.Module) -> nn.Module:
 
 def state(model: nn.Module) -> list[Tensor]:
     """Everything that the model keeps, by the order of the names; packed integers as int8."""
-    found = dict(model.state_dict())
+    found = without_switches(model.state_dict())
     for path, layer in model.named_modules():
         if isinstance(layer, WeightOnlyInt4Linear):
             del found[f"{path}.packed"]

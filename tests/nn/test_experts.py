@@ -140,7 +140,8 @@ def test_parameters_are_shared_and_keep_their_names() -> None:
     assert dict(module.named_parameters()).keys() == dict(float_experts.named_parameters()).keys()
     for name, parameter in float_experts.named_parameters():
         assert module._parameters[name] is parameter
-    assert module.state_dict().keys() == float_experts.state_dict().keys()
+    own = [name for name in module.state_dict() if "_fake_quant." not in name]
+    assert own == [*float_experts.state_dict()]
 
 
 @pytest.mark.parametrize("config", ["w8a8 asymmetric", "w8a8 static", "groups"])

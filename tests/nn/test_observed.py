@@ -77,7 +77,7 @@ def test_its_state_at_first(granularity: str) -> None:
     for symmetric, zero_point in ((True, 0), (False, -8)):
         module = module_for(granularity, symmetric)
         shape = (4,) if granularity == "per_channel" else ()
-        assert sorted(module.state_dict()) == sorted((*RANGE, *QPARAMS, *FLAGS, COUNTER))
+        assert sorted(module.state_dict()) == sorted((*RANGE, *QPARAMS, *FLAGS, COUNTER, "scheme"))
         assert not list(module.parameters())
         first = {"min_val": math.inf, "max_val": -math.inf, "scale": 1.0, "zero_point": zero_point}
         for name, value in first.items():

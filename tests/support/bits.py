@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,3 +45,14 @@ def assert_same_bits(actual: Tensor, expected: np.ndarray | Tensor, note: str = 
             f"{note} {wrong.sum()} of {wrong.size} differ, first at {first}: "
             f"got {got[first]!r}, expected {expected[first]!r}"
         )
+
+
+def without_switches(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict without what only tells how fake quantizers were prepared and switched."""
+    kept = {}
+    for name, value in state.items():
+        path, _, last = name.rpartition(".")
+        is_switch = last == "fake_quant_enabled" and f"{path}.observer_enabled" not in state
+        if last not in ("scheme", "saw_zeros") and not is_switch:
+            kept[name] = value
+    return kept

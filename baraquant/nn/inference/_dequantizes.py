@@ -53,7 +53,8 @@ class Dequantizes(HoldsIntegers):
         self.dtype = _arguments.weight_dtype(name, dtype, bias, scale)
         self.register_buffer("weight_scale", scale)
         self.register_parameter("weight_zero_point", zero_point)
-        self.input_fake_quant = nn.Identity() if input_fake_quant is None else input_fake_quant
+        rounder = None if input_fake_quant is None else input_fake_quant.without_state()
+        self.input_fake_quant = nn.Identity() if rounder is None else rounder
 
     def dequantized_weight(self) -> Tensor:
         """Return the dequantized weight."""

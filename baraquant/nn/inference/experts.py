@@ -146,7 +146,7 @@ class QuantizedExperts(RunsExperts, ReadsFloats):
             quant_min=-half,
             quant_max=half - 1,
             **options,
-        )
+        ).without_state()
 
     def _check_shapes(self, like: nn.Module) -> None:
         for name in self.form.weights:

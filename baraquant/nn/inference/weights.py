@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...configs import integer_range
-from ..shared.rotation import check_block, has_same_metadata, note_metadata
+from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
@@ -62,9 +62,9 @@ class LaysOutWeight(HoldsIntegers):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         note_metadata(self, destination, prefix)
 
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
-        if has_same_metadata(self, metadata, prefix, args[-1]):  # else the layer stays as it is
-            super()._load_from_state_dict(state, prefix, metadata, *args)
+    def _why_not_state(self, state: Any, prefix: str, metadata: Any) -> list[str]:
+        found = super()._why_not_state(state, prefix, metadata)
+        return [*found, *other_metadata(self, metadata, prefix)]
 
 
 class IntegerLinear(LaysOutWeight):

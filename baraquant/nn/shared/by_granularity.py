@@ -17,6 +17,7 @@ class ByGranularity(Quantizer):
 
     # TorchScript takes these as constants.
     __constants__ = (
+        *Quantizer.__constants__,
         *("granularity", "axis", "group_size"),
         *("quant_min", "quant_max", "scale_dtype", "_name"),
     )

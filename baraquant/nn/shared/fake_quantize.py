@@ -27,7 +27,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
       :func:`baraquant.ops.fake_quantize_per_tensor` or its sibling for ``granularity``. Buffers:
       ``scale`` and ``zero_point``.
     * ``"dynamic"``: they are computed from the range of each input. Computes
-      :func:`baraquant.ops.dynamic_fake_quantize_per_tensor` or its sibling. No buffers.
+      :func:`baraquant.ops.dynamic_fake_quantize_per_tensor` or its sibling.
     * ``"observed"``: they come from a running range of the inputs, which the module updates in
       training and in evaluation. :meth:`disable_observer` freezes it. Computes
       :func:`baraquant.ops.observe_fake_quantize`. Buffers: ``min_val`` and ``max_val`` (inf and
@@ -42,9 +42,13 @@ class FakeQuantize(ByGranularity, ObservedRange):
     when the module changes its dtype: they stay float32 in a float16 or bfloat16 module, as the ops
     require, and are float64 in a float64 module.
 
+    All modes have the buffers ``fake_quant_enabled`` and ``scheme``, which says how the module
+    quantizes: a state dict of another scheme is refused. Modules that :meth:`freeze` returns, and
+    those of layers for inference, have neither.
+
     The flags of an observed range are read on the device: a switch takes effect in compiled code
     and in captured CUDA graphs, without recompilation and without a wait for the device. In the
-    other modes :meth:`enable_fake_quant` sets a plain bool: ``torch.compile`` compiles once for
+    other modes :meth:`enable_fake_quant` sets a plain bool too: ``torch.compile`` compiles once for
     each value, and a captured CUDA graph keeps the value of its capture.
 
     Activation checkpointing computes a forward pass again, but the module does not observe it
@@ -165,6 +169,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
             )
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
+        scales = 0 if self.is_dynamic else self.scale.numel()
+        self._keep_state("ternary" if self._has_own_rule else mode, scales)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
@@ -289,7 +295,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
             quant_max=self.quant_max,
             save_mask=self.save_mask,
             scale_dtype=self.scale_dtype,
-        )
+        ).without_state()
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
@@ -339,14 +345,6 @@ class FakeQuantize(ByGranularity, ObservedRange):
     def disable_observer(self) -> None:
         """Freeze the range, the scale and the zero point."""
         self.enable_observer(False)
-
-    @torch.jit.export  # type: ignore[untyped-decorator]
-    def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Let the module round its input, or pass it through unchanged (an observer continues)."""
-        if self.is_observed:
-            self.fake_quant_enabled.fill_(int(enabled))
-        else:
-            self._rounds = enabled
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def reset_min_max_vals(self) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import Self
+
+from .checked_state import ChecksState
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -58,7 +60,7 @@ def _dtype_of(master: str) -> torch.dtype:
     return torch.bfloat16 if master == "bfloat16" else torch.float16
 
 
-class HoldsMaster(nn.Module):  # type: ignore[misc]
+class HoldsMaster(ChecksState):
     """A layer that knows the dtype in which the optimizer holds its parameters.
 
     A wrapper such as ``fully_shard`` may give it rounded copies of them. Then the layer trains on

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import Self
 
+from .checked_state import ChecksState
+
 # The result of the last conversion of a tensor, kept while another module holds it, and the version
 # of that tensor.
 _converted = WeakIdKeyDictionary()
 
 
-class KeepsScales(nn.Module):  # type: ignore[misc]
+class KeepsScales(ChecksState):
     """A module whose tensors stay shared. The buffers in ``_scales`` stay float32 or float64.
 
     Its parameters get no gradient, and a plain tensor may take the place of one.

@@ -7,6 +7,7 @@ channels are spread over their blocks, and the scales of all other values get sm
 al. 2024, "QuaRot").
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,34 +35,28 @@ def turned(weight: Tensor, block: int, is_transposed: bool) -> Tensor:
     return ops.hadamard(weight.t(), block).t().contiguous()
 
 
-def has_same_mark(layer: Any, state: dict[str, Any], prefix: str, errors: list[str]) -> bool:
-    """Whether a state dict holds a prepared layer's weight in its basis; add an error if not.
+def other_mark(layer: Any, state: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return an error if a state dict holds a prepared layer's weight in another basis.
 
     Args:
         layer: The layer, whose ``rotate`` is its block, or 0.
         state: The state dict.
         prefix: The path of the layer in it, with a dot.
-        errors: To which the error is added.
     """
     mark = state.get(f"{prefix}{MARK}")
     if f"{prefix}weight" not in state or (isinstance(mark, Tensor) and mark.is_meta):
-        return True
-    block = 0 if mark is None else int(mark)
-    if block != layer.rotate:
-        errors.append(_other_basis(prefix, layer.rotate, block))
-    return bool(block == layer.rotate)
+        return []
+    return _other_basis(prefix, layer.rotate, 0 if mark is None else int(mark))
 
 
-def has_same_metadata(layer: Any, metadata: dict[str, Any], prefix: str, errors: list[str]) -> bool:
-    """Whether the metadata of a state dict have the basis of integers; add an error if not.
+def other_metadata(layer: Any, metadata: Mapping[str, Any], prefix: str) -> list[str]:
+    """Return an error if the metadata of a state dict have another basis of the integers.
 
     Other containers than ``state_dict()`` and ``torch.save`` lose the metadata; then there is
     nothing to check.
     """
     block = metadata.get(MARK, 0) if "version" in metadata else layer.rotate
-    if block != layer.rotate:
-        errors.append(_other_basis(prefix, layer.rotate, block))
-    return bool(block == layer.rotate)
+    return _other_basis(prefix, layer.rotate, block)
 
 
 def note_metadata(layer: Any, destination: Any, prefix: str) -> None:
@@ -71,13 +66,15 @@ def note_metadata(layer: Any, destination: Any, prefix: str) -> None:
         metadata[prefix[:-1]][MARK] = layer.rotate
 
 
-def _other_basis(prefix: str, own: int, given: int) -> str:
+def _other_basis(prefix: str, own: int, given: int) -> list[str]:
+    if given == own:
+        return []
     path = prefix[:-1] or "the layer"
-    return (
+    return [
         f"{path}: expected a weight with rotate={own or None}, as the layer has, but got one with "
         f"rotate={given or None}; load floating weights before baraquant.qat.prepare_ or "
         "baraquant.quantize_, and others into a model with the configuration that they come from"
-    )
+    ]
 
 
 def check_block(name: str, block: int | None, features: int) -> int:

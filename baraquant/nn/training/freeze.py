@@ -45,7 +45,7 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
     if not isinstance(quantizer, FakeQuantize):
         return None
     if quantizer.is_dynamic:
-        dynamic = copy.deepcopy(quantizer)
+        dynamic = copy.deepcopy(quantizer).without_state()
         dynamic.enable_fake_quant()
         return dynamic
     has_range = quantizer.is_observed and not quantizer.scale.is_meta

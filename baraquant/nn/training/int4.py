@@ -118,6 +118,7 @@ class FakeQuantizeInt4(RoundsToInt4):
         self.quant_min, self.quant_max = integer_range(4)
         self.scale_dtype = "float32"
         self._rounds = True
+        self._keep_state("int4", 0 if scale is None else scale.numel())
         self.register_buffer("scale", scale)
         self.register_buffer("group_factor", group_factor)
         self.register_buffer("group_zero_point", group_zero_point)

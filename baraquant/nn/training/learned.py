@@ -83,6 +83,7 @@ class LearnedFakeQuantize(ByGranularity):
     symmetric: Final[bool]
     per_sample: Final[bool]
     master: Final[str]
+    _kind = "learned"
 
     def __init__(
         self,
@@ -126,6 +127,8 @@ class LearnedFakeQuantize(ByGranularity):
         self.scale = nn.Parameter(unknown)
         self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
         self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("saw_zeros", torch.zeros(1, dtype=torch.uint8, device=device))
+        self._keep_state(self._kind, unknown.numel())
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
@@ -146,7 +149,7 @@ class LearnedFakeQuantize(ByGranularity):
         """
         if input.numel() > 0:
             self._start_by(input, False)
-            self._saw_zeros = False
+            self._note_zeros(False)
             self._note_if_known()
 
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
@@ -209,8 +212,12 @@ class LearnedFakeQuantize(ByGranularity):
                 self.scale.fill_(float("nan"))
             self._initialized = False
         self._start_by(input, True)
-        self._saw_zeros = only_zeros
+        self._note_zeros(only_zeros)
         self._note_if_known()
+
+    def _note_zeros(self, only_zeros: bool) -> None:
+        self._saw_zeros = only_zeros
+        self.saw_zeros.fill_(int(only_zeros))
 
     def _nothing(self) -> Tensor:
         """Return a 0 that depends on the parameters, which may still be written before backward."""
@@ -336,4 +343,13 @@ class LearnedFakeQuantize(ByGranularity):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._initialized, self._saw_zeros = is_known(self.scale), False
+        self._initialized = is_known(self.scale)
+        self._saw_zeros = not self.saw_zeros.is_meta and bool(self.saw_zeros)
+
+    def _complete(self, state: dict[str, Any], prefix: str) -> None:
+        super()._complete(state, prefix)
+        state.setdefault(f"{prefix}saw_zeros", torch.zeros(1, dtype=torch.uint8))
+
+    def _fill_state(self) -> None:
+        super()._fill_state()
+        self.saw_zeros.fill_(int(self._saw_zeros))

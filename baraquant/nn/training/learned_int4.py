@@ -78,6 +78,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     groups: Final[int]
     largest_factor: Final[int]
     scale_rule: Final[str]
+    _kind = "learned int4"
 
     def __init__(
         self,

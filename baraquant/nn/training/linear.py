@@ -14,7 +14,7 @@ from ...configs import Config, QuantConfig, TensorConfig
 from ...ops.limits import MAX_FEATURES, MAX_SHIFTED_FEATURES
 from ...schemes import W8A8, quant_config
 from ..shared.product import fixing_bias, is_exported, linear, matching_bias
-from ..shared.rotation import MARK, has_same_mark, turned
+from ..shared.rotation import MARK, other_mark, turned
 from ..shared.straight_through import (
     linear_through,
     makes_graph,
@@ -291,13 +291,9 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         is_on: bool = self.weight_fake_quant._rounds and self.input_fake_quant._rounds
         return is_on
 
-    def _load_from_state_dict(
-        self, state: Any, prefix: str, metadata: Any, strict: Any, missing: Any, unexpected: Any,
-        errors: list[str],
-    ) -> None:  # fmt: skip
-        if not has_same_mark(self, state, prefix, errors):
-            return  # the layer stays as it is
-        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)
+    def _why_not_state(self, state: Any, prefix: str, metadata: Any) -> list[str]:
+        found = super()._why_not_state(state, prefix, metadata)
+        return [*found, *other_mark(self, state, prefix)]
 
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""

@@ -285,15 +285,21 @@ def _of_weight(
     scale_dtype = scheme.scale_dtype
     if config.learned:
         return _learned_of_weight(config, weight, size, scheme)
+    made: FakeQuantize | FakeQuantizeInt4
     if config.group_factors and size is not None:
-        return FakeQuantizeInt4(size, symmetric=config.symmetric)
+        made = FakeQuantizeInt4(size, symmetric=config.symmetric)
+        made.to(weight.device)
+        return made
     granularity, grid = str(config.granularity), _grid_of(config)
     if config.dynamic:
         axis = 0 if granularity == "per_channel" else None
         where: dict[str, Any] = {"granularity": granularity, "axis": axis, "group_size": size}
         if config.ternary:
-            return FakeQuantizeTernary(scale_dtype=scale_dtype, **where)
-        return FakeQuantize(mode="dynamic", scale_dtype=scale_dtype, **where, **grid)
+            made = FakeQuantizeTernary(scale_dtype=scale_dtype, **where)
+        else:
+            made = FakeQuantize(mode="dynamic", scale_dtype=scale_dtype, **where, **grid)
+        made.to(weight.device)
+        return made
     scales = weight.numel() // size if size is not None else weight.shape[0]
     where = {"granularity": "per_channel", "axis": 0, "channels": scales}
     observed = FakeQuantize(
@@ -344,7 +350,8 @@ def _of_activation(config: TensorConfig | None, scheme: QuantConfig, weight: Ten
         return LearnedFakeQuantize(per_sample=True, **grid, **_kept_as(weight, scheme))
     if config.dynamic:
         where: dict[str, Any] = {"granularity": str(config.granularity)}
-        return FakeQuantize(mode="dynamic", group_size=config.group_size, **where, **grid)
+        dynamic = FakeQuantize(mode="dynamic", group_size=config.group_size, **where, **grid)
+        return dynamic.to(weight.device)
     constant = AVERAGING_CONSTANT if scheme.observer == "moving_average" else None
     observed = FakeQuantize(mode="observed", averaging_constant=constant, **grid)
     # Evaluation before the first batch raises an error, and in a graph gives NaN.

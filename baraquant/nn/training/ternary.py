@@ -15,7 +15,7 @@ class FakeQuantizeTernary(FakeQuantize):
     The scale is ``mean(abs(w))`` of the values that share it, 1 where all are 0; the integers are
     ``clamp(rint(w / scale), -1, 1)``. The mean comes from an exact sum of integers, so that its
     bits are the same on every device. The gradient goes straight through the rounding, and through
-    the clamp: weights beyond the scale are trained too. Buffers: none.
+    the clamp: weights beyond the scale are trained too.
 
     Args:
         granularity: ``per_tensor``, ``per_channel`` or ``per_group``.

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""A training that is stopped and resumed from its state has the bits of one that was not.
+
+A state that comes from a model that was prepared otherwise is refused, by name.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import baraquant
+from baraquant import W4A8, W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import nn as bnn
+from baraquant.configs import Config
+from tests.support import cases
+from tests.support.models.every_layer import Every
+from tests.support.models.training_models import (
+    SCHEMES,
+    activation_configs,
+    weight_configs,
+)
+
+CONFIGS: dict[str, Config] = {
+    **SCHEMES,
+    "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
+    "static weight": QuantConfig(
+        TensorConfig(8, dynamic=False), TensorConfig(8, "per_tensor", dynamic=False)
+    ),
+    "static groups": QuantConfig(
+        TensorConfig(4, "per_group", False, group_size=4, dynamic=False),
+        TensorConfig(8, "per_tensor", False, dynamic=False),
+    ),
+    "running range": W8A8Static(),
+    "factors": W4A8(4),
+    "learned groups": QuantConfig(TensorConfig(4, "per_group", group_size=4, learned=True)),
+    "rotated": W8A8(rotate=8),
+    "rounded scales": QuantConfig(TensorConfig(4), scale_dtype="bfloat16"),
+    "master": W8A8(master="bfloat16"),
+    "stochastic": W8A8(backward="int8", rounding="stochastic"),
+}
+
+
+def product() -> dict[str, Config]:
+    """Every kind of weight with every kind of input, as far as they go together."""
+    found = {}
+    for weight in weight_configs((4,)):
+        for activation in activation_configs():
+            try:
+                config = QuantConfig(weight, activation)
+            except (NotImplementedError, ValueError):
+                continue
+            found[str(config)] = config
+    return found
+
+
+PRODUCT = product()
+
+
+class Net(nn.Module):
+    """An embedding, a convolution, and linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.conv = nn.Embedding(11, 8), nn.Conv1d(8, 8, 3, padding=1)
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 4, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.table(input[..., 0].long()) * input[..., 1:]
+        x = self.conv(x.transpose(1, 2)).transpose(1, 2).relu()
+        return self.head(self.body(x).relu())
+
+
+STEPS = 6
+# Observes at first, then rounds, then freezes its ranges.
+PHASES: dict[int, Callable[[nn.Module], None]] = {
+    0: bnn.disable_fake_quant,
+    2: bnn.enable_fake_quant,
+    4: bnn.disable_observer,
+}
+
+
+def batch(step: int) -> Tensor:
+    generator = cases.generator(step)
+    index = torch.randint(11, (3, 5, 1), generator=generator)
+    numbers = torch.randn(3, 5, 8, generator=generator)
+    # Only zeros in the first batch, and one number that is not finite later.
+    numbers = numbers * (0.0 if step == 0 else 1.0)
+    numbers[0, 0, 0] += float("inf") if step == 3 else 0.0
+    return torch.cat([index, numbers], -1)
+
+
+def start(config: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Net()
+    baraquant.qat.prepare_(model, config, progress=False)
+    return model, torch.optim.AdamW(model.parameters(), 0.01)
+
+
+def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    outputs = []
+    for step in steps:
+        if step in PHASES:
+            model.apply(PHASES[step])
+        optimizer.zero_grad()
+        output = model(batch(step))
+        outputs.append(output.detach().clone())
+        loss = output.square().mean()
+        loss.backward()
+        if loss.isfinite():  # as a gradient scaler decides
+            optimizer.step()
+    return outputs
+
+
+def by_file(
+    model: nn.Module, optimizer: torch.optim.Optimizer, fresh: tuple[Any, Any], folder: Path
+) -> None:
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    for one, key in zip(fresh, ("model", "optimizer"), strict=True):
+        one.load_state_dict(state[key])
+
+
+def by_distributed_checkpoint(
+    model: nn.Module, optimizer: torch.optim.Optimizer, fresh: tuple[Any, Any], folder: Path
+) -> None:
+    names = ("model", "optimizer")
+    state = dict(zip(names, get_state_dict(model, optimizer), strict=True))
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    state = dict(zip(names, get_state_dict(*fresh), strict=True))
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    of_model, of_optimizer = state["model"], state["optimizer"]
+    set_state_dict(*fresh, model_state_dict=of_model, optim_state_dict=of_optimizer)
+
+
+def results(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> dict[str, Any]:
+    """Everything that the rest of a training gives, from a step on."""
+    found: dict[str, Any] = dict(enumerate(run(model, optimizer, range(first, STEPS))))
+    found |= model.state_dict()
+    with torch.no_grad():
+        found["evaluated"] = model.eval()(batch(1))
+        baraquant.qat.convert_(model)
+        found["served"] = model(batch(1))
+    return found
+
+
+def check(config: Config, stop: int, resume: Any, folder: Path) -> None:
+    model, optimizer = start(config)
+    run(model, optimizer, range(stop))
+    fresh = start(config)
+    resume(model, optimizer, fresh, folder)
+    random = torch.get_rng_state()
+    wanted = results(model, optimizer, stop)
+    torch.set_rng_state(random)
+    got = results(*fresh, stop)
+    assert got.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        same = torch.equal(got[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
+        assert same and got[name].dtype == tensor.dtype, name
+
+
+@pytest.mark.parametrize("stop", range(STEPS))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_bits_of_a_training_that_was_not_stopped(name: str, stop: int, tmp_path: Path) -> None:
+    check(CONFIGS[name], stop, by_file, tmp_path)
+
+
+# While nothing is rounded, and after that. PyTorch's tools want an optimizer's state of each
+# parameter, and a scale that rounds nothing has none.
+@pytest.mark.parametrize(
+    ("name", "stop"), [*(("w8a8", 1), ("static", 1), ("w8a8", 4), ("static", 5), ("learned", 3))]
+)
+def test_distributed_checkpoints(name: str, stop: int, tmp_path: Path) -> None:
+    check(CONFIGS[name], stop, by_distributed_checkpoint, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PRODUCT)
+def test_every_configuration_at_every_step(name: str, tmp_path: Path) -> None:
+    for stop in range(STEPS):
+        check(PRODUCT[name], stop, by_file, tmp_path)
+
+
+def linear(config: Config, training: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8))
+    baraquant.qat.prepare_(model, config, progress=False)
+    model.train(training)(torch.randn(4, 16))
+    return model
+
+
+INT8, TOKENS = TensorConfig(8), TensorConfig(8, "per_token")
+WEIGHT, INPUT = "0.weight_fake_quant", "0.input_fake_quant"
+OTHERS: dict[str, tuple[Config, Config, str]] = {
+    "asymmetric static": (W8A8Static(symmetric=False), W8A8Static(), INPUT),
+    "symmetric static": (W8A8Static(), W8A8Static(symmetric=False), INPUT),
+    "bits of weights": (W8A8(), QuantConfig(TensorConfig(4), TOKENS), WEIGHT),
+    "bits of inputs": (W8A8(), QuantConfig(INT8, TensorConfig(4, "per_token")), INPUT),
+    "group size": (W4A8(4), W4A8(8), WEIGHT),
+    "observed groups": (
+        QuantConfig(TensorConfig(4, "per_group", group_size=4, dynamic=False)),
+        QuantConfig(TensorConfig(4, "per_group", group_size=8, dynamic=False)),
+        WEIGHT,
+    ),
+    "granularity": (W8A8(), QuantConfig(TensorConfig(8, "per_tensor"), TOKENS), WEIGHT),
+    "learned": (
+        QuantConfig(INT8, TensorConfig(8, "per_tensor", learned=True)),
+        W8A8Static(),
+        INPUT,
+    ),
+    "static": (
+        W8A8Static(),
+        QuantConfig(INT8, TensorConfig(8, "per_tensor", learned=True)),
+        INPUT,
+    ),
+    "dynamic": (W8A8(), W8A8Static(), INPUT),
+    "rotated": (W8A8(rotate=8), W8A8(), "0"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_of_another_preparation_is_refused(name: str) -> None:
+    source, target, path = OTHERS[name]
+    state, model = linear(source).state_dict(), linear(target)
+    quantizer = model.get_submodule(path)
+    before = {key: tensor.clone() for key, tensor in quantizer.state_dict().items()}
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=rf"{path}: expected .*, but got .*configuration"):
+            model.load_state_dict(state, strict=strict)
+        assert all(torch.equal(quantizer.state_dict()[key], t) for key, t in before.items())
+
+
+def test_a_state_without_the_entries() -> None:
+    """As PyTorch's observers give it: it is loaded where it can have one meaning alone."""
+    for config in (W8A8(), W8A8Static(symmetric=False), CONFIGS["learned"]):
+        state = linear(config).state_dict()
+        left_out = ("scheme", "saw_zeros")
+        state = {name: t for name, t in state.items() if not name.endswith(left_out)}
+        model = linear(config)
+        model.load_state_dict(state)
+
+
+def test_a_switch_that_a_state_does_not_name() -> None:
+    model = linear(W8A8())
+    state = {key: t for key, t in model.state_dict().items() if "fake_quant" not in key}
+    model.load_state_dict(state)
+    model.apply(bnn.disable_fake_quant)
+    with pytest.raises(RuntimeError, match=r"Missing.*weight_fake_quant.fake_quant_enabled"):
+        model.load_state_dict(state)
+    assert not model[0].weight_fake_quant._rounds
+
+
+def test_a_zero_point_that_a_symmetric_module_has_not() -> None:
+    state = bnn.FakeQuantize(mode="observed", symmetric=False).state_dict()
+    state["zero_point"].fill_(3)
+    del state["scheme"]
+    with pytest.raises(RuntimeError, match=r"zero_point: expected a zero point in \[0, 0\].* 3"):
+        bnn.FakeQuantize(mode="observed").load_state_dict(state)
+
+
+def test_memory_that_was_empty_gets_the_state() -> None:
+    for config in (W8A8(), W8A8Static(), CONFIGS["learned"]):
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(16, 8))
+            baraquant.qat.prepare_(model, config, progress=False)
+        model.to_empty(device="cpu")
+        wanted = linear(config).state_dict()
+        for name, tensor in model.state_dict().items():
+            if name.endswith("scheme") or (config == W8A8() and name.endswith("enabled")):
+                assert torch.equal(tensor, wanted[name]), name
+
+
+def test_integers_take_only_integers_that_they_hold() -> None:
+    model = Every().quantize()
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() or name.startswith("norm."):  # PyTorch's own
+            continue
+        wrong = [tensor.double() + 0.7]
+        if tensor.element_size() < 4:
+            wrong.append(torch.full_like(tensor, 300, dtype=torch.int16))
+        for other in wrong:
+            with pytest.raises(RuntimeError, match=rf"{name}: expected .*, but got .*alike"):
+                model.load_state_dict({name: other}, strict=False)
+        assert torch.equal(model.state_dict()[name], tensor)
+        model.load_state_dict({name: tensor.long()}, strict=False)
+        with pytest.raises(RuntimeError, match=f"{name}: expected"):
+            model.load_state_dict({name: tensor.short()}, strict=False, assign=True)
