@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks of fields and arguments; the errors name the class or function, and the field."""
 
+from ._table import shown
+
 MAX_ROTATION = 32768  # the largest block of baraquant.ops.hadamard
 
 
@@ -51,5 +53,5 @@ def check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(
             f"{type(config).__name__}: expected {name} to be one of {', '.join(choices)}, "
-            f"but got {value!r}"
+            f"but got {shown(value)}"
         )

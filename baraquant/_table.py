@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -12,6 +13,16 @@ def some(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and how many there are besides."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return the start of ``repr(value)``; the rest of a long value is not formatted at all."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class Table:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._table import some
 from ..export.compressed_tensors.config import CtConfig
 from ..export.compressed_tensors.scheme import Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
@@ -29,7 +29,7 @@ from ..workflow.layers import further_names, layer_of, weights_of
 from ..workflow.replace import put_at, take_over
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.view import paths_of, replace_inference_tensors
-from ._versions import IS_5, mark_loaded
+from ._versions import IS_5, ask_for_missing, mark_loaded, stop_telling
 from ._writer import WritesCompressedTensors, note_ties
 
 
@@ -223,13 +223,17 @@ class FolderQuantizer(WritesCompressedTensors):
     Args:
         quantization_config: The object of ``config.json``.
         parsed: The same, checked.
+        allow_missing: Whether transformers may make tensors that the folder lacks.
     """
 
     caller = CALLER
     requires_calibration = True  # a floating folder cannot be loaded with this configuration
 
-    def __init__(self, quantization_config: Any, parsed: CtConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, quantization_config: Any, parsed: CtConfig, allow_missing: bool, **kwargs: Any
+    ) -> None:
         super().__init__(quantization_config, **kwargs)
+        self._allows_missing = allow_missing
         self._parsed = parsed
         self._slots: dict[str, Slot] = {}
         self._ties: list[tuple[str, str]] = []
@@ -258,20 +262,30 @@ class FolderQuantizer(WritesCompressedTensors):
         self._headers = Headers.read(checkpoint_files, model.base_model_prefix, CALLER)
         self._check_headers(model)
         self._take_ties(model)
+        if not self._allows_missing:
+            ask_for_missing(model, self._refuse_missing)
         return model
+
+    def _refuse_missing(self, names: Iterable[str]) -> None:
+        slots = {path for slot in self._slots.values() for path in slot.paths}
+        missing = sorted(name for name in names if name.rpartition(".")[0] not in slots)
+        if missing:
+            raise ValueError(
+                f"{CALLER}: {some(missing, 3)}: expected in the folder, but it is missing; "
+                "use_for_compressed_tensors(allow_missing=True) lets transformers make it"
+            )
 
     def _scheme(self, model: Any, paths: list[str], module: nn.Module) -> Scheme | None:
         """Return the scheme of a module, under the names that it may have in the folder."""
         if not weights_of(module) or not paths[0]:
             return None  # an expression may match containers and norms, which have no weights
         found: dict[str, Scheme] = {}
-        unignored = replace(self._parsed, ignore=())
         for path in paths:
             for name in _names_in_folder(model, path):
                 scheme = self._parsed.scheme_of(name, module)
                 if scheme is not None:
                     found[path] = scheme
-                elif unignored.scheme_of(name, module) is not None:
+                elif any(self._parsed.schemes.find(name, module)):
                     return None
         if not found:
             return None
@@ -291,7 +305,7 @@ class FolderQuantizer(WritesCompressedTensors):
             for name in slot.wanted:
                 self._headers.check(f"{path}.{name}", slot._buffers[name], CALLER)
         stored = self._headers.quantized()
-        stored -= {path for path in stored if _is_of_head(model, path, stored)}
+        stored -= _of_head(model, stored, stored)
         if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
             known = {
                 name
@@ -348,12 +362,13 @@ class FolderQuantizer(WritesCompressedTensors):
         """
         stored = _of_integers(unexpected_keys)
         rest = {path for path in stored if not _is_beside_base(model, path)}
-        rest -= {path for path in rest if _is_of_head(model, path, set(self._slots))}
+        rest -= _of_head(model, rest, set(self._slots))
         if rest and len(self._headers.quantized()) == 0:
             raise _without_slot(min(rest))
         return unexpected_keys
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        stop_telling(model)
         self._fill_from_ties(model)
         for path, slot in self._slots.items():
             missing = slot.missing()
@@ -403,15 +418,18 @@ def _without_slot(path: str) -> ValueError:
     )
 
 
-def _is_of_head(model: Any, path: str, stored: set[str]) -> bool:
-    """Whether a layer of the folder belongs to a part that this model does not have by design."""
+def _of_head(model: Any, paths: set[str], stored: set[str]) -> set[str]:
+    """Return the paths of the folder's layers that this model does not have by design."""
     prefix = model.base_model_prefix
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    if any(re.search(pattern, f"{path}.weight") for pattern in ignored):
-        return True
-    if not prefix or hasattr(model, prefix) or path.startswith(f"{prefix}."):
-        return False
-    return any(other.startswith(f"{prefix}.") for other in stored)
+    is_base = bool(prefix) and not hasattr(model, prefix)
+    has_base = is_base and any(path.startswith(f"{prefix}.") for path in stored)
+    return {
+        path
+        for path in paths
+        if any(re.search(pattern, f"{path}.weight") for pattern in ignored)
+        or (has_base and not path.startswith(f"{prefix}."))
+    }
 
 
 def _is_beside_base(model: Any, path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 from transformers.quantizers import auto
@@ -53,7 +54,9 @@ class FolderConfig(TheirConfig):  # type: ignore[misc]
 FolderConfig.__name__ = TheirConfig.__name__
 
 
-def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
+def use_for_compressed_tensors(
+    on: bool = True, *, allow_missing: bool = False
+) -> AbstractContextManager[Any]:
     """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
 
     transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
@@ -71,12 +74,15 @@ def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
 
     Args:
         on: False gives the format back to transformers' own reader.
+        allow_missing: True lets transformers make a tensor that a folder lacks, such as a new head
+            to be trained, with its initial values and a warning. Tensors of quantized layers must
+            be there.
 
     Returns:
         A context manager that restores the reader that was there before.
 
     Raises:
-        TypeError: ``on`` is not a bool.
+        TypeError: An argument is not a bool.
 
     Example:
         >>> import baraquant.transformers
@@ -84,10 +90,11 @@ def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
         ...     pass  # model = AutoModelForCausalLM.from_pretrained(folder)
     """
     check_bool("use_for_compressed_tensors", "on", on)
+    check_bool("use_for_compressed_tensors", "allow_missing", allow_missing)
     before = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
     if on:
         cast_scales_of_slots()
-    _use((FolderConfig, _reader) if on else _THEIRS)
+    _use((FolderConfig, partial(_reader, allow_missing)) if on else _THEIRS)
     back = ExitStack()
     back.callback(_use, before)
     return back
@@ -97,7 +104,7 @@ def _use(reader: tuple[Any, Any]) -> None:
     _CONFIGS[METHOD], _QUANTIZERS[METHOD] = reader
 
 
-def _reader(config: Any, **kwargs: Any) -> Any:
+def _reader(allow_missing: bool, config: Any, **kwargs: Any) -> Any:
     """Return the quantizer for a folder, or transformers' own where it is to be dequantized."""
     if getattr(config, "dequantize", False) or not getattr(config, "run_compressed", True):
         theirs = _THEIRS[0].from_dict(config.to_dict())
@@ -110,4 +117,5 @@ def _reader(config: Any, **kwargs: Any) -> Any:
             f"{CALLER}: expected a folder in the format {METHOD}, but it holds a floating model; "
             "to quantize it while it is loaded, give BaraquantConfig(scheme)"
         )
-    return FolderQuantizer(config, read_config(config.to_dict(), CALLER), **kwargs)
+    parsed = read_config(config.to_dict(), CALLER)
+    return FolderQuantizer(config, parsed, allow_missing, **kwargs)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..._fields import check_bool
 from ..._packages import need
 from ...workflow.view import makes_normal_tensors
 from .._folder import check_absent, new_folder
@@ -130,7 +131,10 @@ def to_compressed_tensors(
 
 @makes_normal_tensors
 def from_compressed_tensors(
-    model: nn.Module | Callable[[], nn.Module], folder: str | os.PathLike[str]
+    model: nn.Module | Callable[[], nn.Module],
+    folder: str | os.PathLike[str],
+    *,
+    allow_missing: bool = False,
 ) -> nn.Module:
     """Load a folder of compressed-tensors into a float model, which becomes a quantized one.
 
@@ -147,6 +151,8 @@ def from_compressed_tensors(
             for weights that are discarded. A model on the meta device is filled too, on the CPU;
             what only its constructor could compute there is an error.
         folder: The folder.
+        allow_missing: True lets a tensor that the folder lacks keep the values that ``model`` has;
+            tensors of quantized layers must be there.
 
     Returns:
         The model.
@@ -158,4 +164,5 @@ def from_compressed_tensors(
         OSError: A file is missing or cannot be read.
         ImportError: safetensors is not installed.
     """
-    return load_folder(model, Path(folder), _FROM)
+    check_bool(_FROM, "allow_missing", allow_missing)
+    return load_folder(model, Path(folder), _FROM, allow_missing)

@@ -16,12 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._table import some
+from ..._table import shown, some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
 from ...workflow.serialization.meta import Built, check_constants, put, registered
-from ...workflow.serialization.tensor_file import Entry, parse_json, read_header, read_tensors
+from ...workflow.serialization.tensor_file import (
+    Entry,
+    on_meta,
+    parse_json,
+    read_header,
+    read_tensors,
+)
 from ...workflow.view import check_model
 from .config import CtConfig, read_config
 from .experts import Places, has_experts, in_files, places_of
@@ -211,7 +217,9 @@ def _with_scheme(one: StoredExperts, config: CtConfig) -> StoredExperts:
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
-def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
+def load_folder(
+    given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str, allow_missing: bool
+) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
     built = Built(given, caller)
     model = built.model
@@ -224,14 +232,14 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
         in_memory = Files(model, config)
         entries = in_memory.entries(stored)
         plan = _plan(model, config, entries, in_memory.quantized())
-        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in stored.items()}
+        metas = {name: on_meta(name, one.shape, one.dtype) for name, one in stored.items()}
         _build(plan, in_memory.values(metas), caller)
         for one in in_memory.quantized():
             one.built(metas, caller)
         quantized = {path: layer.module for layer in plan.values() for path in layer.paths}
         quantized |= {one.path: one.module for one in in_memory.quantized()}
         is_inside = inside(quantized)
-        _check_rest(model, plan, entries, is_inside)
+        _check_rest(model, plan, entries, is_inside, allow_missing)
         check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
         read = _read(folder, files, caller)
         values = in_memory.values(read)
@@ -240,7 +248,7 @@ def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller
         experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
         text = str(error).removeprefix(f"{caller}: ")
-        raise ValueError(f"{caller}: {text}") from error
+        raise ValueError(f"{caller}: {folder.name}: {text}") from error
     _place(built, plan, modules, experts, values, caller)
     return model
 
@@ -261,17 +269,19 @@ def read_folder_config(folder: Path, caller: str) -> CtConfig:
     try:
         config = parse_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
+        raise ValueError(
+            f"{caller}: {folder.name}: expected config.json to be JSON, but {error}"
+        ) from None
     given = config.get("quantization_config") if isinstance(config, dict) else None
     given = (
         config.get("compression_config") if given is None and isinstance(config, dict) else given
     )
     if given is None:
         raise ValueError(
-            f"{caller}: expected config.json with a quantization_config of {METHOD}, but it has "
-            "none: the folder holds a floating model"
+            f"{caller}: {folder.name}: expected config.json with a quantization_config of "
+            f"{METHOD}, but it has none: the folder holds a floating model"
         )
-    return read_config(given, caller)
+    return read_config(given, f"{caller}: {folder.name}")
 
 
 def _check_float(model: nn.Module, caller: str) -> None:
@@ -301,10 +311,15 @@ def _read_headers(folder: Path) -> dict[str, dict[str, Entry]]:
         raise ValueError(f"{_INDEX}: expected an object weight_map with the file of each tensor")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file:
-            raise ValueError(f"{_INDEX}: {name}: expected the name of a file, but got {file!r:.60}")
-    files = {file: _header(folder, file) for file in sorted(set(weight_map.values()))}
+            raise ValueError(
+                f"{_INDEX}: {name}: expected the name of a file, but got {shown(file)}"
+            )
+    names: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        names.setdefault(file, set()).add(name)
+    files = {file: _header(folder, file) for file in sorted(names)}
     for file, entries in files.items():
-        named = {name for name, home in weight_map.items() if home == file}
+        named = names[file]
         if named != entries.keys():
             name = min(named ^ entries.keys())
             where = "in the index only" if name in named else "in the file only"
@@ -340,13 +355,14 @@ def _plan(
     experts: list[StoredExperts],
 ) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
+    homes = {name.rpartition(".")[0] for name in entries}
     for path, module in model.named_modules(remove_duplicate=False):
         scheme = config.scheme_of(path, module)
         if scheme is None or is_experts(module):
             continue
         if layer_of(module) is None:
             # A target may be a class that also names modules without a weight of their own.
-            if not any(name.rpartition(".")[0] == path for name in entries):
+            if path not in homes:
                 continue
             raise ValueError(f"{path}: baraquant has no quantized {type(module).__name__}")
         plan.setdefault(id(module), _Layer(module, scheme, [])).paths.append(path)
@@ -405,6 +421,7 @@ def _check_rest(
     plan: dict[int, _Layer],
     entries: dict[str, Entry],
     is_inside: Callable[[str], bool],
+    allow_missing: bool,
 ) -> None:
     """Check the tensors outside of quantized layers: names, shapes and dtypes."""
     known = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
@@ -415,8 +432,10 @@ def _check_rest(
         names = tied.get(id(tensor), [name])
         stored: list[Entry | None]
         stored = [entries[n] for n in names if n in entries and not is_inside(n)]
-        for given in stored or [None]:
-            entry = _of_shape(name, given, tuple(tensor.shape), _hint(name, entries))
+        may_miss = allow_missing and not tensor.is_meta
+        hint = _hint(name, entries) or "; allow_missing=True keeps what a model has that is given"
+        for given in stored or ([] if may_miss else [None]):
+            entry = _of_shape(name, given, tuple(tensor.shape), hint)
             if entry.dtype != tensor.dtype:
                 convert = f"; convert the model first: model.to({entry.dtype})"
                 raise ValueError(

@@ -5,19 +5,76 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..._fields import check_bool
-from ..._table import Table
+from ..._table import Table, shown
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
 from .groups import FLOAT, as_pattern
 from .knapsack import Option, least_bytes, solve
 
 _CHOOSE, _PLOT = "baraquant.Sensitivity.choose", "baraquant.Sensitivity.plot"
+_FROM_DICT = "baraquant.Sensitivity.from_dict"
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_error(value: Any) -> bool:  # NB: NaN is none
+    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
+
+
+def _maps(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_one, value.values()))
+
+
+# What the dictionaries of a report hold.
+_WHOLE = {
+    "configs": _maps(lambda value: True),
+    "layers": lambda value: isinstance(value, list),
+    "left_out": _maps(_is_text),
+    "other_bytes": _is_count,
+    "of": lambda value: value in ("layer", "output"),
+}
+_OF_LAYER = {
+    "path": _is_text,
+    "paths": lambda value: isinstance(value, (list, tuple)) and all(map(_is_text, value)),
+    "kind": _is_text,
+    "parameters": _is_count,
+    "float_bytes": _is_count,
+    "bytes": _maps(_is_count),
+    "errors": _maps(_is_error),
+    "refused": _maps(_is_text),
+    "group": _is_count,
+}
+
+
+def _check(place: str, data: Any, kinds: Mapping[str, Callable[[Any], bool] | None]) -> None:
+    """Check that a dictionary has these members, each of its kind.
+
+    Raises:
+        ValueError: It has not.
+    """
+    if not isinstance(data, dict) or data.keys() != kinds.keys():
+        raise ValueError(
+            f"{_FROM_DICT}: {place}expected {', '.join(kinds)}, but got {shown(data, 200)}"
+        )
+    for name, is_one in kinds.items():
+        if is_one is not None and not is_one(data[name]):
+            raise ValueError(
+                f"{_FROM_DICT}: {place}expected {name} to be as to_dict writes it, but got "
+                f"{shown(data[name])}"
+            )
 
 
 @dataclass(frozen=True)
@@ -305,23 +362,37 @@ class Sensitivity(Table):
         """Return the report that :meth:`to_dict` wrote.
 
         Raises:
-            ValueError: It is no such dictionary, or one of a newer version.
+            ValueError: It is no such dictionary, or one of a newer version, or a value is of
+                another kind, such as an error that is negative or NaN. The message has its place.
         """
         known = isinstance(data, dict) and data.get("format") == _FORMAT
         if not known or data.get("version") != _VERSION:
             raise ValueError(
-                f"baraquant.Sensitivity.from_dict: expected a dictionary of to_dict, version "
-                f"{_VERSION}, but got {data!r:.80}"
+                f"{_FROM_DICT}: expected a dictionary of to_dict, version {_VERSION}, but got "
+                f"{shown(data)}"
             )
-        return cls(
-            {name: QuantConfig.from_dict(one) for name, one in data["configs"].items()},
-            tuple(
-                LayerSensitivity(**(one | {"paths": tuple(one["paths"])})) for one in data["layers"]
-            ),
-            dict(data["left_out"]),
-            data["other_bytes"],
-            data.get("of", "layer"),
-        )
+        _check("", data, {"format": None, "version": None, **_WHOLE})
+        configs = {}
+        for name, config in data["configs"].items():
+            try:
+                configs[name] = QuantConfig.from_dict(config)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{_FROM_DICT}: configs: {name}: {error}") from None
+        layers = []
+        for number, layer in enumerate(data["layers"]):
+            place = f"layers: {number}: "
+            _check(place, layer, _OF_LAYER)
+            if layer["path"] not in layer["paths"]:
+                raise ValueError(f"{_FROM_DICT}: {place}expected path to be one of its paths")
+            unknown = {*layer["bytes"], *layer["errors"], *layer["refused"]} - configs.keys()
+            if unknown or not layer["errors"].keys() <= layer["bytes"].keys():
+                raise ValueError(
+                    f"{_FROM_DICT}: {place}expected bytes, errors and refused of the configs, and "
+                    "bytes for each error"
+                )
+            layers.append(LayerSensitivity(**(layer | {"paths": tuple(layer["paths"])})))
+        other = data["other_bytes"], data["of"]
+        return cls(configs, tuple(layers), dict(data["left_out"]), *other)
 
     def plot(
         self, path: str | os.PathLike[str], choice: Mapping[str, QuantConfig | None] | None = None
