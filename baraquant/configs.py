@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from ._fields import check_bools, check_choice, check_int, check_rotation
-from ._table import shown, some
+from ._table import one_line, shown, some
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
 VERSION = 1  # of the dictionaries
@@ -81,7 +81,7 @@ class Config:
 
 
 def _listed(names: Any) -> str:
-    return some(sorted(map(str, names)), 20) or "none"
+    return one_line(some(sorted(map(str, names)), 20), 400) or "none"
 
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")

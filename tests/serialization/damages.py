@@ -124,11 +124,15 @@ class Contents:
     def is_kept_by(self, saved: Contents) -> bool:
         """Whether a save of the loaded model says the same.
 
-        A save has its own writer. It leaves out constants that the model lacks, and has the model's
+        A save has its own writer, and names the last dimension. It leaves out constants that the model lacks, and has the model's
         own of those with another shape, and the zeros that stand for a zero point that the file
         leaves out.
         """
         own, other = ({**c.config, "writer": "", "constants": {}} for c in (self, saved))
+        for module in self.config["modules"].values():
+            rounder = module["options"].get("input_fake_quant") or {}
+            if rounder.get("granularity") == "per_group" and rounder["axis"] is None:
+                rounder["axis"] = -1
         constants = set(self.config["constants"].values())
         unused = constants - set(saved.config["constants"].values())
         unused |= {n for n in constants - unused if self.tensors[n].shape != saved.tensors[n].shape}

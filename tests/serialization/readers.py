@@ -71,7 +71,7 @@ class Reader:
     def check_error(self, text: str) -> None:
         """Check the message of an error."""
         assert text.startswith(self.begin), text[:2000]
-        assert len(text) < 3000, text[:3000]
+        assert len(text) < 1100, text[:3000]
 
 
 class Folder(Reader):

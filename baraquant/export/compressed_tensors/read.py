@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._table import shown, some
+from ..._table import one_line, shown, some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
@@ -225,8 +225,8 @@ def load_folder(
     model = built.model
     check_model(model, caller)
     _check_float(model, caller)
-    config = read_folder_config(folder, caller)
     try:
+        config = read_folder_config(folder, caller)
         files = _read_headers(folder)
         stored = {name: entry for file in files.values() for name, entry in file.items()}
         in_memory = Files(model, config)
@@ -247,7 +247,7 @@ def load_folder(
         modules = _build(plan, values, caller)
         experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
-        text = str(error).removeprefix(f"{caller}: ")
+        text = one_line(str(error).removeprefix(f"{caller}: "))
         raise ValueError(f"{caller}: {folder.name}: {text}") from error
     _place(built, plan, modules, experts, values, caller)
     return model
@@ -269,19 +269,17 @@ def read_folder_config(folder: Path, caller: str) -> CtConfig:
     try:
         config = parse_json(path.read_bytes())
     except ValueError as error:
-        raise ValueError(
-            f"{caller}: {folder.name}: expected config.json to be JSON, but {error}"
-        ) from None
+        raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
     given = config.get("quantization_config") if isinstance(config, dict) else None
     given = (
         config.get("compression_config") if given is None and isinstance(config, dict) else given
     )
     if given is None:
         raise ValueError(
-            f"{caller}: {folder.name}: expected config.json with a quantization_config of "
-            f"{METHOD}, but it has none: the folder holds a floating model"
+            f"{caller}: expected config.json with a quantization_config of {METHOD}, but it has "
+            "none: the folder holds a floating model"
         )
-    return read_config(given, f"{caller}: {folder.name}")
+    return read_config(given, caller)
 
 
 def _check_float(model: nn.Module, caller: str) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..._fields import check_bool
@@ -22,59 +22,41 @@ _FROM_DICT = "baraquant.Sensitivity.from_dict"
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_error(value: Any) -> bool:  # NB: NaN is none
-    return type(value) in (int, float) and 0 <= value <= sys.float_info.max
-
-
 def _maps(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(is_one, value.values()))
 
 
-# What the dictionaries of a report hold.
-_WHOLE = {
-    "configs": _maps(lambda value: True),
-    "layers": lambda value: isinstance(value, list),
-    "left_out": _maps(_is_text),
-    "other_bytes": _is_count,
-    "of": lambda value: value in ("layer", "output"),
-}
-_OF_LAYER = {
-    "path": _is_text,
-    "paths": lambda value: isinstance(value, (list, tuple)) and all(map(_is_text, value)),
-    "kind": _is_text,
-    "parameters": _is_count,
-    "float_bytes": _is_count,
-    "bytes": _maps(_is_count),
-    "errors": _maps(_is_error),
-    "refused": _maps(_is_text),
-    "group": _is_count,
-}
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _check(place: str, data: Any, kinds: Mapping[str, Callable[[Any], bool] | None]) -> None:
-    """Check that a dictionary has these members, each of its kind.
+# What a dictionary holds for a field of this type. NB: NaN is no error.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": lambda value: type(value) is int and 0 <= value < 2**63,
+    "float": lambda value: type(value) in (int, float) and 0 <= value <= sys.float_info.max,
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "tuple[LayerSensitivity, ...]": lambda value: isinstance(value, list),
+    "dict[str, QuantConfig]": _maps(lambda value: True),
+    "dict[str, str]": _maps(_is_text),
+}
+_KINDS |= {f"dict[str, {name}]": _maps(_KINDS[name]) for name in ("int", "float")}
+
+
+def _check_fields(place: str, data: Any, of: type[Any], *more: str) -> None:
+    """Check that a dictionary has the fields of a class, each of its type, and some members more.
 
     Raises:
         ValueError: It has not.
     """
-    if not isinstance(data, dict) or data.keys() != kinds.keys():
-        raise ValueError(
-            f"{_FROM_DICT}: {place}expected {', '.join(kinds)}, but got {shown(data, 200)}"
-        )
-    for name, is_one in kinds.items():
-        if is_one is not None and not is_one(data[name]):
-            raise ValueError(
-                f"{_FROM_DICT}: {place}expected {name} to be as to_dict writes it, but got "
-                f"{shown(data[name])}"
-            )
+    types = {entry.name: str(entry.type) for entry in fields(of)}
+    if not isinstance(data, dict) or data.keys() != types.keys() | set(more):
+        names = ", ".join([*more, *types])
+        raise ValueError(f"{_FROM_DICT}: {place}expected {names}, but got {shown(data, 200)}")
+    for name, kind in types.items():
+        if not _KINDS[kind](data[name]):
+            got = shown(data[name])
+            raise ValueError(f"{_FROM_DICT}: {place}expected {name} to be {kind}, but got {got}")
 
 
 @dataclass(frozen=True)
@@ -371,17 +353,19 @@ class Sensitivity(Table):
                 f"{_FROM_DICT}: expected a dictionary of to_dict, version {_VERSION}, but got "
                 f"{shown(data)}"
             )
-        _check("", data, {"format": None, "version": None, **_WHOLE})
+        _check_fields("", data, cls, "format", "version")
+        if data["of"] not in ("layer", "output"):
+            raise ValueError(f"{_FROM_DICT}: expected of to be layer or output, but got another")
         configs = {}
         for name, config in data["configs"].items():
             try:
                 configs[name] = QuantConfig.from_dict(config)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{_FROM_DICT}: configs: {name}: {error}") from None
+                raise ValueError(f"{_FROM_DICT}: configs: {name:.80}: {error}") from None
         layers = []
         for number, layer in enumerate(data["layers"]):
             place = f"layers: {number}: "
-            _check(place, layer, _OF_LAYER)
+            _check_fields(place, layer, LayerSensitivity)
             if layer["path"] not in layer["paths"]:
                 raise ValueError(f"{_FROM_DICT}: {place}expected path to be one of its paths")
             unknown = {*layer["bytes"], *layer["errors"], *layer["refused"]} - configs.keys()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..._table import some
+from ..._table import one_line, some
 from ...nn.shared.subclassed import plain_type
 from ..fused_ops import with_fused_ops
 from ..layers import (
@@ -40,8 +39,6 @@ from .tensor_file import Entry, Header, import_safetensors, on_meta, read_header
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
-_LONGEST = 900  # characters of a message
-_HALF = 440
 
 
 @makes_normal_tensors
@@ -101,7 +98,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
             for path in manifest.channels_last:
                 modules[path].channels_last = modules[path].qweight.dim() > 3
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{_CALLER}: {file.name}: {_shown(str(error))}") from error
+        raise ValueError(f"{_CALLER}: {file.name}: {one_line(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
@@ -114,16 +111,6 @@ def _manifest(header: Header) -> Manifest:
             "configuration"
         )
     return parse_manifest(header.metadata["baraquant"])
-
-
-def _shown(text: str) -> str:
-    """Return a message in one line of bounded length; names of a file may be anything."""
-    text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", _cut(text))
-    return _cut(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_HALF]}...{text[-_HALF:]}"
 
 
 def _read(file: Path, header: Header, manifest: Manifest) -> dict[str, Tensor]:

@@ -247,17 +247,17 @@ def test_each_run_and_each_choice_is_the_same():
 
 LIES = {
     "other_bytes": [(-1, "expected other_bytes"), (1.0, "expected other_bytes")],
-    "of": [("x", "expected of to be"), ([], "expected of to be")],
+    "of": [([], "expected of to be str"), ("x", "expected of to be layer or output")],
     "configs": [([], "expected configs to be"), ({"a": {}}, "configs: a: QuantConfig: expected")],
     "left_out": [({"a": 1}, "expected left_out to be")],
     "layers": [({}, "expected layers"), ([{}], "layers: 0: expected path, paths, kind")],
-    "more": [(1, "expected format, version, configs, layers, left_out, other_bytes, of")],
+    "more": [(1, "expected format, version, configs, layers, left_out, other_bytes, of, but")],
 }
 LIES_OF_LAYERS = {
     "errors": [
         *(({"a": error}, "expected errors to be") for error in (-1.0, math.nan, math.inf, None)),
         ({"b": 1.0}, "expected bytes, errors and refused of the configs"),
-        ([], "expected errors to be as to_dict writes it"),
+        ([], r"expected errors to be dict\[str, float\], but got \[\]"),
     ],
     "bytes": [({"a": -1}, "expected bytes to"), ({}, "bytes for each error")],
     "group": [(-1, "expected group to"), (True, "expected group to")],
