@@ -77,7 +77,10 @@ class Config:
             else data[name]
             for name in names
         }
-        return kind(**values)
+        try:
+            return kind(**values)
+        except (TypeError, ValueError) as error:  # a value in it may be of any length
+            raise type(error)(one_line(str(error))) from None
 
 
 def _listed(names: Any) -> str:
