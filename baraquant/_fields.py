@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Checks of fields and arguments; the errors name the class or function, and the field."""
 
+from ._table import shown
+
 MAX_ROTATION = 32768  # the largest block of baraquant.ops.hadamard
 
 
@@ -47,5 +49,5 @@ def check_choice(config: object, name: str, choices: tuple[str, ...]) -> None:
     check_type(where, name, value, isinstance(value, str), "a str")
     if value not in choices:
         raise ValueError(
-            f"{where}: expected {name} to be one of {', '.join(choices)}, but got {value!r}"
+            f"{where}: expected {name} to be one of {', '.join(choices)}, but got {shown(value)}"
         )

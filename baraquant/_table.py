@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -12,6 +14,25 @@ def some(names: Sequence[str], most: int) -> str:
     """Return the first names of a list, and how many there are besides."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 80, 80
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """Return the start of ``repr(value)``; the rest of a long value is not formatted at all."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def one_line(text: str, most: int = 900) -> str:
+    """Return a message in one line of bounded length; names of a file may be anything."""
+    for _ in range(2):  # the second time what escapes have added
+        if len(text) > most:
+            text = f"{text[: most // 2 - 10]}...{text[10 - most // 2 :]}"
+        text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return text
 
 
 class Table:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 from ._fields import check_bools, check_choice, check_int, check_rotation, check_type
+from ._table import one_line, shown, some
 from .granularity import GRANULARITIES, Granularity, PerGroup
 
 VERSION = 1  # of the dictionaries
+_DEEPEST = 8  # configurations within configurations
 
 C = TypeVar("C", bound="Config")
 
@@ -45,18 +47,24 @@ class Config:
                 a value is invalid.
             TypeError: A value has another type, for example a list instead of the dictionary.
         """
+        return cls._read(data, _DEEPEST)
+
+    @classmethod
+    def _read(cls: type[C], data: Any, depth: int) -> C:
         if not isinstance(data, dict):
             raise TypeError(f"{cls.__name__}: expected a dict, but got {type(data).__name__}")
+        if depth == 0:
+            raise ValueError(f"{cls.__name__}: expected at most {_DEEPEST} levels of dictionaries")
         version, scheme = data.get("version"), data.get("scheme")
         if type(version) is not int or version != VERSION:
             raise ValueError(
-                f"{cls.__name__}: expected version {VERSION}, but got {version!r}; a newer "
+                f"{cls.__name__}: expected version {VERSION}, but got {shown(version)}; a newer "
                 "baraquant may have written it"
             )
         kind = cls.kinds.get(scheme) if isinstance(scheme, str) else None
         if kind is None or not issubclass(kind, cls):
             known = cls.scheme or ", ".join(cls.kinds)
-            raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {scheme!r}")
+            raise ValueError(f"{cls.__name__}: expected scheme {known}, but got {shown(scheme)}")
         names = {entry.name for entry in fields(kind)}
         given = data.keys() - {"scheme", "version"}
         if given != names:
@@ -64,14 +72,19 @@ class Config:
                 f"{kind.__name__}: expected the fields {_listed(names)}, but got {_listed(given)}"
             )
         values = {
-            name: Config.from_dict(data[name]) if isinstance(data[name], dict) else data[name]
+            name: Config._read(data[name], depth - 1)
+            if isinstance(data[name], dict)
+            else data[name]
             for name in names
         }
-        return kind(**values)
+        try:
+            return kind(**values)
+        except (TypeError, ValueError) as error:  # a value in it may be of any length
+            raise type(error)(one_line(str(error))) from None
 
 
 def _listed(names: Any) -> str:
-    return ", ".join(sorted(map(str, names))) or "none"
+    return one_line(some(sorted(map(str, names)), 20), 400) or "none"
 
 
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")

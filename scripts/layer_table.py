@@ -37,14 +37,19 @@ OF_CONV = {
 TYPES = {
     "tensor": "torch::Tensor",
     "bool": "bool",
-    "int": "int64_t",
-    "maybe_int": "std::optional<int64_t>",
     "index": "std::optional<int64_t>",
     "name": "std::string",
     "mode": "std::string",
     "dtype": "torch::Dtype",
     "rounder": "std::shared_ptr<FakeQuantizeImpl>",
 }
+TABLE = json.loads((ROOT / "baraquant" / "workflow" / "layers.json").read_text())
+LIMITS = {
+    f"{maybe}{name}": (*limits, bool(maybe))
+    for maybe in ("", "maybe_")
+    for name, limits in TABLE["limits"].items()
+}
+TYPES |= {n: "std::optional<int64_t>" if maybe else "int64_t" for n, (*_, maybe) in LIMITS.items()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Class:
             value = f"layer.options.{name}()"
         elif self.is_of_conv(name):
             value = f"layer.conv.{name}()"
-        return f"{'above_zero' if self.kinds[name][0] == 'maybe_int' else 'json_of'}({value})"
+        return f"{'above_zero' if self.kinds[name][0] == 'maybe_size' else 'json_of'}({value})"
 
     def made(self, value: Callable[[Argument], str]) -> str:
         """The options, each with a value."""
@@ -122,8 +127,7 @@ class Class:
 
 def classes() -> tuple[list[Class], Class, dict[str, str]]:
     """The classes that C++ has, what rounds an input, and texts about arguments."""
-    table = json.loads((ROOT / "baraquant" / "workflow" / "layers.json").read_text())
-    found = []
+    table, found = TABLE, []
     for layer in LAYERS:
         for name in table["layers"][layer]:
             entry = table["classes"][name]
@@ -157,7 +161,7 @@ def givens(found: list[Class]) -> Iterator[str]:
     """The struct that holds the options of any of these layers, and the list of its fields."""
     types: dict[str, str] = {}
     for a in (argument for one in found for argument in one.arguments):
-        is_plain = a.kind in ("int", "dtype")
+        is_plain = TYPES[a.kind] in ("int64_t", TYPES["dtype"])
         types[a.name] = f"std::optional<{TYPES[a.kind]}>" if is_plain else TYPES[a.kind]
     yield "// The options of any of these layers; what a layer does not have is undefined or false."
     yield "struct Given {"
@@ -179,7 +183,16 @@ def _stored(argument: Argument) -> str:
 
 
 def forms(found: list[Class], rounder: Class) -> Iterator[str]:
-    """The functions of csrc/files/form_table.cpp."""
+    """The constants and functions of csrc/files/form_table.cpp."""
+    used = {kind for one in (*found, rounder) for kind, *_ in one.kinds.values()}
+    for kind in (kind for kind in LIMITS if kind in used):
+        least, most, maybe = LIMITS[kind]
+        words = f"a whole number in [{least}, {most}]{' or null' if maybe else ''}"
+        check = f"is_whole<{least}, {most}, {json.dumps(maybe)}>"
+        yield f'constinit const Kind {_constant(kind)} = {{{check}, "{words}"}};'
+    rules = ", ".join(f'{{"{n}", "{d}", "{v}"}}' for n, (d, v) in TABLE["stored"].items())
+    yield "\nconst std::vector<TensorRule>& tensor_rules() {"
+    yield f"static const std::vector<TensorRule> all = {{{rules}}};\nreturn all;\n}}\n"
     yield "const std::vector<Form>& form_table() {\nstatic const std::vector<Form> all = {"
     for one in found:
         tensors = ", ".join(f'{{"{n}", {json.dumps(r)}}}' for n, r in one.tensors.items())
@@ -205,8 +218,12 @@ def forms(found: list[Class], rounder: Class) -> Iterator[str]:
 
 
 def _options(one: Class) -> str:
-    kinds = {name: kind.title().replace("_", "") for name, (kind, *_) in one.kinds.items()}
-    return ", ".join(f'{{"{name}", k{kind}}}' for name, kind in kinds.items())
+    kinds = {name: _constant(kind) for name, (kind, *_) in one.kinds.items()}
+    return ", ".join(f'{{"{name}", {kind}}}' for name, kind in kinds.items())
+
+
+def _constant(kind: str) -> str:
+    return f"k{kind.title().replace('_', '')}"
 
 
 def _read(one: Class) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from transformers.quantizers import auto
 from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
 from .._fields import check_bool
+from .._table import some
 from ..export.compressed_tensors.config import CtConfig, read_config
 from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
@@ -35,7 +36,7 @@ from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.transaction import replace_inference_tensors
 from ..workflow.view import paths_of
-from ._versions import IS_5, cast_scales_of_slots, mark_loaded
+from ._versions import IS_5, ask_for_missing, cast_scales_of_slots, mark_loaded, stop_telling
 from ._writer import WritesCompressedTensors, note_ties
 
 CALLER = "from_pretrained"  # the public function, for messages
@@ -222,13 +223,17 @@ class FolderQuantizer(WritesCompressedTensors):
     Args:
         quantization_config: The object of ``config.json``.
         parsed: The same, checked.
+        allow_missing: Whether transformers may make tensors that the folder lacks.
     """
 
     caller = CALLER
     requires_calibration = True  # a floating folder cannot be loaded with this configuration
 
-    def __init__(self, quantization_config: Any, parsed: CtConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, quantization_config: Any, parsed: CtConfig, allow_missing: bool, **kwargs: Any
+    ) -> None:
         super().__init__(quantization_config, **kwargs)
+        self._allows_missing = allow_missing
         self._parsed = parsed
         self._slots: dict[str, Slot] = {}
         self._ties: list[tuple[str, str]] = []
@@ -257,20 +262,30 @@ class FolderQuantizer(WritesCompressedTensors):
         self._headers = Headers.read(checkpoint_files, self._parsed, model.base_model_prefix)
         self._check_headers(model)
         self._take_ties(model)
+        if not self._allows_missing:
+            ask_for_missing(model, self._refuse_missing)
         return model
+
+    def _refuse_missing(self, names: Iterable[str]) -> None:
+        slots = {path for slot in self._slots.values() for path in slot.paths}
+        missing = sorted(name for name in names if name.rpartition(".")[0] not in slots)
+        if missing:
+            raise ValueError(
+                f"{CALLER}: {some(missing, 3)}: expected in the folder, but it is missing; "
+                "use_for_compressed_tensors(allow_missing=True) lets transformers make it"
+            )
 
     def _scheme(self, model: Any, paths: list[str], module: nn.Module) -> Scheme | None:
         """Return the scheme of a module, under the names that it may have in the folder."""
         if not weights_of(module) or not paths[0]:
             return None  # an expression may match containers and norms, which have no weights
         found: dict[str, Scheme] = {}
-        unignored = replace(self._parsed, ignore=())
         for path in paths:
             for name in _names_in_folder(model, path):
                 scheme = self._parsed.scheme_of(name, module)
                 if scheme is not None:
                     found[path] = scheme
-                elif unignored.scheme_of(name, module) is not None:
+                elif any(self._parsed.schemes.find(name, module)):
                     return None
         if found and layer_of(module) is None:
             raise ValueError(
@@ -288,10 +303,14 @@ class FolderQuantizer(WritesCompressedTensors):
             for name in slot.wanted:
                 self._headers.check(f"{path}.{name}", slot._buffers[name])
         stored = self._headers.quantized()
-        stored -= {path for path in stored if _is_of_head(model, path, stored)}
-        paths = [path for slot in self._slots.values() for path in slot.paths]
-        if len(stored) > len(paths):
-            known = {name for path in paths for name in _names_in_folder(model, path)}
+        stored -= _of_head(model, stored, stored)
+        if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
+            known = {
+                name
+                for slot in self._slots.values()
+                for path in slot.paths
+                for name in _names_in_folder(slot.model, path)
+            }
             raise _without_slot(min(stored - known or stored))
 
     def _take_ties(self, model: Any) -> None:
@@ -341,12 +360,13 @@ class FolderQuantizer(WritesCompressedTensors):
         """
         stored = _of_integers(unexpected_keys)
         rest = {path for path in stored if not _is_beside_base(model, path)}
-        rest -= {path for path in rest if _is_of_head(model, path, set(self._slots))}
+        rest -= _of_head(model, rest, set(self._slots))
         if rest and len(self._headers.quantized()) == 0:
             raise _without_slot(min(rest))
         return unexpected_keys
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        stop_telling(model)
         self._fill_from_ties(model)
         for path, slot in self._slots.items():
             missing = slot.missing()
@@ -396,15 +416,18 @@ def _without_slot(path: str) -> ValueError:
     )
 
 
-def _is_of_head(model: Any, path: str, stored: set[str]) -> bool:
-    """Whether a layer of the folder belongs to a part that this model does not have by design."""
+def _of_head(model: Any, paths: set[str], stored: set[str]) -> set[str]:
+    """Return the paths of the folder's layers that this model does not have by design."""
     prefix = model.base_model_prefix
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    if any(re.search(pattern, f"{path}.weight") for pattern in ignored):
-        return True
-    if not prefix or hasattr(model, prefix) or path.startswith(f"{prefix}."):
-        return False
-    return any(other.startswith(f"{prefix}.") for other in stored)
+    is_base = bool(prefix) and not hasattr(model, prefix)
+    has_base = is_base and any(path.startswith(f"{prefix}.") for path in stored)
+    return {
+        path
+        for path in paths
+        if any(re.search(pattern, f"{path}.weight") for pattern in ignored)
+        or (has_base and not path.startswith(f"{prefix}."))
+    }
 
 
 def _is_beside_base(model: Any, path: str) -> bool:
@@ -474,7 +497,9 @@ class FolderConfig(TheirConfig):  # type: ignore[misc]
 FolderConfig.__name__ = TheirConfig.__name__
 
 
-def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
+def use_for_compressed_tensors(
+    on: bool = True, *, allow_missing: bool = False
+) -> AbstractContextManager[Any]:
     """Let ``from_pretrained`` load folders of compressed-tensors as baraquant's layers.
 
     transformers itself decompresses such weights and imitates the rounding of inputs; baraquant's
@@ -492,12 +517,15 @@ def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
 
     Args:
         on: False gives the format back to transformers' own reader.
+        allow_missing: True lets transformers make a tensor that a folder lacks, such as a new head
+            to be trained, with its initial values and a warning. Tensors of quantized layers must
+            be there.
 
     Returns:
         A context manager that restores the reader that was there before.
 
     Raises:
-        TypeError: ``on`` is not a bool.
+        TypeError: An argument is not a bool.
 
     Example:
         >>> import baraquant.transformers
@@ -505,10 +533,11 @@ def use_for_compressed_tensors(on: bool = True) -> AbstractContextManager[Any]:
         ...     pass  # model = AutoModelForCausalLM.from_pretrained(folder)
     """
     check_bool("use_for_compressed_tensors", "on", on)
+    check_bool("use_for_compressed_tensors", "allow_missing", allow_missing)
     before = _CONFIGS[METHOD], _QUANTIZERS[METHOD]
     if on:
         cast_scales_of_slots()
-    _use((FolderConfig, _reader) if on else _THEIRS)
+    _use((FolderConfig, partial(_reader, allow_missing)) if on else _THEIRS)
     back = ExitStack()
     back.callback(_use, before)
     return back
@@ -518,7 +547,7 @@ def _use(reader: tuple[Any, Any]) -> None:
     _CONFIGS[METHOD], _QUANTIZERS[METHOD] = reader
 
 
-def _reader(config: Any, **kwargs: Any) -> Any:
+def _reader(allow_missing: bool, config: Any, **kwargs: Any) -> Any:
     """Return the quantizer for a folder, or transformers' own where it is to be dequantized."""
     if getattr(config, "dequantize", False) or not getattr(config, "run_compressed", True):
         theirs = _THEIRS[0].from_dict(config.to_dict())
@@ -531,4 +560,5 @@ def _reader(config: Any, **kwargs: Any) -> Any:
             f"{CALLER}: expected a folder in the format {METHOD}, but it holds a floating model; "
             "to quantize it while it is loaded, give BaraquantConfig(scheme)"
         )
-    return FolderQuantizer(config, read_config(config.to_dict(), CALLER), **kwargs)
+    parsed = read_config(config.to_dict(), CALLER)
+    return FolderQuantizer(config, parsed, allow_missing, **kwargs)

@@ -58,12 +58,33 @@ def tell_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
     vars(model)[_MAKES_MISSING] = make
 
 
+def ask_for_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
+    """Let transformers tell which tensors the files lack, after it has tied what it ties.
+
+    Args:
+        model: The model. :func:`stop_telling` takes the change back.
+        tell: Gets the names.
+    """
+    theirs = getattr(model, _ADJUSTS_MISSING, None)
+    if theirs is None:
+        return
+
+    def adjust(*args: Any, **kwargs: Any) -> Any:
+        result = theirs(*args, **kwargs)
+        tell(args[0].missing_keys if IS_5 else result[0])
+        return result
+
+    vars(model)[_ADJUSTS_MISSING] = adjust
+
+
 def stop_telling(model: nn.Module) -> None:
-    """Take back what :func:`tell_missing` changed."""
-    vars(model).pop(_MAKES_MISSING, None)
+    """Take back what :func:`tell_missing` and :func:`ask_for_missing` changed."""
+    for name in (_MAKES_MISSING, _ADJUSTS_MISSING):
+        vars(model).pop(name, None)
 
 
 _MAKES_MISSING = "_move_missing_keys_from_meta_to_cpu"
+_ADJUSTS_MISSING = "_adjust_missing_and_unexpected_keys"
 
 
 def cast_scales_of_slots() -> None:

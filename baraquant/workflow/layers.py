@@ -250,8 +250,15 @@ def layer_of_converted(module: nn.Module) -> Layer | None:
     """Return the kind of layer that a converted module replaces; None if it is not converted."""
     form = form_of(module)
     rows = [layer for layer in LAYERS if form in layer.forms]
-    is_conv1d = bool(getattr(module, "transposed", False))
+    is_conv1d = is_transposed(module)
     return next((row for row in rows if isinstance(row, TransformersConv1D) is is_conv1d), None)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a float or converted linear layer has the inputs in the first dimension."""
+    if is_converted(module):
+        return bool(getattr(module, "transposed", False))
+    return isinstance(layer_of(module), TransformersConv1D)
 
 
 # ---- What modules have besides, and of what PyTorch computes their tensors ----------------------

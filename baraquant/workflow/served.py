@@ -17,7 +17,11 @@ scripts/layer_table.py writes the C++ side. For each class it says:
 
 A class may name another one with the same entry. ``layers`` lists the classes that each kind of
 float layer may become, ``registered`` what every layer of :func:`baraquant.register_layer` has, and
-``rounder`` what is stored of a :class:`baraquant.nn.FakeQuantize` that rounds an input.
+``rounder`` what is stored of a :class:`baraquant.nn.FakeQuantize` that rounds an input. ``limits``
+are kinds of whole numbers, each with the least and the largest; ``maybe_`` before such a kind
+allows null too. ``stored`` says of each tensor, by the first end that its name has, its dtype
+(``scale``: float32, or float64 in a float64 layer; ``bias``: that of the layer or of its scales)
+and its values (:meth:`Form.check_values`).
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import nn as bnn
+from .._table import shown
 from ..configs import integer_range
-from ..nn import FakeQuantize, WeightOnlyInt4Linear
+from ..nn import FakeQuantize
 from ..nn.inference.weights import Int4Factors
 from ..nn.shared.convolution import is_channels_last
 from ..nn.training.freeze import check_scale, frozen
@@ -210,7 +215,6 @@ def served_experts(prepared: bnn.FakeQuantizedExperts) -> bnn.QuantizedExperts:
 # ---- How a served layer is stored ---------------------------------------------------------------
 
 _INPUT = "input_fake_quant"
-_GROUPS = {"group_factor": (1, 16), "group_zero_point": (0, 15)}
 _FLOATS = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16
 )}  # fmt: skip
@@ -239,12 +243,14 @@ class Form:
         tensors: The constructor's tensors by their names in the state dict; True if required.
         takes_place: Whether the constructor takes all tensors as a mapping, and the float module
             that it replaces as ``like``, of which it keeps everything except the weights.
+        is_registered: Whether it is a class of a user, who chooses the dtypes of its tensors.
     """
 
     module: type[nn.Module]
     options: Mapping[str, Kind]
     tensors: Mapping[str, bool]
     takes_place: bool = False
+    is_registered: bool = False
 
     def read(self, module: nn.Module) -> dict[str, Any]:
         """Return the options of a module as plain data.
@@ -260,7 +266,7 @@ class Form:
         for name, value in values.items():
             if not self.options[name].is_valid(value):
                 expected = self.options[name].expected
-                raise ValueError(f"expected {name} to be {expected}, but got {value!r:.80}")
+                raise ValueError(f"expected {name} to be {expected}, but got {shown(value)}")
 
     def parse(self, options: Any) -> dict[str, Any]:
         """Return the constructor's arguments for options read from a file, checked.
@@ -270,7 +276,7 @@ class Form:
         """
         if not isinstance(options, dict) or options.keys() != self.options.keys():
             got = sorted(options) if isinstance(options, dict) else options
-            raise ValueError(f"expected the options {sorted(self.options)}, but got {got!r:.80}")
+            raise ValueError(f"expected the options {sorted(self.options)}, but got {shown(got)}")
         self._check_options(options)
         return {name: self.options[name].parse(value) for name, value in options.items()}
 
@@ -289,6 +295,13 @@ class Form:
             ValueError: A tensor is missing or unknown, or does not fit.
             TypeError: A tensor has another dtype.
         """
+        module = self._build(options, tensors, like)
+        self.check_kinds(module)
+        return module
+
+    def _build(
+        self, options: dict[str, Any], tensors: dict[str, Tensor], like: nn.Module
+    ) -> nn.Module:
         for name, required in self.tensors.items():
             if required and name not in tensors:
                 raise ValueError(f"expected a tensor {name}, but there is none")
@@ -303,6 +316,47 @@ class Form:
         if unknown:
             raise ValueError(f"expected the tensors {sorted(self.tensors)}, but got {min(unknown)}")
         return self.module(**own, **options)
+
+    def check_kinds(self, module: nn.Module) -> None:
+        """Check what a module's own constructor leaves open; the module may be on the meta device.
+
+        Raises:
+            ValueError: A tensor has a dtype with which the layer does not compute, or what rounds
+                the input has no scale for each of its features, groups or tokens.
+        """
+        if self.is_registered:
+            return
+        scale = torch.promote_types(module.dtype, torch.float32)
+        known = {
+            "int8": [torch.int8],
+            "uint8": [torch.uint8],
+            "integer": [torch.int32],  # constructors make it that
+            "scale": [scale],
+            "bias": [module.dtype, scale],
+        }
+        for name, tensor in self._own(module).items():
+            rule = _rule_of(name)
+            if rule is not None and tensor.dtype not in known[rule[0]]:
+                words = " or ".join(dict.fromkeys(str(dtype) for dtype in known[rule[0]]))
+                raise ValueError(f"expected {name} to be {words}, but got {tensor.dtype}")
+        rounder = getattr(module, _INPUT, None)
+        if not isinstance(rounder, FakeQuantize) or rounder.mode != "fixed":
+            return
+        features = getattr(module, "in_features", None)
+        size = 1 if rounder.granularity == "per_token" else features
+        if rounder.granularity == "per_group" and features is not None:
+            size = -(-features // rounder.group_size)
+        shape = rounder.scale.shape
+        if rounder.granularity != "per_tensor" and size is not None and shape[-1:] != (size,):
+            raise ValueError(
+                f"expected {_INPUT}.scale to have {size} in its last dimension, but got "
+                f"{list(shape)}"
+            )
+
+    def _own(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors of a module without those that a subclass has besides."""
+        tensors = module.state_dict().items()
+        return {n: t for n, t in tensors if n in self.tensors or n.startswith(f"{_INPUT}.")}
 
     def integers(self) -> list[str]:
         """Return the names of the tensors of weights."""
@@ -339,35 +393,38 @@ class Form:
             ValueError: A tensor is missing, an integer does not fit its width, or a scale is not
                 finite and > 0.
         """
-        own = module.state_dict()
-        weight, input = integer_range(module.weight_bits), integer_range(getattr(module, "bits", 8))
+        self.check_kinds(module)
+        own = self._own(module)
+        limits = {
+            "weight": integer_range(module.weight_bits),
+            "input": integer_range(getattr(module, "bits", 8)),
+            "factor": (1, 16),
+            "four_bits": (0, 15),
+        }
         for name, required in self.tensors.items():
-            tensor = own.get(name)
-            if tensor is None and required:
+            if required and own.get(name) is None:
                 raise ValueError(
                     f"expected {type(module).__name__} to have a tensor {name}, but it has "
                     f"{', '.join(own) or 'none'}"
                 )
-            if tensor is None or name.endswith("bias"):
-                continue
-            if name in _GROUPS:
-                check_within(name, tensor, _GROUPS[name])
-            elif name.endswith(("qweight", "weight_zero_point")):
-                check_within(name, tensor, weight)
-            elif name == "packed" and isinstance(module, WeightOnlyInt4Linear):
-                if module.weight_bits < 4:  # four bits hold no other numbers
-                    check_within(name, module.qweight, weight)
-            elif name.endswith("zero_point"):
-                check_within(name, tensor, input)
-            elif name.endswith(("scale", "smooth")):
+        for name, tensor in own.items():
+            values = (_rule_of(name) or ("", "any"))[1]
+            if values == "positive":
                 _check_positive(name, tensor)
+            elif values == "levels":
+                rounder = module.get_submodule(name.rpartition(".")[0])
+                check_within(name, tensor, (rounder.quant_min, rounder.quant_max))
+            elif values in limits:
+                check_within(name, tensor, limits[values])
+            elif values == "packed" and module.weight_bits < 4:  # four bits hold no others
+                check_within(name, module.qweight, limits["weight"])
         if isinstance(module, Int4Factors):
             module.check_products()
-        rounder = getattr(module, _INPUT, None)
-        if isinstance(rounder, FakeQuantize) and f"{_INPUT}.scale" in own:
-            limits = rounder.quant_min, rounder.quant_max
-            check_within(f"{_INPUT}.zero_point", rounder.zero_point, limits)
-            _check_positive(f"{_INPUT}.scale", rounder.scale)
+
+
+def _rule_of(name: str) -> tuple[str, str] | None:
+    """Return the dtype and the values of a tensor; None for one that the table does not know."""
+    return next((rule for end, rule in TABLE["stored"].items() if name.endswith(end)), None)
 
 
 def check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
@@ -395,13 +452,18 @@ def _check_positive(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
 
 
-def _is_int(value: Any) -> bool:
-    """Return whether a value is an integer of 64 bits, and not a bool."""
-    return type(value) is int and -(2**63) <= value < 2**63
+def _is_int(value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> bool:
+    """Return whether a value is an integer within limits, and not a bool."""
+    return type(value) is int and least <= value <= most
 
 
 def _is_sizes(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 3 and all(map(_is_int, value))
+    limits = TABLE["limits"]["count"]
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= 3
+        and all(_is_int(size, *limits) for size in value)
+    )
 
 
 def _is_plain(value: Any) -> bool:
@@ -442,13 +504,27 @@ def _is_rounder(value: Any) -> bool:
     )
 
 
-_INDEX = Kind(lambda v: v is None or _is_int(v), "a whole number or null")
+def _whole(least: int, most: int) -> Kind:
+    return Kind(lambda v: _is_int(v, least, most), f"a whole number in [{least}, {most}]")
+
+
+def _maybe(kind: Kind) -> Kind:
+    """Return a kind that may be null, and is null in a file where the module has 0."""
+    return replace(
+        kind,
+        is_valid=lambda value: value is None or kind.is_valid(value),
+        expected=f"{kind.expected} or null",
+        plain=lambda value: value or None,
+    )
+
+
+_WHOLE = {name: _whole(*limits) for name, limits in TABLE["limits"].items()}
 _SIZES = Kind(_is_sizes, "one to three whole numbers", _listed, _tupled)
 KINDS = {
     "bool": Kind(lambda value: type(value) is bool, "true or false"),
-    "int": Kind(_is_int, "a whole number"),
-    "index": _INDEX,
-    "maybe_int": replace(_INDEX, plain=lambda value: value or None),  # above 0
+    **_WHOLE,
+    **{f"maybe_{name}": _maybe(kind) for name, kind in _WHOLE.items()},
+    "index": Kind(lambda v: v is None or _is_int(v), "a whole number or null"),
     "name": Kind(lambda value: isinstance(value, str), "a name"),
     "maybe_name": Kind(lambda v: v is None or isinstance(v, str), "a name or null"),
     "mode": Kind(lambda value: value in ("fixed", "dynamic"), "fixed or dynamic"),
@@ -498,4 +574,5 @@ def form_of_registered(
     """
     entry = TABLE["registered"]
     own = {name: KINDS["rounder" if name == _INPUT else "plain"] for name in options}
-    return Form(module, _kinds_of(entry) | own, entry["tensors"] if tensors is None else tensors)
+    tensors = entry["tensors"] if tensors is None else tensors
+    return Form(module, _kinds_of(entry) | own, tensors, is_registered=True)

@@ -166,16 +166,45 @@ void check_rest(const State& wanted, const Manifest& manifest, const Tensors& me
   }
 }
 
+std::string place_of(const at::Tensor& tensor) {
+  const void* place = tensor.numel() > 0 && !tensor.is_meta() ? tensor.const_data_ptr()
+                                                              : tensor.unsafeGetTensorImpl();
+  return c10::str(place, " ", dtype_name(tensor.scalar_type()), " ", tensor.sizes(), " ",
+                  tensor.strides());
+}
+
+// Check that the file shares, besides what the model shares, only tensors of one kind: parameters
+// of the same name in their modules, or tensors of quantized layers.
+void check_shared_tensors(const State& state, const Paths& paths, const Manifest& manifest,
+                          const Inside& is_inside) {
+  std::map<std::string, std::string> places;
+  for (const auto& [name, tensor] : state) places[name] = place_of(tensor);
+  const auto leaf_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  const auto is_parameter = [&](const std::string& name) {
+    const size_t dot = name.rfind('.');
+    const auto* owner = paths.find(name.substr(0, dot == std::string::npos ? 0 : dot));
+    return owner != nullptr && !is_inside(name) &&
+           owner->named_parameters(false).contains(leaf_of(name));
+  };
+  for (const auto& [alias, name] : manifest.shared_tensors) {
+    const bool are_alike =
+        leaf_of(alias) == leaf_of(name) &&
+        ((is_inside(alias) && is_inside(name)) || (is_parameter(alias) && is_parameter(name)));
+    const auto own = places.find(alias), first = places.find(name);
+    const bool are_one =
+        own != places.end() && first != places.end() && own->second == first->second;
+    if (are_alike || are_one) continue;
+    fail(alias, ": expected a tensor of its own, as in the model, but the file has that of ", name);
+  }
+}
+
 // Check that the tensors that the model shares are one tensor of the file. The values are copied
 // into the model's tensors, so this holds for buffers too, which Python replaces.
 void check_ties(const State& wanted, const Manifest& manifest, const Tensors& metas) {
   std::map<std::string, std::vector<std::string>> groups;  // by the place in memory
   std::vector<const std::vector<std::string>*> ordered;
   for (const auto& [name, tensor] : wanted) {
-    const void* place = tensor.numel() > 0 ? tensor.const_data_ptr() : tensor.unsafeGetTensorImpl();
-    const std::string key = c10::str(place, " ", dtype_name(tensor.scalar_type()), " ",
-                                     tensor.sizes(), " ", tensor.strides());
-    const auto [group, is_new] = groups.try_emplace(key);
+    const auto [group, is_new] = groups.try_emplace(place_of(tensor));
     if (is_new) ordered.push_back(&group->second);
     group->second.push_back(name);
   }
@@ -305,11 +334,13 @@ void check_fits(const torch::nn::Module& model, const Paths& paths, const Manife
     }
   }
   const Inside is_inside(manifest);
+  const State state = state_of(model);
   State wanted;
-  for (const auto& [name, tensor] : state_of(model)) {
+  for (const auto& [name, tensor] : state) {
     if (!is_inside(name)) wanted.emplace_back(name, tensor);
   }
   check_rest(wanted, manifest, metas, is_inside);
+  check_shared_tensors(state, paths, manifest, is_inside);
   check_ties(wanted, manifest, metas);
 }
 

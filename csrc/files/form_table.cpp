@@ -5,17 +5,41 @@
 
 namespace baraquant::files {
 
+constinit const Kind kWidth = {is_whole<2, 8, false>, "a whole number in [2, 8]"};
+constinit const Kind kCount = {is_whole<0, 2147483647, false>, "a whole number in [0, 2147483647]"};
+constinit const Kind kSize = {is_whole<1, 2147483647, false>, "a whole number in [1, 2147483647]"};
+constinit const Kind kLevel = {is_whole<-16777216, 16777216, false>,
+                               "a whole number in [-16777216, 16777216]"};
+constinit const Kind kMaybeSize = {is_whole<1, 2147483647, true>,
+                                   "a whole number in [1, 2147483647] or null"};
+constinit const Kind kMaybeAxis = {is_whole<-1, -1, true>, "a whole number in [-1, -1] or null"};
+
+const std::vector<TensorRule>& tensor_rules() {
+  static const std::vector<TensorRule> all = {{"input_fake_quant.scale", "scale", "positive"},
+                                              {"input_fake_quant.zero_point", "integer", "levels"},
+                                              {"qweight", "int8", "weight"},
+                                              {"packed", "uint8", "packed"},
+                                              {"group_factor", "uint8", "factor"},
+                                              {"group_zero_point", "uint8", "four_bits"},
+                                              {"act_zero_point", "integer", "input"},
+                                              {"zero_point", "integer", "weight"},
+                                              {"scale", "scale", "positive"},
+                                              {"smooth", "scale", "positive"},
+                                              {"bias", "bias", "any"}};
+  return all;
+}
+
 const std::vector<Form>& form_table() {
   static const std::vector<Form> all = {
       {"QuantizedLinear",
        "Linear",
        {{"symmetric", kBool},
-        {"bits", kInt},
+        {"bits", kWidth},
         {"granularity", kName},
-        {"weight_bits", kInt},
+        {"weight_bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt}},
+        {"rotate", kMaybeSize}},
        {{"qweight", true}, {"weight_scale", true}, {"bias", false}, {"smooth", false}},
        is<nn::QuantizedLinearImpl>,
        [](const torch::nn::Module& module) -> Options {
@@ -43,11 +67,11 @@ const std::vector<Form>& form_table() {
        }},
       {"StaticQuantizedLinear",
        "Linear",
-       {{"bits", kInt},
-        {"weight_bits", kInt},
+       {{"bits", kWidth},
+        {"weight_bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt}},
+        {"rotate", kMaybeSize}},
        {{"qweight", true},
         {"weight_scale", true},
         {"act_scale", true},
@@ -78,12 +102,12 @@ const std::vector<Form>& form_table() {
        }},
       {"WeightOnlyLinear",
        "Linear",
-       {{"group_size", kMaybeInt},
+       {{"group_size", kMaybeSize},
         {"input_fake_quant", kRounder},
-        {"weight_bits", kInt},
+        {"weight_bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt}},
+        {"rotate", kMaybeSize}},
        {{"qweight", true}, {"weight_scale", true}, {"bias", false}, {"weight_zero_point", false}},
        is<nn::WeightOnlyLinearImpl>,
        [](const torch::nn::Module& module) -> Options {
@@ -109,13 +133,13 @@ const std::vector<Form>& form_table() {
        }},
       {"WeightOnlyInt4Linear",
        "Linear",
-       {{"in_features", kInt},
-        {"group_size", kMaybeInt},
+       {{"in_features", kCount},
+        {"group_size", kMaybeSize},
         {"input_fake_quant", kRounder},
-        {"weight_bits", kInt},
+        {"weight_bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt}},
+        {"rotate", kMaybeSize}},
        {{"packed", true}, {"weight_scale", true}, {"bias", false}, {"weight_zero_point", false}},
        is<nn::WeightOnlyInt4LinearImpl>,
        [](const torch::nn::Module& module) -> Options {
@@ -143,12 +167,12 @@ const std::vector<Form>& form_table() {
        }},
       {"QuantizedInt4Linear",
        "Linear",
-       {{"group_size", kInt},
-        {"in_features", kInt},
-        {"bits", kInt},
+       {{"group_size", kSize},
+        {"in_features", kCount},
+        {"bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt},
+        {"rotate", kMaybeSize},
         {"symmetric", kBool},
         {"granularity", kName}},
        {{"packed", true},
@@ -184,12 +208,12 @@ const std::vector<Form>& form_table() {
        }},
       {"StaticQuantizedInt4Linear",
        "Linear",
-       {{"group_size", kInt},
-        {"in_features", kInt},
-        {"bits", kInt},
+       {{"group_size", kSize},
+        {"in_features", kCount},
+        {"bits", kWidth},
         {"dtype", kDtype},
         {"transposed", kBool},
-        {"rotate", kMaybeInt}},
+        {"rotate", kMaybeSize}},
        {{"packed", true},
         {"weight_scale", true},
         {"group_factor", true},
@@ -223,9 +247,9 @@ const std::vector<Form>& form_table() {
        }},
       {"QuantizedEmbedding",
        "Embedding",
-       {{"weight_bits", kInt},
+       {{"weight_bits", kWidth},
         {"dtype", kDtype},
-        {"group_size", kMaybeInt},
+        {"group_size", kMaybeSize},
         {"padding_idx", kIndex}},
        {{"qweight", true}, {"weight_scale", true}, {"weight_zero_point", false}},
        is<nn::QuantizedEmbeddingImpl>,
@@ -248,11 +272,11 @@ const std::vector<Form>& form_table() {
        }},
       {"QuantizedConv2d",
        "Conv2d",
-       {{"weight_bits", kInt},
+       {{"weight_bits", kWidth},
         {"dtype", kDtype},
-        {"group_size", kMaybeInt},
+        {"group_size", kMaybeSize},
         {"input_fake_quant", kRounder},
-        {"groups", kInt},
+        {"groups", kSize},
         {"padding_mode", kName},
         {"stride", kSizes},
         {"padding", kPadding},
@@ -295,8 +319,9 @@ const std::vector<Form>& form_table() {
 
 const std::vector<Option>& rounder_table() {
   static const std::vector<Option> all = {
-      {"mode", kMode},     {"granularity", kName}, {"group_size", kMaybeInt}, {"axis", kIndex},
-      {"quant_min", kInt}, {"quant_max", kInt},    {"symmetric", kBool}};
+      {"mode", kMode},      {"granularity", kName}, {"group_size", kMaybeSize},
+      {"axis", kMaybeAxis}, {"quant_min", kLevel},  {"quant_max", kLevel},
+      {"symmetric", kBool}};
   return all;
 }
 

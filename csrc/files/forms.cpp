@@ -10,6 +10,8 @@
 #include "api/nn/int4.h"
 #include "files/layers.h"
 #include "files/text.h"
+#include "frame/checks.h"
+#include "nn/layer_arguments.h"
 
 namespace baraquant::files {
 namespace {
@@ -32,13 +34,58 @@ void check_positive(const std::string& name, const at::Tensor& tensor) {
   fail(name, ": expected finite numbers > 0, but it holds others");
 }
 
-void check_rounder(const torch::nn::Module& module) {
+// The rule of a tensor; null for one that the table does not know.
+const TensorRule* rule_of(std::string_view name) {
+  for (const TensorRule& rule : tensor_rules()) {
+    if (name.ends_with(rule.end)) return &rule;
+  }
+  return nullptr;
+}
+
+// The dtypes that a tensor of a layer may have.
+std::vector<c10::ScalarType> dtypes_of(const TensorRule& rule, c10::ScalarType layer) {
+  const auto scale = layer == at::kDouble ? at::kDouble : at::kFloat;
+  if (rule.dtype == "int8") return {at::kChar};
+  if (rule.dtype == "uint8") return {at::kByte};
+  if (rule.dtype == "integer") return {at::kInt};  // constructors make it that
+  if (rule.dtype == "bias" && layer != scale) return {layer, scale};
+  return {scale};
+}
+
+const nn::FakeQuantizeImpl* rounder_in(const torch::nn::Module& module) {
   const auto* layer = dynamic_cast<const nn::DequantizedLayer*>(&module);
-  const auto rounder = layer != nullptr ? layer->input_fake_quant : nullptr;
-  if (rounder == nullptr || !rounder->scale.defined()) return;
-  check_within("input_fake_quant.zero_point", rounder->zero_point, rounder->quant_min(),
-               rounder->quant_max());
-  check_positive("input_fake_quant.scale", rounder->scale);
+  return layer != nullptr ? layer->input_fake_quant.get() : nullptr;
+}
+
+// Check that what rounds an input has a scale for each of its features, groups or tokens.
+void check_rounder(const Form& form, const torch::nn::Module& module) {
+  const nn::FakeQuantizeImpl* rounder = rounder_in(module);
+  if (rounder == nullptr || rounder->options.mode() != "fixed") return;
+  const std::string& granularity = rounder->options.granularity();
+  const bool is_linear = form.layer == "Linear";
+  if (granularity == "per_tensor" || (granularity != "per_token" && !is_linear)) return;
+  const int64_t features = dynamic_cast<const nn::QuantizedLayer&>(module).weight_sizes()[1];
+  const int64_t size = granularity == "per_token" ? 1
+                       : granularity == "per_group"
+                           ? nn::groups_of(features, *rounder->options.group_size())
+                           : features;
+  const auto shape = rounder->scale.sizes();
+  if (!shape.empty() && shape.back() == size) return;
+  fail("expected input_fake_quant.scale to have ", size, " in its last dimension, but got ", shape);
+}
+
+// Check what a module's own constructor leaves open; the module may be on the meta device.
+void check_kinds(const Form& form, const torch::nn::Module& module) {
+  const auto dtype = dynamic_cast<const nn::QuantizedLayer&>(module).dtype();
+  for (const auto& [name, tensor] : state_of(module)) {
+    const TensorRule* rule = rule_of(name);
+    if (rule == nullptr) continue;
+    const auto wanted = dtypes_of(*rule, dtype);
+    if (std::ranges::find(wanted, tensor.scalar_type()) != wanted.end()) continue;
+    fail("expected ", name, " to be ", dtype_name(wanted.front()), " in a layer of ",
+         dtype_name(dtype), ", but got ", dtype_name(tensor.scalar_type()));
+  }
+  check_rounder(form, module);
 }
 
 }  // namespace
@@ -105,41 +152,38 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
   for (const auto& [name, _] : tensors) {
     if (!known.contains(name)) fail("expected no tensor ", name, ", but there is one");
   }
-  return form.make(options, tensors);
+  const auto module = form.make(options, tensors);
+  check_kinds(form, *module);
+  return module;
 }
 
 void check_values(const Form& form, const torch::nn::Module& module) {
-  Tensors own;
-  for (const auto& [name, tensor] : state_of(module)) own[name] = tensor;
+  check_kinds(form, module);
   const auto& layer = dynamic_cast<const nn::QuantizedLayer&>(module);
-  const int64_t weight = int64_t{1} << (layer.weight_bits() - 1);
+  const auto own = state_of(module);
+  for (const auto& [name, is_required] : form.tensors) {
+    const auto has_name = [&, &name = name](const auto& one) { return one.first == name; };
+    if (!is_required || std::ranges::any_of(own, has_name)) continue;
+    fail("expected ", form.name, " to have a tensor ", name, ", but it has none");
+  }
   const Options options = form.read(module);
   const int64_t bits = options.contains("bits") ? value_of<int64_t>(options, "bits") : 8;
-  const int64_t input = int64_t{1} << (bits - 1);
-  for (const auto& [name, is_required] : form.tensors) {
-    const auto found = own.find(name);
-    if (found == own.end()) {
-      if (!is_required) continue;
-      fail("expected ", form.name, " to have a tensor ", name, ", but it has none");
-    }
-    if (name == "packed") {
-      if (layer.weight_bits() < 4) {  // four bits hold no other numbers
-        check_within(name, layer.int8_weight(), -weight, weight - 1);
-      }
-    } else if (name == "group_factor") {
-      check_within(name, found->second, 1, 16);
-    } else if (name == "group_zero_point") {
-      check_within(name, found->second, 0, 15);
-    } else if (name == "qweight" || name == "weight_zero_point") {
-      check_within(name, found->second, -weight, weight - 1);
-    } else if (name.ends_with("zero_point")) {
-      check_within(name, found->second, -input, input - 1);
-    } else if (name.ends_with("scale") || name.ends_with("smooth")) {
-      check_positive(name, found->second);
+  const int64_t weight = int64_t{1} << (layer.weight_bits() - 1), input = int64_t{1} << (bits - 1);
+  const nn::FakeQuantizeImpl* rounder = rounder_in(module);
+  for (const auto& [name, tensor] : own) {
+    const TensorRule* rule = rule_of(name);
+    const std::string_view values = rule != nullptr ? rule->values : "any";
+    if (values == "positive") check_positive(name, tensor);
+    if (values == "weight") check_within(name, tensor, -weight, weight - 1);
+    if (values == "input") check_within(name, tensor, -input, input - 1);
+    if (values == "factor") check_within(name, tensor, 1, 16);
+    if (values == "four_bits") check_within(name, tensor, 0, 15);
+    if (values == "levels") check_within(name, tensor, rounder->quant_min(), rounder->quant_max());
+    if (values == "packed" && layer.weight_bits() < 4) {  // four bits hold no other numbers
+      check_within(name, layer.int8_weight(), -weight, weight - 1);
     }
   }
   if (const auto* int4 = dynamic_cast<const nn::Int4Linear*>(&module)) int4->check_products();
-  check_rounder(module);
 }
 
 }  // namespace baraquant::files

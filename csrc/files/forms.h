@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,16 @@ struct Form {
   std::shared_ptr<torch::nn::Module> (*make)(const Options& options, const Tensors& tensors);
 };
 
-// The forms of all classes of converted modules that C++ has. This and what follows of a rounder is
-// in form_table.cpp, which a program writes.
+// What a tensor holds whose name has an end: its dtype and its values, in the table's words, which
+// forms.cpp and Python's forms.py explain.
+struct TensorRule {
+  std::string_view end, dtype, values;
+};
+
+// The rules in their order: the first one that fits a name holds. This and what follows, the forms of
+// all classes of converted modules that C++ has and what is stored of a rounder, are in
+// form_table.cpp, which a program writes.
+const std::vector<TensorRule>& tensor_rules();
 const std::vector<Form>& form_table();
 // The options of a module that rounds an input.
 const std::vector<Option>& rounder_table();
@@ -70,8 +79,8 @@ std::shared_ptr<torch::nn::Module> build(const Form& form, const Options& option
 
 // Check the values in a module's tensors.
 //
-// Throws c10::ValueError: a tensor is missing, an integer does not fit its width, or a scale is not
-// finite and > 0.
+// Throws c10::ValueError: a tensor is missing or has another dtype, an integer does not fit its
+// width, or a scale is not finite and > 0.
 void check_values(const Form& form, const torch::nn::Module& module);
 
 }  // namespace baraquant::files

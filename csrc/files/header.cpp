@@ -16,6 +16,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr uint64_t kLongestHeader = 100'000'000;  // as in safetensors itself
 
+constexpr size_t kMostSizes = 64;  // of a shape, as in PyTorch
+
 constexpr const char* kConfiguration = "baraquant";  // its name in the metadata
 
 struct NamedDtype {
@@ -168,7 +170,7 @@ std::string_view stored_name(c10::ScalarType dtype) {
 }
 
 std::optional<std::vector<int64_t>> sizes_of(const Json& value) {
-  if (!value.is<Json::List>()) return std::nullopt;
+  if (!value.is<Json::List>() || value.get<Json::List>().size() > kMostSizes) return std::nullopt;
   std::vector<int64_t> sizes;
   for (const Json& entry : value.get<Json::List>()) {
     const auto size = entry.integer();

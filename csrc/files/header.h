@@ -48,7 +48,7 @@ Header read_header(const InputFile& file);
 // How safetensors names a dtype; empty if a file cannot hold it.
 std::string_view stored_name(c10::ScalarType dtype);
 
-// The value as a list of nonnegative integers of 64 bits, if it is one.
+// The value as a list of at most 64 nonnegative integers of 64 bits, if it is one.
 std::optional<std::vector<int64_t>> sizes_of(const Json& value);
 
 // The product of sizes, times a factor; nothing if 64 bits do not hold it.

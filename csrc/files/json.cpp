@@ -192,35 +192,38 @@ class Parser {
   int depth_ = 0;
 };
 
-// Append the entries of a list or an object, with commas between them.
+// Append the entries of a list or an object, with commas between them, until the text is long.
 template <typename Entries, typename F>
-void append_all(std::string& text, const Entries& entries, const F& append_one) {
+void append_all(std::string& text, size_t most, const Entries& entries, const F& append_one) {
   bool is_first = true;
   for (const auto& entry : entries) {
+    if (text.size() > most) return;
     if (!is_first) text += ", ";
     is_first = false;
     append_one(entry);
   }
 }
 
-void append(std::string& text, const Json& value) {
+// Append a value; of one that is longer than `most` only the beginning, and then anything.
+void append(std::string& text, const Json& value, size_t most) {
   if (value.is_null()) {
     text += "null";
   } else if (value.is<bool>()) {
     text += value.get<bool>() ? "true" : "false";
   } else if (value.is<Json::Number>()) {
-    text += value.get<Json::Number>().text;
+    text += value.get<Json::Number>().text.substr(0, most);
   } else if (value.is<std::string>()) {
-    text += quote(value.get<std::string>());
+    text += quote(std::string_view(value.get<std::string>()).substr(0, most));
   } else if (value.is<Json::List>()) {
     text += '[';
-    append_all(text, value.get<Json::List>(), [&](const Json& one) { append(text, one); });
+    append_all(text, most, value.get<Json::List>(),
+               [&](const Json& one) { append(text, one, most); });
     text += ']';
   } else {
     text += '{';
-    append_all(text, value.get<Json::Object>(), [&](const auto& one) {
-      text += quote(one.first) + ": ";
-      append(text, one.second);
+    append_all(text, most, value.get<Json::Object>(), [&](const auto& one) {
+      text += quote(std::string_view(one.first).substr(0, most)) + ": ";
+      append(text, one.second, most);
     });
     text += '}';
   }
@@ -285,12 +288,13 @@ std::string quote(std::string_view text) {
 
 std::string dump(const Json& value) {
   std::string text;
-  append(text, value);
+  append(text, value, std::string::npos);
   return text;
 }
 
 std::string shown(const Json& value) {
-  std::string text = dump(value);
+  std::string text;
+  append(text, value, kShown);
   if (text.size() <= kShown) return text;
   size_t end = kShown;
   while ((static_cast<uint8_t>(text[end]) & 0xc0) == 0x80) --end;  // within a character

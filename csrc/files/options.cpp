@@ -20,8 +20,7 @@ constexpr std::array<NamedFloat, 4> kFloats = {{{"float32", c10::kFloat},
                                                 {"float16", c10::kHalf},
                                                 {"bfloat16", c10::kBFloat16}}};
 
-bool is_int(const Json& value) { return value.integer().has_value(); }
-bool is_maybe_int(const Json& value) { return value.is_null() || is_int(value); }
+bool is_index(const Json& value) { return value.is_null() || value.integer().has_value(); }
 bool is_bool(const Json& value) { return value.is<bool>(); }
 bool is_text(const Json& value) { return value.is<std::string>(); }
 
@@ -33,7 +32,7 @@ bool is_dtype(const Json& value) {
 bool is_tuple(const Json& value) {
   if (!value.is<Json::List>()) return false;
   const Json::List& list = value.get<Json::List>();
-  return !list.empty() && list.size() <= 3 && std::all_of(list.begin(), list.end(), is_int);
+  return !list.empty() && list.size() <= 3 && std::ranges::all_of(list, kCount.is_valid);
 }
 
 bool is_padding(const Json& value) { return is_text(value) || is_tuple(value); }
@@ -55,9 +54,7 @@ bool is_rounder(const Json& value) {
 }  // namespace
 
 constinit const Kind kBool = {is_bool, "true or false"};
-constinit const Kind kInt = {is_int, "a whole number"};
-constinit const Kind kMaybeInt = {is_maybe_int, "a whole number or null"};
-constinit const Kind kIndex = {is_maybe_int, "a whole number or null"};
+constinit const Kind kIndex = {is_index, "a whole number or null"};
 constinit const Kind kName = {is_text, "a name"};
 constinit const Kind kMode = {is_mode, "fixed or dynamic"};
 constinit const Kind kDtype = {is_dtype, "one of float32, float64, float16, bfloat16"};

@@ -21,7 +21,15 @@ struct Kind {
   bool (*is_valid)(const Json& value);
   const char* expected;
 };
-extern const Kind kBool, kInt, kMaybeInt, kIndex, kName, kMode, kDtype, kSizes, kPadding, kRounder;
+extern const Kind kBool, kIndex, kName, kMode, kDtype, kSizes, kPadding, kRounder;
+// Whole numbers, with the limits in the table: in form_table.cpp, which a program writes.
+extern const Kind kWidth, kCount, kSize, kMaybeSize, kLevel, kMaybeAxis;
+
+template <int64_t least, int64_t most, bool may_be_null>
+bool is_whole(const Json& value) {
+  const auto number = value.integer();
+  return number ? least <= *number && *number <= most : may_be_null && value.is_null();
+}
 
 // A plain argument.
 struct Option {

@@ -78,7 +78,7 @@ void check_range(const FakeQuantizeOptions& options) {
   TORCH_CHECK_VALUE(low < high, "FakeQuantize: expected quant_min < quant_max, but got ", low,
                     " and ", high);
   const bool has_scale = options.mode() != "fixed" && options.symmetric();
-  TORCH_CHECK_VALUE(!has_scale || high - low >= 2,
+  TORCH_CHECK_VALUE(!has_scale || low < high - 1,  // high - low may be more than 64 bits hold
                     "FakeQuantize: expected quant_max - quant_min >= 2 for a symmetric scale, but "
                     "got ",
                     low, " and ", high);

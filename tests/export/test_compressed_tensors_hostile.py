@@ -135,6 +135,25 @@ def test_indexes(case: str, tmp_path: Path) -> None:
         export.from_compressed_tensors(block(seed=1), folder)
 
 
+def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
+    tensors(lambda state: state.pop("embed.weight"))(folder)
+    message = "out: embed.weight: expected it in the folder, but it is missing; allow_missing=True"
+    for model in (block(seed=1), lambda: block(seed=1)):
+        with pytest.raises(ValueError, match=message):
+            export.from_compressed_tensors(model, folder)
+    fresh = block(seed=1)
+    weight = fresh.embed.weight
+    export.from_compressed_tensors(fresh, folder, allow_missing=True)
+    assert fresh.embed.weight is weight and type(fresh.q_proj) is not nn.Linear
+    with pytest.raises(ValueError, match=message):  # a function leaves no values to keep
+        export.from_compressed_tensors(lambda: block(seed=1), folder, allow_missing=True)
+    tensors(lambda state: state.pop("q_proj.weight_scale"))(folder)
+    with pytest.raises(ValueError, match="out: q_proj: expected a tensor weight_scale"):
+        export.from_compressed_tensors(block(seed=1), folder, allow_missing=True)
+
+
+@pytest.mark.exhaustive
 def test_models_that_do_not_fit(tmp_path: Path) -> None:
     folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
     with pytest.raises(TypeError, match="expected model to be a Module"):

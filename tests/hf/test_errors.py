@@ -123,6 +123,20 @@ def served(folder: Path, scheme: Any = None) -> Path:
     return baraquant.export.to_compressed_tensors(model, folder / "served", serve=None)
 
 
+def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    """transformers itself would make one of its own, with a warning."""
+    folder = served(tmp_path)
+    tensors(lambda state: state.pop("model.embed_tokens.weight"))(folder)
+    message = r"from_pretrained: model.embed_tokens.weight: expected .* is missing; .*allow_missing"
+    with use_for_compressed_tensors(), pytest.raises(ValueError, match=message):
+        load("llama", folder)
+    with use_for_compressed_tensors(allow_missing=True):
+        model = load("llama", folder)
+    assert not model.model.embed_tokens.weight.is_meta
+    with pytest.raises(TypeError, match="expected allow_missing to be a bool, but got int"):
+        use_for_compressed_tensors(allow_missing=1)  # type: ignore[arg-type]
+
+
 Q = "model.layers.1.self_attn.q_proj"
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "asymmetric": (group(lambda g: g["weights"].update(symmetric=False)),

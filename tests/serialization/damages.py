@@ -124,11 +124,15 @@ class Contents:
     def is_kept_by(self, saved: Contents) -> bool:
         """Whether a save of the loaded model says the same.
 
-        A save has its own writer. It leaves out constants that the model lacks, and has the model's
-        own of those with another shape, and the zeros that stand for a zero point that the file
-        leaves out.
+        A save has its own writer, and names the last dimension. It leaves out constants that the
+        model lacks, and has the model's own of those with another shape, and the zeros that stand
+        for a zero point that the file leaves out.
         """
         own, other = ({**c.config, "writer": "", "constants": {}} for c in (self, saved))
+        for module in self.config["modules"].values():
+            rounder = module["options"].get("input_fake_quant") or {}
+            if rounder.get("granularity") == "per_group" and rounder["axis"] is None:
+                rounder["axis"] = -1
         constants = set(self.config["constants"].values())
         unused = constants - set(saved.config["constants"].values())
         unused |= {n for n in constants - unused if self.tensors[n].shape != saved.tensors[n].shape}
@@ -410,6 +414,48 @@ def other_numbers(random: Random, contents: Contents) -> None:
     tensor.data = tensor.data[:place] + one + tensor.data[place + size :]
 
 
+def other_precision(random: Random, contents: Contents) -> None:
+    """Store the same numbers in another dtype."""
+    tensor = random.choice(list(contents.tensors.values()))
+    same_kind = "efd" if tensor.dtype[0] in "FB" else "bhiq"
+    code = FORMATS.get(tensor.dtype, "<b" if tensor.dtype == "I8" else "")[-1]
+    numbers = struct.unpack(f"<{len(tensor.data) // SIZES[tensor.dtype]}{code}", tensor.data)
+    other = random.choice(same_kind)
+    data = struct.pack(f"<{len(numbers)}{other}", *numbers)
+    names = {"e": "F16", "f": "F32", "d": "F64", "b": "I8", "h": "I16", "i": "I32", "q": "I64"}
+    tensor.dtype, tensor.data = names[other], data
+
+
+def other_tie(random: Random, contents: Contents) -> None:
+    """Say that a tensor is another one, of its shape and dtype, and leave it out."""
+    alias = random.choice(list(contents.tensors))
+    own = contents.tensors[alias]
+    names = [
+        name
+        for name, tensor in contents.tensors.items()
+        if name != alias and (tensor.shape, tensor.dtype) == (own.shape, own.dtype)
+    ]
+    contents.config["shared_tensors"][alias] = random.choice(names)
+    del contents.tensors[alias]
+
+
+def other_rounder(random: Random, contents: Contents) -> None:
+    """Round an input otherwise, by options that each are some rounder's."""
+    modules = contents.config["modules"].values()
+    module = random.choice([m for m in modules if m["options"].get("input_fake_quant")])
+    values = {
+        "mode": ("fixed", "dynamic"),
+        "granularity": ("per_tensor", "per_token", "per_channel", "per_group"),
+        "group_size": (None, 1, 3, 4, 8, 2**31 - 1, 2**40),
+        "axis": (None, -1, 0, 1, 7, 2**40),
+        "quant_min": (-8, -128, 0, -(2**24), -(2**63)),
+        "quant_max": (7, 127, 1, 2**24, 2**63 - 1),
+        "symmetric": (True, False),
+    }
+    for name in random.sample(list(values), k=random.choice((1, 2, 3))):
+        module["options"]["input_fake_quant"][name] = random.choice(values[name])
+
+
 def other_metadata(random: Random, contents: Contents) -> None:
     """Add to the metadata, or put it in the place of the configuration."""
     if random.random() < 0.5:
@@ -430,6 +476,9 @@ DAMAGES: dict[Callable[[Random, Contents], None], int] = {
     other_entry: 3,
     other_numbers: 3,
     other_metadata: 1,
+    other_precision: 2,
+    other_tie: 2,
+    other_rounder: 2,
 }
 
 # --- damages to texts and bytes -------------------------------------------------------------------
@@ -498,7 +547,9 @@ def damaged(random: Random, contents: Contents) -> tuple[bytes, str]:
             (damage,) = random.choices(list(DAMAGES), list(DAMAGES.values()))
             names.append(damage.__name__)
             # An earlier damage may have taken away what this one needs.
-            with suppress(LookupError, TypeError, AttributeError, ValueError):
+            with suppress(
+                LookupError, TypeError, AttributeError, ValueError, OverflowError, struct.error
+            ):
                 damage(random, contents)
         checksum = None if random.random() < 0.95 else "0" * 64
         return contents.file(checksum=checksum), " ".join(names)

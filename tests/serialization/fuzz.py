@@ -4,11 +4,13 @@
 Each file is loaded into the model that it was saved from, and into another one. It loads if what it
 says is true of the model, and then a save of the model says the same again. Else there is a
 `ValueError` that names the file, and the model is bit for bit as it was. C++ has the same answer,
-at the same place, and writes the same bytes. No file kills a process, keeps it for minutes, or
-takes more memory than `ROOM` and `TIMES` its own size: Linux tells the peak of each load, in both
+at the same place, and writes the same bytes. A layer that was loaded computes. No file kills a
+process, or takes more memory than `ROOM` and `TIMES` its own size, or more seconds of a processor
+than `SECONDS` and `SECONDS_OF_A_BYTE` for each of its bytes: Linux tells both of each load, in both
 processes. Under a sanitizer, C++ also stops at an allocation beyond `LARGEST_MIB`.
 
-`damages.py` makes the files. `--only N` takes one of them, and says what was done to it.
+`damages.py` makes the files, and `readers.py` has what other readers read. `--only N` takes one of
+them, and says what was done to it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from torch import nn
 
 import baraquant
 from baraquant import W4A8, W8A8
+from baraquant.nn import HoldsIntegers, QuantizedEmbedding
 from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, all_widths, every
 from tests.serialization.damages import Contents, damaged
+from tests.serialization.readers import READERS
 from tests.support.models.every_layer import Every
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +51,9 @@ PATIENCE = 120  # seconds for one file
 # Bytes that a load may take: for one of the file's, and besides. A sanitizer keeps what is freed.
 TIMES, ROOM = 64, (192 if os.environ.get("BARAQUANT_SANITIZE") else 48) << 20
 LARGEST_MIB = 64
+# Of a processor, however busy the machine is.
+SECONDS, SECONDS_OF_A_BYTE = (60, 5e-5) if os.environ.get("BARAQUANT_SANITIZE") else (6, 5e-6)
+OF_OTHERS = 0.25  # of the numbers go to the other readers
 PROGRAM = ROOT / "tests" / "cpp_api" / "files.cpp"
 
 
@@ -132,23 +139,33 @@ def bits_of(model: nn.Module) -> dict[str, Any]:
 Answer = tuple[str, str]  # the kind of error and its text, or "ok" and nothing
 
 
-class Memory:
-    """The peak of a process's memory since `start`, beyond what it had then."""
+class Usage:
+    """What a process takes from `start` on: the peak of its memory, and time of a processor."""
 
     def __init__(self, process: int | str = "self") -> None:
         self.folder = Path("/proc") / str(process)
-        self.before = 0
+        self.before, self.ticks = 0, 0
 
     def _bytes(self, key: str) -> int:
         (line,) = re.findall(rf"{key}:\s+(\d+) kB", (self.folder / "status").read_text())
         return int(line) << 10
 
+    def _ticks(self) -> int:
+        fields = (self.folder / "stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
     def start(self) -> None:
         (self.folder / "clear_refs").write_text("5")  # the peak is from now on
-        self.before = self._bytes("VmRSS")
+        self.before, self.ticks = self._bytes("VmRSS"), self._ticks()
 
-    def peak(self) -> int:
-        return self._bytes("VmHWM") - self.before
+    def check(self, size: int) -> int:
+        """Check that it is in proportion to a size in bytes; return the peak."""
+        peak = self._bytes("VmHWM") - self.before
+        assert peak <= ROOM + TIMES * size, f"{peak} bytes of memory for {size}"
+        used = (self._ticks() - self.ticks) / os.sysconf("SC_CLK_TCK")
+        if used > SECONDS + SECONDS_OF_A_BYTE * size:
+            raise AssertionError(f"{used} seconds of a processor for {size} bytes")
+        return peak
 
 
 class Python:
@@ -156,7 +173,7 @@ class Python:
 
     def __init__(self) -> None:
         self.models: dict[int, tuple[nn.Module, dict[str, Any]]] = {}
-        self.memory = Memory()
+        self.usage = Usage()
 
     def load(self, file: Path, seed: Seed, again: Path) -> Answer:
         """Load a file; save the model again where that succeeds."""
@@ -171,7 +188,22 @@ class Python:
             return "ValueError", str(error)
         del self.models[id(seed)]
         baraquant.save(model, again)
+        compute(model)
         return "ok", ""
+
+
+def compute(model: nn.Module) -> None:
+    """Run each layer of integers on three rows: some of `file_models` have a scale for each."""
+    for module in model.modules():
+        if not isinstance(module, HoldsIntegers):
+            continue
+        if isinstance(module, QuantizedEmbedding):
+            module(torch.zeros(3, dtype=torch.long))
+            continue
+        kernel = getattr(module, "kernel_size", ())
+        channels = module.in_channels if kernel else module.in_features
+        shape = (1, channels, *(9 for _ in kernel)) if kernel else (3, channels)
+        module(torch.zeros(shape, dtype=module.dtype))
 
 
 class Cpp:
@@ -184,7 +216,7 @@ class Cpp:
         self.process = subprocess.Popen(
             [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=variables
         )
-        self.memory = Memory(self.process.pid)
+        self.usage = Usage(self.process.pid)
         self.printed = b""
 
     def send(self, file: Path, seed: Seed, again: Path) -> None:
@@ -244,6 +276,7 @@ class Fuzz:
         self.python, self.cpp = Python(), Cpp(self.program) if self.program else None
         self.file = self.folder / "damaged.safetensors"
         self.again = self.folder / "python", self.folder / "cpp"
+        self.readers = [kind(self.folder / kind.__name__) for kind in READERS]
         for seed in self.seeds:  # what is whole loads; a first load takes memory that stays
             self.file.write_bytes(seed.contents.file())
             self._check_load(seed, seed, 1 << 30)
@@ -253,6 +286,8 @@ class Fuzz:
     def check(self, number: int) -> str:
         """Make a file and load it; return what was done to it."""
         random = Random(number)
+        if random.random() < OF_OTHERS:
+            return self._check_other(number, random)
         seed = random.choice(self.seeds)
         raw, what = damaged(random, seed.contents)
         self.file.write_bytes(raw)
@@ -264,20 +299,37 @@ class Fuzz:
                 raise AssertionError(f"file {number} ({what}), {pair}: {error}") from error
         return what
 
+    def _check_other(self, number: int, random: Random) -> str:
+        """Let another reader read something damaged; return its name."""
+        (reader,) = random.choices(self.readers, list(READERS.values()))
+        name = type(reader).__name__
+        try:
+            size, usage = reader.make(random), self.python.usage
+            usage.start()
+            try:
+                reader.read()
+                self.counts["ok"] += 1
+            except reader.errors as error:
+                self.counts[type(error).__name__] += 1
+                self.rules[rule_of(str(error))] += 1
+                reader.check_error(str(error))
+            self.most[name] = max(self.most.get(name, 0), usage.check(size))
+        except Exception as error:
+            raise AssertionError(f"file {number} ({name}): {error!r:.2000}") from error
+        return name
+
     def _check_load(self, seed: Seed, target: Seed, size: int, is_one: bool = True) -> None:
-        memories = {"Python": self.python.memory}
+        usages = {"Python": self.python.usage}
         if self.cpp is not None:
-            memories["C++"] = self.cpp.memory
-        for memory in memories.values():
-            memory.start()
+            usages["C++"] = self.cpp.usage
+        for usage in usages.values():
+            usage.start()
         if self.cpp is not None:
             self.cpp.send(self.file, target, self.again[1])
         got = self.python.load(self.file, target, self.again[0])
         cpp = self.cpp.answer() if self.cpp is not None else None
-        for name, memory in memories.items():
-            peak = memory.peak()
-            assert peak <= ROOM + TIMES * size, f"{name} took {peak} bytes for {size}"
-            self.most[name] = max(self.most.get(name, 0), peak)
+        for name, usage in usages.items():
+            self.most[name] = max(self.most.get(name, 0), usage.check(size))
         self._check_answer(got)
         if cpp is not None:
             self._check_same(got, cpp, is_one and seed.has_twin and target.has_twin)

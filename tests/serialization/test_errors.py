@@ -139,6 +139,32 @@ def option(path: str, key: str, value: Any) -> Lie:
     return lambda contents: contents.config["modules"][path]["options"].update({key: value})
 
 
+def rounder(path: str, **values: Any) -> Lie:
+    options = "options", "input_fake_quant"
+    return lambda c: c.config["modules"][path][options[0]][options[1]].update(values)
+
+
+def doubled(path: str, name: str) -> Lie:
+    """Store a tensor's numbers as float64."""
+
+    def lie(contents: Contents) -> None:
+        tensor = contents.tensors[f"{path}.{name}"]
+        numbers = struct.unpack(f"<{len(tensor.data) // 4}f", tensor.data)
+        tensor.dtype, tensor.data = "F64", struct.pack(f"<{len(numbers)}d", *numbers)
+
+    return lie
+
+
+def tied(alias: str, name: str) -> Lie:
+    """Leave a tensor out and say that it is another one, which has its shape and dtype."""
+
+    def lie(contents: Contents) -> None:
+        del contents.tensors[alias]
+        contents.config["shared_tensors"][alias] = name
+
+    return lie
+
+
 def entry(name: str, **lies: Any) -> Lie:
     """Change members of a tensor's entry in the header."""
     return lambda contents: contents.tensors[name].lies.update(lies)
@@ -188,21 +214,48 @@ LIES: list[tuple[str, Lie]] = [
         module("dynamic", "class", "Linear"),
     ),
     ("dynamic: expected the options", module("dynamic", "class", "StaticQuantizedLinear")),
-    ("dynamic: .*expected weight_bits to be an int", option("dynamic", "weight_bits", 9)),
     *(
-        ("dynamic: expected bits to be a whole number", option("dynamic", "bits", bits))
-        for bits in (8.0, 2**70)
+        (
+            r"dynamic: expected bits to be a whole number in \[2, 8\]",
+            option("dynamic", "bits", bits),
+        )
+        for bits in (8.0, True, 2**70, 9, 1)
     ),
+    ("dynamic: expected weight_bits to be a whole", option("dynamic", "weight_bits", 9)),
     ("dynamic: expected symmetric to be true or", option("dynamic", "symmetric", 1)),
     ("dynamic: .*expected granularity to be", option("dynamic", "granularity", "x")),
     ("grouped: .*weight_scale to have the shape", option("grouped", "group_size", 3)),
+    *(
+        ("grouped: expected group_size to be a whole number in", option("grouped", "group_size", n))
+        for n in (-1, 0, 2**31)
+    ),
+    (
+        "dynamic: expected transposed to be False for a Linear",
+        option("dynamic", "transposed", True),
+    ),
     ("embedding: expected dtype to be one", option("embedding", "dtype", "int8")),
-    ("embedding: expected a model of torch.float64", option("embedding", "dtype", "float64")),
+    ("embedding: expected a model of torch.bfloat16", option("embedding", "dtype", "bfloat16")),
+    (
+        "embedding: expected weight_scale to be torch.float64",
+        option("embedding", "dtype", "float64"),
+    ),
     ("embedding: expected padding_idx to be 3, as in", option("embedding", "padding_idx", 3)),
     ("conv1: expected stride to be .*, as in", option("conv1", "stride", [3])),
     ("conv2: .*[Ii]nvalid padding", option("conv2", "padding", "odd")),
     ("rounded: expected input_fake_quant to be how", option("rounded", "input_fake_quant", {})),
     ("rounded: expected the tensors", option("rounded", "input_fake_quant", None)),
+    *(
+        ("rounded: expected input_fake_quant to be how", rounder("rounded", **{key: value}))
+        for key, value in [("axis", 1), ("quant_min", -(2**63)), ("quant_max", 2**63 - 1)]
+    ),
+    (
+        "rounded: expected input_fake_quant.scale to have 1 in its last dimension",
+        rounder("rounded", granularity="per_token"),
+    ),
+    (
+        "rounded: .*expected scale to have one dimension for per_channel",
+        rounder("rounded", granularity="per_channel", axis=-1),
+    ),
     (
         r"dynamic: expected a module with \['x'\] beside the layer's own .* has \[\]",
         module("dynamic", "further", ["x"]),
@@ -211,6 +264,7 @@ LIES: list[tuple[str, Lie]] = [
     # Integers of fewer bits.
     ("narrow: expected packed to hold shapes", module("narrow", "packed", {"x": [1]})),
     ("dynamic.qweight: expected a width of 2", module("dynamic", "packed", {"qweight": [8, 8]})),
+    ("narrow.qweight: expected a width of 2 to 7 bits", option("narrow", "weight_bits", 8)),
     (r"narrow.qweight: expected 24 .*, but .* \[32\]", option("narrow", "weight_bits", 3)),
     ("narrow.qweight: expected 32 .*, but got torch.int8", entry("narrow.qweight", dtype="I8")),
     (r"qweight: expected 32 .*, but .* \[4, 8\]", entry("narrow.qweight", shape=[4, 8])),
@@ -247,6 +301,28 @@ LIES: list[tuple[str, Lie]] = [
     ),
     ("dynamic: expected the tensors", renamed("dynamic.smooth", "dynamic.rough")),
     ("norm.weight: expected torch.float32", entry("norm.weight", shape=[2, 4])),
+    ("norm.weight: expected torch.float32", entry("norm.weight", dtype="I32")),
+    *(
+        (f"{name}: expected .* to be torch.float32, but got torch.float64", doubled(name, own))
+        for name, own in [
+            ("dynamic", "weight_scale"),
+            ("dynamic", "smooth"),
+            ("dynamic", "bias"),
+            ("static", "act_scale"),
+            ("embedding", "weight_scale"),
+            ("conv1", "bias"),
+            ("rounded", "input_fake_quant.scale"),
+        ]
+    ),
+    *(
+        (f"{alias}: expected a tensor of its own, as in the model", tied(alias, name))
+        for alias, name in [
+            ("norm.running_var", "norm.running_mean"),
+            ("norm.weight", "norm.bias"),
+            ("norm.bias", "dynamic.bias"),
+            ("norm.running_mean", "norm.weight"),
+        ]
+    ),
     ("dynamic: .*expected bias to have 4", entry("dynamic.qweight", shape=[4, 16])),
     (
         "more: expected a shape that a tensor can have",
@@ -332,7 +408,7 @@ OTHERS = {  # tests/cpp_api gives them to C++ too
     TIED.replace("first.query:Linear,16,16,1", "first.query:Conv2d,16,16,1,1,1,0,1,zeros"):
         "first.query: expected a Linear for the .* of the file, but the model has a Conv2d",
     TIED.replace("second:same,first", "second.query:Linear,16,16,1 second.down:Linear,16,16,1"):
-        r"expected a module shared by .*'second.\w+'.*, but the model's is shared by",
+        r"expected a module shared by .*second.\w+, but the model's is shared by",
     TIED.replace("norm:LayerNorm,16", "norm:LayerNorm,17"):
         r"norm.weight: expected torch.float32 \[17\] as in the model, but the file has",
     LINE: "embedding: expected a Embedding for the .* but the model has no such module",

@@ -359,6 +359,17 @@ def test_other_data_is_refused() -> None:
     none = {"scheme": "tensor", "version": 1}
     with pytest.raises(ValueError, match=r"TensorConfig: expected the fields bits, .* got none"):
         Config.from_dict(none)
+    deep: object = 3
+    for _ in range(2000):
+        deep = W8A8().to_dict() | {"weight": deep}
+    with pytest.raises(ValueError, match="expected at most 8 levels of dictionaries"):
+        QuantConfig.from_dict(deep)
+    for key in ("version", "scheme"):
+        deep = []
+        for _ in range(2000):
+            deep = [deep]
+        with pytest.raises(ValueError, match=r"but got \[\[\[\[\.\.\.\]\]\]\]"):
+            QuantConfig.from_dict(W8A8().to_dict() | {key: deep})
     nested = SmoothQuant().to_dict()
     nested["activation"]["version"] = 2
     with pytest.raises(ValueError, match="expected version 1, but got 2"):

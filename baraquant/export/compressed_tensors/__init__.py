@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..._fields import check_bool
 from ..._packages import need
 from ...workflow.serialization.disk import check_absent, new_folder
 from ...workflow.transaction import changes_model
@@ -130,7 +131,10 @@ def to_compressed_tensors(
 
 @changes_model
 def from_compressed_tensors(
-    model: nn.Module | Callable[[], nn.Module], folder: str | os.PathLike[str]
+    model: nn.Module | Callable[[], nn.Module],
+    folder: str | os.PathLike[str],
+    *,
+    allow_missing: bool = False,
 ) -> nn.Module:
     """Load a folder of compressed-tensors into a float model, which becomes a quantized one.
 
@@ -147,6 +151,8 @@ def from_compressed_tensors(
             for weights that are discarded. A model on the meta device is filled too, on the CPU;
             what only its constructor could compute there is an error.
         folder: The folder.
+        allow_missing: True lets a tensor that the folder lacks keep the values that ``model`` has;
+            tensors of quantized layers must be there.
 
     Returns:
         The model.
@@ -157,4 +163,5 @@ def from_compressed_tensors(
         TypeError: ``model`` is neither a module nor a function that returns one.
         OSError: A file is missing or cannot be read.
     """
-    return load_folder(model, Path(folder), _FROM)
+    check_bool(_FROM, "allow_missing", allow_missing)
+    return load_folder(model, Path(folder), _FROM, allow_missing)

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from ..._table import shown
 from .scheme import METHOD, MIXED, Scheme, parse_scheme
+from .targets import Targets
 
 # The number of a save_pretrained, in config.json and in the metadata of its files.
 SAVE = "baraquant_save"
@@ -27,54 +28,33 @@ class CtConfig:
     """A configuration that was read.
 
     Attributes:
-        groups: The targets of each scheme. A scheme of None leaves its targets floating.
-        ignore: Targets that stay floating all the same.
-        top_format: The format of the whole.
+        schemes: The scheme of each target; None leaves it floating.
+        ignored: Targets that stay floating all the same.
         save: The number of the save that wrote it, if transformers did.
     """
 
-    groups: tuple[tuple[tuple[str, ...], Scheme | None], ...]
-    ignore: tuple[str, ...]
-    top_format: str
+    schemes: Targets[Scheme | None]
+    ignored: Targets[None]
     save: str | None = None
 
     def scheme_of(self, path: str, module: nn.Module) -> Scheme | None:
         """Return the scheme of a module; None if it stays floating.
 
-        A target is the path of a module, an expression after ``re:`` that matches the start of its
-        path, or the name of its class; the first kind that matches decides.
-
         Args:
             path: Its path in the model.
             module: The floating module.
         """
-        if any(_rank(target, path, module) is not None for target in self.ignore):
-            return None
-        ranked = [
-            (rank, scheme)
-            for targets, scheme in self.groups
-            for target in targets
-            if (rank := _rank(target, path, module)) is not None
-        ]
-        return min(ranked, key=lambda entry: entry[0])[1] if ranked else None
+        found = self.schemes.find(path, module)
+        return found[0] if found and not self.ignored.find(path, module) else None
 
     def check_save(self, metadata: Mapping[str, str]) -> None:
         """Raise a ValueError if a file is of another save than config.json."""
         got = metadata.get(SAVE)
         if got != self.save:
             raise ValueError(
-                f"expected a file of the save that wrote config.json ({SAVE}: {self.save}), but "
-                f"got {got!r:.60}: a save_pretrained was interrupted, or is under way"
+                f"expected a file of the save that wrote config.json ({SAVE}: {shown(self.save)}), "
+                f"but got {shown(got)}: a save_pretrained was interrupted, or is under way"
             )
-
-
-def _rank(target: str, path: str, module: nn.Module) -> int | None:
-    """Return how exactly a target matches, 0 for the path itself; None if it does not match."""
-    if target == path:
-        return 0
-    if target.startswith("re:"):
-        return 1 if re.match(target.removeprefix("re:"), path) else None
-    return 2 if any(kind.__name__ == target for kind in type(module).__mro__) else None
 
 
 def read_config(given: Any, caller: str) -> CtConfig:
@@ -88,7 +68,7 @@ def read_config(given: Any, caller: str) -> CtConfig:
         raise ValueError(f"{name}: expected an object, but got {type(given).__name__}")
     method = given.get("quant_method", METHOD)
     if method != METHOD:
-        raise ValueError(f"{name}: expected quant_method to be {METHOD}, but got {method!r}")
+        raise ValueError(f"{name}: expected quant_method to be {METHOD}, but got {shown(method)}")
     for key, what in _UNKNOWN_PARTS.items():
         part = given.get(key)
         is_set = part is not None and part != {}
@@ -98,28 +78,25 @@ def read_config(given: Any, caller: str) -> CtConfig:
     if not isinstance(groups, dict) or not groups:
         raise ValueError(f"{name}: expected config_groups with at least one group")
     if top is not None and not isinstance(top, str):
-        raise ValueError(f"{name}: expected format to be a text, but got {top!r:.60}")
+        raise ValueError(f"{name}: expected format to be a text, but got {shown(top)}")
     status = given.get("quantization_status", "compressed")
     if status not in ("compressed", None):
         raise ValueError(
-            f"{name}: expected the status compressed, but it is {status!r}: its weights are not "
-            "stored as integers"
+            f"{name}: expected the status compressed, but it is {shown(status)}: its weights are "
+            "not stored as integers"
         )
     ignore = given.get("ignore") or []
     if not isinstance(ignore, list) or not all(isinstance(entry, str) for entry in ignore):
-        raise ValueError(f"{name}: expected ignore to be a list of texts, but got {ignore!r:.60}")
+        raise ValueError(f"{name}: expected ignore to be a list of texts, but got {shown(ignore)}")
     try:
         parsed = [parse_scheme(key, group, top) for key, group in groups.items()]
+        return CtConfig(
+            Targets((target, scheme) for targets, scheme in parsed for target in targets),
+            Targets((target, None) for target in ignore),
+            given.get(SAVE),
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    every = [*ignore, *(target for targets, _ in parsed for target in targets)]
-    for target in (one for one in every if one.startswith("re:")):
-        try:
-            re.compile(target.removeprefix("re:"))
-        except re.error as error:
-            raise ValueError(f"{name}: {target}: not an expression: {error}") from None
-    schemes = tuple((tuple(targets), scheme) for targets, scheme in parsed)
-    return CtConfig(schemes, tuple(ignore), top or MIXED, given.get(SAVE))
 
 
 def write_config(

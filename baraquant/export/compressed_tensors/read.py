@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..._table import some
+from ..._table import one_line, shown, some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
@@ -25,6 +25,7 @@ from ...workflow.serialization.meta import Built, check_constants, put, register
 from ...workflow.serialization.tensor_file import (
     Entry,
     Header,
+    on_meta,
     parse_json,
     read_header,
     read_tensors,
@@ -222,33 +223,35 @@ Opener = Callable[[str], BinaryIO]
 OpenFiles = dict[str, tuple[BinaryIO, Header]]
 
 
-def load_folder(given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str) -> nn.Module:
+def load_folder(
+    given: nn.Module | Callable[[], nn.Module], folder: Path, caller: str, allow_missing: bool
+) -> nn.Module:
     """Load a folder; the model is unchanged if an error is raised."""
     built = Built(given, caller)
     check_model(built.model, caller)
     _check_float(built.model, caller)
     with opened_folder(caller, folder) as opened:
-        _load(built, opened, caller)
+        _load(built, opened, folder.name, caller, allow_missing)
     return built.model
 
 
-def _load(built: Built, opened: Opener, caller: str) -> None:
+def _load(built: Built, opened: Opener, folder: str, caller: str, allow_missing: bool) -> None:
     model = built.model
-    config = _read_config(opened, caller)
     try:
+        config = _read_config(opened, caller)
         files = _read_headers(opened, config)
         stored = {n: entry for _, header in files.values() for n, entry in header.tensors.items()}
         in_memory = Files(model, config)
         entries = in_memory.entries(stored)
         plan = _plan(model, config, entries, in_memory.quantized())
-        metas = {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in stored.items()}
+        metas = {name: on_meta(name, one.shape, one.dtype) for name, one in stored.items()}
         _build(plan, in_memory.values(metas), caller)
         for one in in_memory.quantized():
             one.built(metas, caller)
         quantized = {path: layer.module for layer in plan.values() for path in layer.paths}
         quantized |= {one.path: one.module for one in in_memory.quantized()}
         is_inside = inside(quantized)
-        _check_rest(model, plan, entries, is_inside)
+        _check_rest(model, plan, entries, is_inside, allow_missing)
         check_constants(model, {}, is_inside, f"{caller}(lambda: Model(...), folder)")
         read = _read(files)
         values = in_memory.values(read)
@@ -256,8 +259,8 @@ def _load(built: Built, opened: Opener, caller: str) -> None:
         modules = _build(plan, values, caller)
         experts = {one.path: one.built(read, caller) for one in in_memory.quantized()}
     except ValueError as error:
-        text = str(error).removeprefix(f"{caller}: ")
-        raise ValueError(f"{caller}: {text}") from error
+        text = one_line(str(error).removeprefix(f"{caller}: "))
+        raise ValueError(f"{caller}: {folder}: {text}") from error
     _place(built, plan, modules, experts, values, caller)
 
 
@@ -308,11 +311,15 @@ def _read_headers(opened: Opener, config: CtConfig) -> OpenFiles:
         raise ValueError(f"{_INDEX}: expected an object weight_map with the file of each tensor")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or not file:
-            raise ValueError(f"{_INDEX}: {name}: expected the name of a file, but got {file!r:.60}")
-    files = {file: _header(opened, config, file) for file in sorted(set(weight_map.values()))}
+            raise ValueError(
+                f"{_INDEX}: {name}: expected the name of a file, but got {shown(file)}"
+            )
+    names: dict[str, set[str]] = {}
+    for name, file in weight_map.items():
+        names.setdefault(file, set()).add(name)
+    files = {file: _header(opened, config, file) for file in sorted(names)}
     for file, (_, header) in files.items():
-        entries = header.tensors
-        named = {name for name, home in weight_map.items() if home == file}
+        entries, named = header.tensors, names[file]
         if named != entries.keys():
             name = min(named ^ entries.keys())
             where = "in the index only" if name in named else "in the file only"
@@ -349,13 +356,14 @@ def _plan(
     experts: list[StoredExperts],
 ) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
+    homes = {name.rpartition(".")[0] for name in entries}
     for path, module in model.named_modules(remove_duplicate=False):
         scheme = config.scheme_of(path, module)
         if scheme is None or is_experts(module):
             continue
         if layer_of(module) is None:
             # A target may be a class that also names modules without a weight of their own.
-            if not any(name.rpartition(".")[0] == path for name in entries):
+            if path not in homes:
                 continue
             raise ValueError(f"{path}: baraquant has no quantized {type(module).__name__}")
         plan.setdefault(id(module), _Layer(module, scheme, [])).paths.append(path)
@@ -414,6 +422,7 @@ def _check_rest(
     plan: dict[int, _Layer],
     entries: dict[str, Entry],
     is_inside: Callable[[str], bool],
+    allow_missing: bool,
 ) -> None:
     """Check the tensors outside of quantized layers: names, shapes and dtypes."""
     known = {f"{layer.home}.{name}" for layer in plan.values() for name in TENSORS}
@@ -424,8 +433,10 @@ def _check_rest(
         names = tied.get(id(tensor), [name])
         stored: list[Entry | None]
         stored = [entries[n] for n in names if n in entries and not is_inside(n)]
-        for given in stored or [None]:
-            entry = _of_shape(name, given, tuple(tensor.shape), _hint(name, entries))
+        may_miss = allow_missing and not tensor.is_meta
+        hint = _hint(name, entries) or "; allow_missing=True keeps what a model has that is given"
+        for given in stored or ([] if may_miss else [None]):
+            entry = _of_shape(name, given, tuple(tensor.shape), hint)
             if entry.dtype != tensor.dtype:
                 convert = f"; convert the model first: model.to({entry.dtype})"
                 raise ValueError(

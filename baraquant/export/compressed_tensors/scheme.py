@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..._table import shown
 from .._layers import IntegerLayer
 
 METHOD = "compressed-tensors"
@@ -138,10 +139,10 @@ def parse_scheme(name: str, group: Any, top_format: str | None) -> tuple[list[st
             raise ValueError(f"{name}: expected quantized weights, but only inputs are quantized")
         return targets, None
     own = group.get("format") or top_format
-    if own not in FORMATS:
+    if not isinstance(own, str) or own not in FORMATS:
         raise ValueError(
-            f"{name}: expected a format of {', '.join(FORMATS)}, but got {own!r}, whose numbers "
-            "baraquant has no layer for"
+            f"{name}: expected a format of {', '.join(FORMATS)}, but got {shown(own)}, whose "
+            "numbers baraquant has no layer for"
         )
     weight = _tensor(f"{name}.weights", group["weights"])
     if weight.dynamic or weight.strategy == "token":
@@ -182,30 +183,30 @@ def _tensor(name: str, given: Any) -> TensorScheme:
         raise ValueError(f"{name}: expected no {min(extra)}, which baraquant has no layer for")
     if str(given.get("actorder")).lower() in ("group", "dynamic", "true"):
         raise ValueError(
-            f"{name}: expected columns in their order, but actorder is {given['actorder']!r}; "
+            f"{name}: expected columns in their order, but actorder is {shown(given['actorder'])}; "
             "quantize again with actorder='weight'"
         )
     if str(given.get("type", "int")).lower() != "int":
         raise ValueError(
-            f"{name}: expected integers, but type is {given['type']!r}; baraquant has no layer for "
-            "4-bit or 8-bit floats"
+            f"{name}: expected integers, but type is {shown(given['type'])}; baraquant has no "
+            "layer for 4-bit or 8-bit floats"
         )
     bits, symmetric = given.get("num_bits", 8), given.get("symmetric", True)
     dynamic, size = given.get("dynamic", False), given.get("group_size")
     if type(bits) is not int or not 2 <= bits <= 8:
-        raise ValueError(f"{name}: expected num_bits to lie in [2, 8], but got {bits!r}")
+        raise ValueError(f"{name}: expected num_bits to lie in [2, 8], but got {shown(bits)}")
     for key, value in (("symmetric", symmetric), ("dynamic", dynamic)):
         if type(value) is not bool:
-            raise ValueError(f"{name}: expected {key} to be true or false, but got {value!r}")
+            raise ValueError(f"{name}: expected {key} to be true or false, but got {shown(value)}")
     if size is not None and (type(size) is not int or size < -1 or size == 0):
-        raise ValueError(f"{name}: expected group_size > 0, -1 or null, but got {size!r}")
+        raise ValueError(f"{name}: expected group_size > 0, -1 or null, but got {shown(size)}")
     size = None if size == -1 else size
     strategy = given.get("strategy")
     if strategy is None:
         strategy = "group" if size else "channel" if given.get("group_size") == -1 else "tensor"
-    if strategy not in _STRATEGIES:
+    if not isinstance(strategy, str) or strategy not in _STRATEGIES:
         raise ValueError(
-            f"{name}: expected a strategy of {', '.join(_STRATEGIES)}, but got {strategy!r}"
+            f"{name}: expected a strategy of {', '.join(_STRATEGIES)}, but got {shown(strategy)}"
         )
     if (strategy == "group") != (size is not None):
         raise ValueError(
@@ -222,7 +223,7 @@ def _texts(name: str, given: Any) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"{value!r:.60}"
+    return "nothing" if value is None else shown(value)
 
 
 def _words(tensor: TensorScheme) -> str:

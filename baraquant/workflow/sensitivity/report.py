@@ -5,19 +5,58 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..._fields import check_bool, check_type
-from ..._table import Table
+from ..._table import Table, shown
 from ...configs import QuantConfig
 from ..report import _bytes, _percent
 from .groups import FLOAT, as_pattern
 from .knapsack import Option, least_bytes, solve
 
 _CHOOSE, _PLOT = "baraquant.Sensitivity.choose", "baraquant.Sensitivity.plot"
+_FROM_DICT = "baraquant.Sensitivity.from_dict"
 _FORMAT, _VERSION = "baraquant.sensitivity", 1
+
+
+def _maps(is_one: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(is_one, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# What a dictionary holds for a field of this type. NB: NaN is no error.
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "str": _is_text,
+    "int": lambda value: type(value) is int and 0 <= value < 2**63,
+    "float": lambda value: type(value) in (int, float) and 0 <= value <= sys.float_info.max,
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "tuple[LayerSensitivity, ...]": lambda value: isinstance(value, list),
+    "dict[str, QuantConfig]": _maps(lambda value: True),
+    "dict[str, str]": _maps(_is_text),
+}
+_KINDS |= {f"dict[str, {name}]": _maps(_KINDS[name]) for name in ("int", "float")}
+
+
+def _check_fields(place: str, data: Any, of: type[Any], *more: str) -> None:
+    """Check that a dictionary has the fields of a class, each of its type, and some members more.
+
+    Raises:
+        ValueError: It has not.
+    """
+    types = {entry.name: str(entry.type) for entry in fields(of)}
+    if not isinstance(data, dict) or data.keys() != types.keys() | set(more):
+        names = ", ".join([*more, *types])
+        raise ValueError(f"{_FROM_DICT}: {place}expected {names}, but got {shown(data, 200)}")
+    for name, kind in types.items():
+        if not _KINDS[kind](data[name]):
+            got = shown(data[name])
+            raise ValueError(f"{_FROM_DICT}: {place}expected {name} to be {kind}, but got {got}")
 
 
 @dataclass(frozen=True)
@@ -282,23 +321,39 @@ class Sensitivity(Table):
         """Return the report that :meth:`to_dict` wrote.
 
         Raises:
-            ValueError: It is no such dictionary, or one of a newer version.
+            ValueError: It is no such dictionary, or one of a newer version, or a value is of
+                another kind, such as an error that is negative or NaN. The message has its place.
         """
         known = isinstance(data, dict) and data.get("format") == _FORMAT
         if not known or data.get("version") != _VERSION:
             raise ValueError(
-                f"baraquant.Sensitivity.from_dict: expected a dictionary of to_dict, version "
-                f"{_VERSION}, but got {data!r:.80}"
+                f"{_FROM_DICT}: expected a dictionary of to_dict, version {_VERSION}, but got "
+                f"{shown(data)}"
             )
-        return cls(
-            {name: QuantConfig.from_dict(one) for name, one in data["configs"].items()},
-            tuple(
-                LayerSensitivity(**one | {"paths": tuple(one["paths"])}) for one in data["layers"]
-            ),
-            dict(data["left_out"]),
-            data["other_bytes"],
-            data.get("of", "layer"),
-        )
+        _check_fields("", data, cls, "format", "version")
+        if data["of"] not in ("layer", "output"):
+            raise ValueError(f"{_FROM_DICT}: expected of to be layer or output, but got another")
+        configs = {}
+        for name, config in data["configs"].items():
+            try:
+                configs[name] = QuantConfig.from_dict(config)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{_FROM_DICT}: configs: {name:.80}: {error}") from None
+        layers = []
+        for number, layer in enumerate(data["layers"]):
+            place = f"layers: {number}: "
+            _check_fields(place, layer, LayerSensitivity)
+            if layer["path"] not in layer["paths"]:
+                raise ValueError(f"{_FROM_DICT}: {place}expected path to be one of its paths")
+            unknown = {*layer["bytes"], *layer["errors"], *layer["refused"]} - configs.keys()
+            if unknown or not layer["errors"].keys() <= layer["bytes"].keys():
+                raise ValueError(
+                    f"{_FROM_DICT}: {place}expected bytes, errors and refused of the configs, and "
+                    "bytes for each error"
+                )
+            layers.append(LayerSensitivity(**(layer | {"paths": tuple(layer["paths"])})))
+        other = data["other_bytes"], data["of"]
+        return cls(configs, tuple(layers), dict(data["left_out"]), *other)
 
     def plot(
         self, path: str | os.PathLike[str], choice: Mapping[str, QuantConfig | None] | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -19,23 +18,30 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..._table import some
+from ..._table import one_line, some
 from ...nn.shared.subclassed import plain_type
 from ..fused_ops import swap_fused
-from ..layers import further_names, inside, is_converted, layer_of, layer_with, parents, weights_of
+from ..layers import (
+    further_names,
+    inside,
+    is_converted,
+    is_transposed,
+    layer_of,
+    layer_with,
+    parents,
+    weights_of,
+)
 from ..transaction import changes_model
 from ..unpack import UNPACKED, unpack_modules
 from ..view import check_model, paths_of
 from .disk import open_file
 from .manifest import Manifest, StoredModule, is_whole, parse_manifest
-from .meta import Built, check_alike, check_constants, put
-from .packing import check_spare_bits, packed_size, unpack
-from .tensor_file import Entry, Header, read_header, read_tensors
+from .meta import Built, check_alike, check_constants, put, registered
+from .packing import check_spare_bits, packed_size, place_of, unpack
+from .tensor_file import Entry, Header, on_meta, read_header, read_tensors
 
 _CALLER = "baraquant.load_"
 _CPU = torch.device("cpu")
-_LONGEST = 900  # characters of a message
-_HALF = 440
 
 
 @changes_model
@@ -92,7 +98,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         for name in manifest.channels_last:
             modules[name].channels_last = modules[name].qweight.dim() > 3
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{_CALLER}: {called}: {_shown(str(error))}") from error
+        raise ValueError(f"{_CALLER}: {called}: {one_line(str(error))}") from error
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
@@ -105,12 +111,6 @@ def _manifest(header: Header) -> Manifest:
             "configuration"
         )
     return parse_manifest(header.metadata["baraquant"])
-
-
-def _shown(text: str) -> str:
-    """Return a message in one line of bounded length; names of a file may be anything."""
-    text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
-    return text if len(text) <= _LONGEST else f"{text[:_HALF]}...{text[-_HALF:]}"
 
 
 def _read(file: BinaryIO, header: Header, manifest: Manifest) -> dict[str, Tensor]:
@@ -156,8 +156,9 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
         key = (id(tensor), device)
         values[name] = moved.setdefault(key, tensor.to(device))
     modules = {}
+    own = by_module(manifest, values)
     for path, stored in manifest.modules.items():
-        modules[path] = build_module(path, stored, values, at[path])
+        modules[path] = build_module(path, stored, own[path], at[path])
         try:
             stored.form.check_values(modules[path])
         except ValueError as error:
@@ -173,7 +174,7 @@ class Metas:
 
     def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
         self.tensors = {
-            name: _meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
+            name: on_meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
         }
         packed = [
             (f"{path}.{name}", shape, stored)
@@ -198,31 +199,31 @@ class Metas:
         self.modules: dict[str, nn.Module] = {}  # built when their places are known
 
 
-def _meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    try:
-        return torch.empty(shape, dtype=dtype, device="meta")
-    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
-        raise ValueError(
-            f"{name}: expected a shape that a tensor can have, but got {shape}"
-        ) from None
-
-
 def _unpacked(name: str, shape: tuple[int, ...]) -> Tensor:
     """Return what a string of bits becomes: int8, or two integers in a byte for ``packed``."""
     if not name.endswith(".packed"):
-        return _meta(name, shape, torch.int8)
+        return on_meta(name, shape, torch.int8)
     if len(shape) != 2:
         raise ValueError(f"{name}: expected a shape of two dimensions, but got {list(shape)}")
-    return _meta(name, (shape[0], -(-shape[1] // 2)), torch.uint8)
+    return on_meta(name, (shape[0], -(-shape[1] // 2)), torch.uint8)
+
+
+def by_module(manifest: Manifest, tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each module by their names in it; one walk, as a file may have many."""
+    found: dict[str, dict[str, Tensor]] = {path: {} for path in manifest.modules}
+    longest = max(map(len, found))
+    for name, tensor in tensors.items():
+        for path in parents(name[: longest + 1]):
+            own = name[len(path) + 1 :]
+            if path in found and own.split(".", 1)[0] not in manifest.modules[path].further:
+                found[path][own] = tensor
+    return found
 
 
 def build_module(
-    path: str, stored: StoredModule, tensors: dict[str, Tensor], like: nn.Module
+    path: str, stored: StoredModule, own: dict[str, Tensor], like: nn.Module
 ) -> nn.Module:
     """Build the module of a path from its tensors; it replaces a module of the model."""
-    prefix = f"{path}."
-    own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-    own = {n: t for n, t in own.items() if n.split(".")[0] not in stored.further}
     try:
         return stored.form.build(stored.options, own, like)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -254,15 +255,18 @@ def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
             got = type(at[path]).__name__ if path in at else "no such module"
             names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
             raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
+    own = by_module(manifest, metas.tensors)
+    shared: dict[str, list[str]] = {path: [path] for path in manifest.modules}
+    for alias, path in manifest.shared_modules.items():
+        shared.setdefault(path, []).append(alias)
     for path, stored in manifest.modules.items():
         _check_kind(path, at.get(path), stored)
-        metas.modules[path] = build_module(path, stored, metas.tensors, at[path])
+        metas.modules[path] = build_module(path, stored, own[path], at[path])
         _check_place(path, at[path], stored, metas.modules[path])
-        also = [alias for alias, name in manifest.shared_modules.items() if name == path]
-        if sorted([path, *also]) != sorted(paths[id(at[path])]):
+        if sorted(shared[path]) != sorted(paths[id(at[path])]):
             raise ValueError(
-                f"{path}: expected a module shared by {sorted([path, *also])}, but the model's is "
-                f"shared by {sorted(paths[id(at[path])])}"
+                f"{path}: expected a module shared by {some(sorted(shared[path]), 9)}, but the "
+                f"model's is shared by {some(sorted(paths[id(at[path])]), 9)}"
             )
     unknown = set(manifest.shared_modules.values()) - manifest.modules.keys()
     if unknown:
@@ -304,6 +308,12 @@ def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: 
         raise ValueError(
             f"{path}: expected {'no bias' if bias is None else 'a bias'}, as in the file, but the "
             f"model has {'one' if bias is None else 'none'}"
+        )
+    transposed = stored.options.get("transposed", False)
+    if transposed != is_transposed(module):
+        raise ValueError(
+            f"{path}: expected transposed to be {not transposed} for a {type(module).__name__}, "
+            f"but got {transposed}"
         )
     dtype = stored.options["dtype"]
     if is_same:
@@ -349,6 +359,22 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
 
 
 def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str], bool]) -> None:
+    """Check that the file shares what the model does, and besides only tensors of one kind.
+
+    These are parameters of the same name in their modules, or tensors of quantized layers.
+    """
+    tensors, parameters = registered(model), model.named_parameters(remove_duplicate=False)
+    outside = {name for name, _ in parameters if not is_inside(name)}
+    for alias, name in sorted(manifest.shared_tensors.items()):
+        pair = alias, name
+        are_alike = len({one.rpartition(".")[2] for one in pair}) == 1 and (
+            all(map(is_inside, pair)) or outside.issuperset(pair)
+        )
+        if not are_alike and not _are_one(tensors.get(alias), tensors.get(name)):
+            raise ValueError(
+                f"{alias}: expected a tensor of its own, as in the model, but the file has that of "
+                f"{name}"
+            )
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not is_inside(name):
@@ -360,6 +386,13 @@ def _check_ties(model: nn.Module, manifest: Manifest, is_inside: Callable[[str],
                 f"{names[0]}: expected one tensor for {', '.join(names)}, which the model shares, "
                 f"but the file has {len(firsts)}"
             )
+
+
+def _are_one(tensor: Tensor | None, other: Tensor | None) -> bool:
+    """Whether a model has one tensor for two names, as an object or in memory."""
+    if tensor is None or other is None or tensor.is_meta:
+        return tensor is not None and tensor is other
+    return place_of(tensor, None) == place_of(other, None)
 
 
 def _few(names: set[str]) -> str:

@@ -33,6 +33,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..._table import shown
 from ...nn.inference.conv import Convolution
 from ..layers import form_named, form_names
 from ..served import Form
@@ -119,17 +120,17 @@ def parse_manifest(text: str) -> Manifest:
     if type(version) is not int or version != FORMAT:
         writer = data.get("writer") if isinstance(data, dict) else None
         raise ValueError(
-            f"expected format {FORMAT}, but got {version!r:.80}, which {writer!r:.40} has written"
+            f"expected format {FORMAT}, but got {shown(version)}, which {shown(writer, 40)} has "
+            "written"
         )
     if data.keys() != _KEYS:
-        raise ValueError(
-            f"expected its configuration to have {sorted(_KEYS)}, but got {sorted(data)!r:.200}"
-        )
+        got = shown(sorted(data), 200)
+        raise ValueError(f"expected its configuration to have {sorted(_KEYS)}, but got {got}")
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
     if not isinstance(data["writer"], str):
-        raise ValueError(f"expected writer to be a text, but got {data['writer']!r:.80}")
+        raise ValueError(f"expected writer to be a text, but got {shown(data['writer'])}")
     manifest = Manifest(
         {path: _module(path, value) for path, value in modules.items()},
         _names("shared_modules", data["shared_modules"]),
@@ -150,20 +151,20 @@ def parse_manifest(text: str) -> Manifest:
 def _module(path: str, value: Any) -> StoredModule:
     keys = {"class", "further", "options", "packed"}
     if not isinstance(value, dict) or value.keys() != keys:
-        raise ValueError(f"{path}: expected {', '.join(sorted(keys))}, but got {value!r:.80}")
+        raise ValueError(f"{path}: expected {', '.join(sorted(keys))}, but got {shown(value)}")
     name, further, packed = value["class"], value["further"], value["packed"]
     if not _holds_texts(further):
-        raise ValueError(f"{path}: expected further to hold names, but got {further!r:.80}")
+        raise ValueError(f"{path}: expected further to hold names, but got {shown(further)}")
     form = form_named(name) if isinstance(name, str) else None
     if form is None:
         raise ValueError(
-            f"{path}: expected a class of {', '.join(form_names())}, but got {name!r:.80}; one of "
+            f"{path}: expected a class of {', '.join(form_names())}, but got {shown(name)}; one of "
             "your own has to be registered first, by baraquant.register_layer"
         )
     if not isinstance(packed, dict) or not all(
         name in form.tensors and is_sizes(shape) for name, shape in packed.items()
     ):
-        raise ValueError(f"{path}: expected packed to hold shapes, but got {packed!r:.80}")
+        raise ValueError(f"{path}: expected packed to hold shapes, but got {shown(packed)}")
     try:
         options = form.parse(value["options"])
     except ValueError as error:
@@ -178,13 +179,13 @@ def _holds_texts(value: Any) -> bool:
 
 def _paths(what: str, value: Any) -> set[str]:
     if not _holds_texts(value):
-        raise ValueError(f"expected {what} to hold paths, but got {value!r:.80}")
+        raise ValueError(f"expected {what} to hold paths, but got {shown(value)}")
     return set(value)
 
 
 def _names(what: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
-        raise ValueError(f"expected {what} to hold names, but got {value!r:.80}")
+        raise ValueError(f"expected {what} to hold names, but got {shown(value)}")
     for alias, name in value.items():
         if name in value:
             raise ValueError(f"{alias}: expected {what} to name the first of all, but got {name}")

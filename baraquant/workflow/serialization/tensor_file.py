@@ -22,6 +22,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from ..._table import shown
+
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -39,6 +41,7 @@ DTYPES = {
 }
 _LONGEST_HEADER = 100_000_000  # as in safetensors itself
 _DEEPEST = 100  # values within values
+_MOST_SIZES = 64  # of a shape, as in PyTorch
 _FOREIGN = {
     b"PK\x03\x04": "a zip archive, as torch.save writes it",
     b"\x80\x02": "a pickle",
@@ -79,7 +82,7 @@ def parse_json(text: str | bytes) -> Any:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise ValueError(f"the key {key!r} stands there twice")
+                raise ValueError(f"the key {shown(key)} stands there twice")
             result[key] = value
         return result
 
@@ -165,28 +168,30 @@ def _metadata(value: Any) -> dict[str, str]:
 def _entry(name: str, value: Any) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(
-            f"{name}: expected an entry with dtype, shape and data_offsets, but got {_short(value)}"
+            f"{name}: expected an entry with dtype, shape and data_offsets, but got {shown(value)}"
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"{name}: expected a dtype of {', '.join(DTYPES)}, but got {dtype!r}")
+        raise ValueError(f"{name}: expected a dtype of {', '.join(DTYPES)}, but got {shown(dtype)}")
     if not is_sizes(shape):
-        raise ValueError(f"{name}: expected a shape of whole sizes, but got {_short(shape)}")
+        raise ValueError(f"{name}: expected a shape of whole sizes, but got {shown(shape)}")
     if not is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{name}: expected a begin and an end, but got {_short(offsets)}")
+        raise ValueError(f"{name}: expected a begin and an end, but got {shown(offsets)}")
     nbytes = math.prod(shape) * DTYPES[dtype].itemsize
     if nbytes != offsets[1] - offsets[0]:
         raise ValueError(
-            f"{name}: expected {nbytes} bytes ({dtype} {_short(shape)}), but its offsets are "
+            f"{name}: expected {nbytes} bytes ({dtype} {shown(shape)}), but its offsets are "
             f"{offsets[0]} and {offsets[1]}"
         )
     return Entry(DTYPES[dtype], tuple(shape), offsets[0], offsets[1])
 
 
 def is_sizes(value: Any) -> bool:
-    """Return whether ``value`` is a list of nonnegative integers of 64 bits."""
-    return isinstance(value, list) and all(
-        type(size) is int and 0 <= size < 2**63 for size in value
+    """Return whether ``value`` lists at most 64 nonnegative integers of 64 bits."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _MOST_SIZES
+        and all(type(size) is int and 0 <= size < 2**63 for size in value)
     )
 
 
@@ -206,9 +211,18 @@ def _check_places(tensors: dict[str, Entry], size: int) -> None:
         raise ValueError(f"expected {end} bytes of data, but it has {size}: the rest has no name")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def on_meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor on the meta device.
+
+    Raises:
+        ValueError: No tensor can have the shape.
+    """
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
+        raise ValueError(
+            f"{name}: expected a shape that a tensor can have, but got {shape}"
+        ) from None
 
 
 # ---- The data -----------------------------------------------------------------------------------

@@ -245,6 +245,42 @@ def test_each_run_and_each_choice_is_the_same():
         Sensitivity.from_dict({"format": "baraquant.sensitivity", "version": 2})
 
 
+LIES = {
+    "other_bytes": [(-1, "expected other_bytes"), (1.0, "expected other_bytes")],
+    "of": [([], "expected of to be str"), ("x", "expected of to be layer or output")],
+    "configs": [([], "expected configs to be"), ({"a": {}}, "configs: a: QuantConfig: expected")],
+    "left_out": [({"a": 1}, "expected left_out to be")],
+    "layers": [({}, "expected layers"), ([{}], "layers: 0: expected path, paths, kind")],
+    "more": [(1, "expected format, version, configs, layers, left_out, other_bytes, of, but")],
+}
+LIES_OF_LAYERS = {
+    "errors": [
+        *(({"a": error}, "expected errors to be") for error in (-1.0, math.nan, math.inf, None)),
+        ({"b": 1.0}, "expected bytes, errors and refused of the configs"),
+        ([], r"expected errors to be dict\[str, float\], but got \[\]"),
+    ],
+    "bytes": [({"a": -1}, "expected bytes to"), ({}, "bytes for each error")],
+    "group": [(-1, "expected group to"), (True, "expected group to")],
+    "parameters": [(2**63, "expected parameters to")],
+    "path": [("x", "expected path to be one of its paths"), (3, "expected path to be")],
+    "paths": [([], "expected path to be one of its paths"), ("x", "expected paths to be")],
+}
+
+
+def test_what_a_dictionary_is_refused_for():
+    whole = measured(seeded(Block), {"a": W8A8()}).to_dict()
+    one = {**whole["layers"][0]}
+    cases = [(whole | {key: value}, text) for key, lies in LIES.items() for value, text in lies]
+    cases += [
+        (whole | {"layers": [one | {key: value}]}, f"layers: 0: .*{text}")
+        for key, lies in LIES_OF_LAYERS.items()
+        for value, text in lies
+    ]
+    for data, text in cases:
+        with pytest.raises(ValueError, match=f"^baraquant.Sensitivity.from_dict: .*{text}"):
+            Sensitivity.from_dict(data)
+
+
 def test_names_of_a_list():
     configs = [
         W8A8(),
