@@ -131,8 +131,9 @@ def check_absent(caller: str, path: Path) -> None:
     Raises:
         FileExistsError: Something is there already.
     """
-    if path.is_dir() and not any(path.iterdir()):
-        return
+    with contextlib.suppress(FileNotFoundError):  # somebody may take it away
+        if path.is_dir() and not any(path.iterdir()):
+            return
     if path.exists() or path.is_symlink():
         what = "a folder that is not empty" if path.is_dir() else "a file"
         raise FileExistsError(
