@@ -36,8 +36,11 @@ def device(path: Path) -> Iterator[None]:
 
 @contextmanager
 def listening(path: Path) -> Iterator[None]:
+    here = os.getcwd()
     with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(path))
+        os.chdir(path.parent)  # the name of a socket may have 107 bytes
+        one.bind(path.name)
+        os.chdir(here)
         yield
 
 
