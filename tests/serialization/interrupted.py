@@ -58,7 +58,7 @@ def status_of(process: int) -> int:
 def has_lost_its_data(error: Exception) -> bool:
     """Whether something was put away before it was opened, also in the words of onnx."""
     gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-    return gone or "should be stored in" in str(error)
+    return gone or any(part in str(error) for part in (".onnx.data", "external data"))
 
 
 def look(writer: Writer, path: Path, found: list[str], stop: Path) -> None:
