@@ -275,8 +275,8 @@ def sensitivity(
     The model is unchanged afterwards, whatever interrupts the call, also what it keeps from one
     call to the next, as a cache in a buffer or an attribute: each call that is measured starts from
     what the float model's call has started from. The memory does not grow with the data: each layer
-    keeps one sum for each configuration. Beside the model it holds the integers of all configurations, a byte
-    for each weight and configuration.
+    keeps one sum for each configuration. Beside the model it holds the integers of all
+    configurations, a byte for each weight and configuration.
 
     Layers that share a tensor get one configuration. A layer that the data does not reach stays
     floating, unless it shares a tensor or is ``together`` with one that it reaches; then it adds no
