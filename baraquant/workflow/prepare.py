@@ -18,7 +18,7 @@ from .passes import Chosen, observe_inputs
 from .replace import swap
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .transaction import are_kept, changes_model, check_writable, keep_values, run_to_end
+from .transaction import are_kept, changes_model, keep_values, run_to_end, unwritable
 from .unpack import unpack_modules
 from .view import FilterFn
 
@@ -128,11 +128,17 @@ input=int8 per_token symmetric dynamic)
 def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
     """Rotate the weights of layers in place."""
     layers = {path: one.prepared for path, one in chosen.items() if rotate_of(one.prepared) > 0}
-    weights = {f"{path}.weight": layer._parameters["weight"] for path, layer in layers.items()}
-    check_writable(model, weights, CALLER)
-    if not are_kept(weights.values()):
+    weights = [layer._parameters["weight"] for layer in layers.values()]
+    reasons = unwritable(model) if weights else {}
+    for path, weight in zip(layers, weights, strict=True):
+        if id(weight) in reasons:
+            raise ValueError(
+                f"{CALLER}: {path}: expected a weight that can be rotated in place, but "
+                f"{reasons[id(weight)]}; give the layer a copy of it"
+            )
+    if not are_kept(weights):
         run_to_end()
-    keep_values(*weights.values())
+    keep_values(*weights)
     for layer in layers.values():
         layer.rotate_weight_()
 

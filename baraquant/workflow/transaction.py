@@ -19,7 +19,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -354,54 +354,25 @@ def replace_inference_tensors(model: nn.Module) -> None:
 
 
 def unwritable(model: nn.Module) -> dict[int, str]:
-    """Return why some tensors of a model cannot be written to in place, by their ids.
-
-    A number that is in memory once for several elements, or for several tensors, would change them
-    all.
-    """
+    """Return why some tensors of a model cannot be written to in place, by their ids."""
     found: dict[int, str] = {}
-    spans: list[tuple[Any, int, int, Tensor]] = []
-    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    for tensor in tensors.values():
+    spans: list[tuple[str, int, int, int]] = []
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for key, tensor in tensors.items():
         is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_meta:
+        if not is_plain or tensor.is_meta or tensor.numel() == 0:
             continue
-        if tensor.is_inference():
-            found[id(tensor)] = "it was made under torch.inference_mode()"
-        elif tensor.numel() > 0:
-            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-            if last + 1 < tensor.numel():
-                found[id(tensor)] = "its elements share memory, as after expand"
-            start = tensor.data_ptr()
-            end = start + (last + 1) * tensor.element_size()
-            spans.append((str(tensor.device), start, end, tensor))
-    spans.sort(key=lambda span: span[:3])
-    furthest: tuple[Any, int, int, Tensor] | None = None
-    for span in spans:
-        if furthest is not None and span[0] == furthest[0] and span[1] < furthest[2]:
-            for tensor in (span[3], furthest[3]):
-                found.setdefault(id(tensor), "it shares memory with another tensor of the model")
-        if furthest is None or span[0] != furthest[0] or span[2] > furthest[2]:
-            furthest = span
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        length = 1 + sum((size - 1) * stride for size, stride in steps)
+        if length < tensor.numel():
+            found[key] = "its elements share memory, as after expand"
+        start = tensor.data_ptr()
+        end = start + length * tensor.element_size()
+        spans.append((str(tensor.device), start, end, key))
+    furthest = ("", 0, 0)
+    for device, start, end, key in sorted(spans):
+        if device == furthest[0] and start < furthest[1]:
+            for each in (key, furthest[2]):
+                found.setdefault(each, "it shares memory with another tensor of the model")
+        furthest = max(furthest, (device, end, key))
     return found
-
-
-def check_writable(model: nn.Module, tensors: Mapping[str, Tensor], caller: str) -> None:
-    """Check that tensors of a model can be written to in place.
-
-    Args:
-        model: The model.
-        tensors: Those that will be written to, by their names.
-        caller: The public function, for messages.
-
-    Raises:
-        ValueError: One cannot. The message has its name.
-    """
-    reasons = unwritable(model) if tensors else {}
-    for name, tensor in tensors.items():
-        if id(tensor) in reasons:
-            raise ValueError(
-                f"{caller}: {name}: expected a weight that can be written to in place, but "
-                f"{reasons[id(tensor)]}; give the layer a copy: layer.weight = "
-                "nn.Parameter(layer.weight.detach().clone())"
-            )

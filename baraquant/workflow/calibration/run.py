@@ -416,31 +416,27 @@ class State:
         self._modules = list(modules.values())
         self._marks = _marks(self._modules)
         self._attributes = [(vars(module), dict(vars(module))) for module in self._modules]
-        self._tensors: list[tuple[Tensor, Tensor]] = []
-        self._collections: list[tuple[Any, Any]] = []
-        self._generators = generators()
+        # What gives a tensor, a collection or a generator its state back, and the two arguments.
+        self._saved: list[tuple[Callable[..., object], Any, Any]] = [
+            (_call_with, set_state, value) for set_state, value in generators()
+        ]
         self._seen: dict[int, Any] = {}
         with torch.no_grad():
             for _, own in self._attributes:
                 for name, value in own.items():
                     if name.endswith("_hooks") and isinstance(value, dict):
-                        self._collections.append((value, dict(value)))  # what watches goes on
+                        self._saved.append((refill, value, dict(value)))  # what watches goes on
                     elif name not in _KEPT:
                         self._visit(value)
         self._seen.clear()
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
     def restore(self) -> None:
         """Put everything back that has changed since; it can be called several times."""
         if self._marks == _marks(self._modules):
             for own, saved in self._attributes:
                 refill(own, saved)
-        for collection, saved in self._collections:
-            refill(collection, saved)
-        for tensor, copy in self._tensors:
-            restore_values(tensor, copy)
-        for set_state, value in self._generators:
-            set_state(value)
+        for restore, value, saved in self._saved:
+            restore(value, saved)
 
     def _visit(self, value: Any, depth: int = 0) -> None:
         """Note a value and what it holds; ``depth`` objects lead to it. Modules are noted apart."""
@@ -449,27 +445,27 @@ class State:
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
             if not is_lazy(value) and not value.is_meta:
-                self._tensors.append((value, value.detach().clone()))
+                self._saved.append((restore_values, value, value.detach().clone()))
         elif isinstance(value, torch.Generator):
-            self._generators.append((value.set_state, value.get_state()))
+            self._saved.append((_call_with, value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
-            self._generators.append((value.setstate, value.getstate()))
+            self._saved.append((_call_with, value.setstate, value.getstate()))
         elif isinstance(value, dict):
-            self._note(value, dict(value), list(value.values()), depth)
-        elif isinstance(value, (list, deque)):
-            self._note(value, list(value), value, depth)
-        elif isinstance(value, set):
-            self._note(value, set(value), value, depth)
+            self._saved.append((refill, value, dict(value)))
+            self._visit(tuple(value.values()), depth)
+        elif isinstance(value, (list, deque, set)):
+            saved: Any = set(value) if isinstance(value, set) else list(value)
+            self._saved.append((refill, value, saved))
+            self._visit(tuple(value), depth)
         elif isinstance(value, (tuple, frozenset)):
             for one in value:
                 self._visit(one, depth)
         elif depth < _DEPTH and _is_record(value):
             self._visit(vars(value), depth + 1)
 
-    def _note(self, collection: Any, saved: Any, values: Iterable[Any], depth: int) -> None:
-        self._collections.append((collection, saved))
-        for one in values:
-            self._visit(one, depth)
+
+def _call_with(set_state: Callable[[Any], Any], state: Any) -> None:
+    set_state(state)
 
 
 def _is_record(value: Any) -> bool:
