@@ -124,9 +124,9 @@ class Contents:
     def is_kept_by(self, saved: Contents) -> bool:
         """Whether a save of the loaded model says the same.
 
-        A save has its own writer, and names the last dimension. It leaves out constants that the model lacks, and has the model's
-        own of those with another shape, and the zeros that stand for a zero point that the file
-        leaves out.
+        A save has its own writer, and names the last dimension. It leaves out constants that the
+        model lacks, and has the model's own of those with another shape, and the zeros that stand
+        for a zero point that the file leaves out.
         """
         own, other = ({**c.config, "writer": "", "constants": {}} for c in (self, saved))
         for module in self.config["modules"].values():
