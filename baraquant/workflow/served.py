@@ -311,7 +311,7 @@ class Form:
         if options.get(_INPUT) is not None:
             names = TABLE["rounder"]["tensors"]
             parts = {name: own.pop(f"{_INPUT}.{name}", None) for name in names}
-            options[_INPUT] = FakeQuantize(**parts, **options[_INPUT])
+            options[_INPUT] = FakeQuantize(**parts, **options[_INPUT]).without_state()
         unknown = own.keys() - self.tensors.keys()
         if unknown:
             raise ValueError(f"expected the tensors {sorted(self.tensors)}, but got {min(unknown)}")

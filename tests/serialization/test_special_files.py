@@ -36,7 +36,7 @@ def device(path: Path) -> Iterator[None]:
 
 @contextmanager
 def listening(path: Path) -> Iterator[None]:
-    here = os.getcwd()
+    here = Path.cwd()
     with socket.socket(socket.AF_UNIX) as one:
         os.chdir(path.parent)  # the name of a socket may have 107 bytes
         one.bind(path.name)

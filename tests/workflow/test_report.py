@@ -20,6 +20,7 @@ WHAT = (
     "FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, input=float): "
     "stores integers and computes in floating point"
 )
+STATE = 7 * 4 + 1  # bytes of a fake quantizer's scheme and switch
 
 
 class Model(nn.Module):
@@ -56,7 +57,7 @@ def test_rows_and_text() -> None:
         "table         left out: its max_norm rewrites the weight (31.9 %)",
         "head          left out: its configuration is None (8.5 %)",
         "3 changed, 2 left out; 38.3 % of 94 parameters in integers, 0.0 % of multiply-adds of "
-        "weights by integers; 376 B before, 376 B now",
+        f"weights by integers; 376 B before, {376 + 3 * STATE} B now",
     ]
     assert report.summary() == str(report).splitlines()[-1]
 
@@ -139,11 +140,11 @@ def test_bytes() -> None:
     assert (report.bytes_before, report.bytes_after) == (before, after)
     model = nn.Sequential(nn.Linear(8, 8, dtype=torch.bfloat16))
     assert baraquant.quantize_(model, W4A16(4)).bytes_before == 2 * 72
-    # Learned scales, and a counter of batches for each of the 4 quantizers, are what training adds;
-    # they are no parameters of the model's own.
+    # Learned scales, and the state of each of the 4 quantizers, are what training adds; they are no
+    # parameters of the model's own. A learned one also counts batches, and notes zeros.
     model = Model()
     report = prepare_(model, QuantConfig(TensorConfig(4, learned=True)))
-    assert report.bytes_after == report.bytes_before + 4 * (3 * 4 + 2) + 4 * 8
+    assert report.bytes_after == report.bytes_before + 4 * (3 * 4 + 2) + 4 * (8 + 1 + STATE)
     assert report.total_parameters == 94 == convert_(model).total_parameters
 
 
@@ -156,7 +157,9 @@ def test_tied_weights_count_once(config: QuantConfig) -> None:
         report = call(model, config)
         assert report.total_parameters == 80 and report.share == 1.0
         assert report.parameters == {"table": 80, "head": 0}
-    assert (report.bytes_before, report.bytes_after) == (320, 80 + 4 * scales)
+    quantizers = 3 if config == W8A8() else 2
+    assert report.bytes_before == 320 + quantizers * STATE
+    assert report.bytes_after == 80 + 4 * scales
     floating = nn.ModuleDict({"table": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
     floating["head"].weight = floating["table"].weight
     floating["body"] = nn.Linear(8, 8, bias=False)
