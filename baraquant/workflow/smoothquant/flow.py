@@ -34,7 +34,7 @@ from ...nn.shared.subclassed import MisfitError, tried
 from ..calibration.observers import Through
 from ..calibration.run import Run, Watcher, import_apart
 from ..passes import Scaling
-from ..transaction import keep_hooks, undone, unwritable
+from ..transaction import keep_hooks, undone, unwritable, write
 from .readers import Readers, Scope
 
 aten = torch.ops.aten
@@ -383,6 +383,13 @@ def parameter_owners(model: nn.Module) -> Counter[int]:
     )
 
 
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def fold(producer: nn.Module, smooth: Tensor) -> None:
+    """Divide each channel of the output of ``producer`` by its factor, in its parameters."""
+    for parameter, quotient in divided(producer, smooth):
+        write(parameter, quotient)
+
+
 def can_fold(producer: nn.Module, smooth: Tensor) -> bool:
     """Return whether the divided parameters are finite in the dtype of the producer."""
     with torch.no_grad():
@@ -413,8 +420,7 @@ def _follows_weight(norm: nn.Module, channels: int) -> bool:
     try:
         with torch.no_grad():
             before = tried(trial, rows)
-            for parameter, quotient in divided(trial, factors):
-                parameter.copy_(quotient)
+            fold(trial, factors)
             after = tried(trial, rows)
     except MisfitError:  # it is no norm as it is known here
         return False
