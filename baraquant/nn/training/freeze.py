@@ -39,8 +39,8 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
         if not quantizer._is_initialized() and not scale.is_meta:
             raise ValueError(UNSEEN + skipped(quantizer) + COPIED)
         check_scale("the input", scale)
-        ends = {"quant_min": quantizer.quant_min, "quant_max": quantizer.quant_max}
-        return FakeQuantize(scale, zero_point, **ends).without_state()
+        low, high = quantizer.quant_min, quantizer.quant_max
+        return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high).without_state()
     if not isinstance(quantizer, FakeQuantize):
         return None
     if quantizer.is_dynamic:
