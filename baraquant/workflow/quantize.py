@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
+from .convert import swap_layers
 from .layers import Layer, weights_of
-from .make import swap_layers
 from .passes import calibrate_inputs, passes_of, what_needs_calibration
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to

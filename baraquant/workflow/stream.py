@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from ..configs import Config
 from ..nn import QuantizesWeight
 from ..schemes import Algorithm
+from .convert import Maker, swap_layers
 from .layers import weights_of
-from .make import Maker, swap_layers
 from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at

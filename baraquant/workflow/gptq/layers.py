@@ -24,7 +24,7 @@ from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.observers import Seen
 from ..calibration.run import ProgressBar, Run
-from ..make import Maker
+from ..convert import Maker
 from ..passes import Chosen, Pass, register_pass
 from ..replace import put
 from ..transaction import undone

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from ...configs import QuantConfig
 from ..calibration.observers import OutputErrors
 from ..calibration.run import Calibration, Run, State, evaluating
+from ..convert import Maker
 from ..layers import inside, layer_of, weights_of
-from ..make import Maker
 from ..passes import calibrate_inputs
 from ..quantize import after_training, check_module
 from ..report import FILTERED
