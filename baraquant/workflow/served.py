@@ -342,12 +342,16 @@ class Form:
         rounder = getattr(module, _INPUT, None)
         if not isinstance(rounder, FakeQuantize) or rounder.mode != "fixed":
             return
-        features = getattr(module, "in_features", None)
-        size = 1 if rounder.granularity == "per_token" else features
-        if rounder.granularity == "per_group" and features is not None:
-            size = -(-features // rounder.group_size)
+        features, size = getattr(module, "in_features", None), 1
+        if rounder.granularity in ("per_channel", "per_group"):
+            if features is None:
+                raise ValueError(
+                    f"expected {_INPUT} to have one scale in a {type(module).__name__}, but got "
+                    f"{rounder.granularity}"
+                )
+            size = -(-features // (rounder.group_size or 1))
         shape = rounder.scale.shape
-        if rounder.granularity != "per_tensor" and size is not None and shape[-1:] != (size,):
+        if rounder.granularity != "per_tensor" and shape[-1:] != (size,):
             raise ValueError(
                 f"expected {_INPUT}.scale to have {size} in its last dimension, but got "
                 f"{list(shape)}"

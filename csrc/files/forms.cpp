@@ -62,8 +62,11 @@ void check_rounder(const Form& form, const torch::nn::Module& module) {
   const nn::FakeQuantizeImpl* rounder = rounder_in(module);
   if (rounder == nullptr || rounder->options.mode() != "fixed") return;
   const std::string& granularity = rounder->options.granularity();
-  const bool is_linear = form.layer == "Linear";
-  if (granularity == "per_tensor" || (granularity != "per_token" && !is_linear)) return;
+  if (granularity == "per_tensor") return;
+  if (granularity != "per_token" && form.layer != "Linear") {
+    fail("expected input_fake_quant to have one scale in a ", form.layer, ", but got ",
+         granularity);
+  }
   const int64_t features = dynamic_cast<const nn::QuantizedLayer&>(module).weight_sizes()[1];
   const int64_t size = granularity == "per_token" ? 1
                        : granularity == "per_group"

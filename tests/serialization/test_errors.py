@@ -433,6 +433,16 @@ def test_ties_that_the_file_does_not_have(tmp_path: Path) -> None:
     fails(tmp_path / "a", message, lambda: Network(TIED))
 
 
+def test_a_convolution_whose_input_has_several_scales(tmp_path: Path) -> None:
+    """Its forward would fail."""
+    model = nn.Sequential(nn.Conv1d(8, 8, 3))
+    baraquant.quantize_(model, baraquant.W8A16())
+    grouped = {"granularity": "per_group", "axis": -1, "group_size": 2}
+    model[0].input_fake_quant = baraquant.nn.FakeQuantize(torch.ones(1, 4), None, **grouped)
+    with pytest.raises(ValueError, match="0: expected input_fake_quant to have one scale in a"):
+        baraquant.save(model, tmp_path / "model.safetensors")
+
+
 def test_what_is_no_model_and_no_file(every: tuple[Path, Every]) -> None:
     path, _ = every
     for wrong in (3, "model", None):
