@@ -99,7 +99,10 @@ BARAQUANT_API StateDict state_dict(const torch::nn::Module& model);
 
 /// Copy tensors into a model's parameters and buffers.
 ///
-/// @throws c10::ValueError A name is missing or unknown, or a shape differs.
+/// A state may lack the `scheme` and `saw_zeros` of fake quantizers, and a switch that is on.
+///
+/// @throws c10::ValueError A name is missing or unknown, a shape differs, or a fake quantizer is none of
+///     the kind that the state comes from.
 BARAQUANT_API void load_state_dict(torch::nn::Module& model, const StateDict& tensors);
 
 namespace workflow {

@@ -99,6 +99,7 @@ std::shared_ptr<nn::FakeQuantizeImpl> rounder_of(const Options& options, const T
   if (value.is_null()) return nullptr;
   const auto& members = value.get<Json::Object>();
   nn::FakeQuantizeOptions result = rounder_options(Options(members.begin(), members.end()));
+  result.keeps_state(false);
   const at::Tensor scale = tensor_of(tensors, "input_fake_quant.scale");
   if (scale.defined()) result.scale(scale);
   const at::Tensor zero_point = tensor_of(tensors, "input_fake_quant.zero_point");

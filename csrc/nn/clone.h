@@ -29,15 +29,18 @@ std::shared_ptr<Module> cloned(const std::shared_ptr<Module>& module,
   return module == nullptr ? nullptr : std::dynamic_pointer_cast<Module>(module->clone(device));
 }
 
-// Give a new module copies of the parameters and buffers of another one of the same kind.
+// Give a new module copies of the parameters and buffers of another one of the same kind, which may
+// have more.
 inline void copy_tensors(torch::nn::Module& to, const torch::nn::Module& from,
                          const std::optional<torch::Device>& device) {
   const torch::NoGradGuard no_grad;
-  for (const auto& item : from.named_parameters(/*recurse=*/false)) {
-    to.named_parameters(/*recurse=*/false)[item.key()].set_data(cloned(*item, device));
+  const auto parameters = from.named_parameters(/*recurse=*/false);
+  const auto buffers = from.named_buffers(/*recurse=*/false);
+  for (const auto& item : to.named_parameters(/*recurse=*/false)) {
+    item->set_data(cloned(parameters[item.key()], device));
   }
-  for (const auto& item : from.named_buffers(/*recurse=*/false)) {
-    to.named_buffers(/*recurse=*/false)[item.key()].set_data(cloned(*item, device));
+  for (const auto& item : to.named_buffers(/*recurse=*/false)) {
+    item->set_data(cloned(buffers[item.key()], device));
   }
   to.train(from.is_training());
 }

@@ -14,6 +14,9 @@
 namespace baraquant::nn {
 
 FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
+    : FakeQuantizeImpl(std::move(given), "") {}
+
+FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given, const std::string& kind)
     : Quantizer("FakeQuantize"), options(std::move(given)) {
   check_mode(options);
   check_granularity(options.granularity(), options.axis(), options.group_size());
@@ -39,6 +42,9 @@ FakeQuantizeImpl::FakeQuantizeImpl(FakeQuantizeOptions given)
     zero_point = register_buffer("zero_point", zero_point_tensor(options, scale));
   }
   options.scale(std::monostate{}).zero_point(std::monostate{});
+  if (!options.keeps_state()) return;
+  keep_state(kind.empty() ? options.mode() : kind, ops_of(options), options.symmetric(),
+             is_dynamic() ? 0 : scale.numel());
 }
 
 torch::Tensor FakeQuantizeImpl::forward(const torch::Tensor& input) {
@@ -136,7 +142,7 @@ void FakeQuantizeImpl::enable_fake_quant(bool enabled) {
   if (is_observed()) {
     fake_quant_enabled.fill_(enabled ? 1 : 0);
   } else {
-    rounds_ = enabled;
+    Quantizer::enable_fake_quant(enabled);
   }
 }
 
@@ -158,10 +164,21 @@ std::shared_ptr<FakeQuantizeImpl> FakeQuantizeImpl::freeze() const {
   if (is_dynamic()) calculate_qparams();  // raises
   auto frozen = options;
   frozen.mode("fixed").symmetric(true).scale(scale).zero_point(zero_point);
-  frozen.averaging_constant(std::nullopt).channels(std::nullopt);
+  frozen.averaging_constant(std::nullopt).channels(std::nullopt).keeps_state(false);
   auto result = std::make_shared<FakeQuantizeImpl>(frozen);
   result->train(is_training());
   return result;
+}
+
+std::shared_ptr<FakeQuantizeImpl> FakeQuantizeImpl::without_state() const {
+  const auto copy = std::dynamic_pointer_cast<FakeQuantizeImpl>(clone());
+  copy->options.keeps_state(false);
+  return std::dynamic_pointer_cast<FakeQuantizeImpl>(copy->clone());  // of this one's class
+}
+
+void FakeQuantizeImpl::loaded() {
+  Quantizer::loaded();
+  is_seen_ = false;
 }
 
 std::shared_ptr<torch::nn::Module> FakeQuantizeImpl::clone(
@@ -169,7 +186,7 @@ std::shared_ptr<torch::nn::Module> FakeQuantizeImpl::clone(
   auto given = options;
   if (options.mode() == "fixed") given.scale(scale).zero_point(zero_point);
   auto copy = std::make_shared<FakeQuantizeImpl>(given);
-  copy->rounds_ = rounds_;
+  copy->enable_fake_quant(rounds());
   copy_tensors(*copy, *this, device);
   return copy;
 }
@@ -195,7 +212,9 @@ FakeQuantizeTernaryImpl::FakeQuantizeTernaryImpl(const FakeQuantizeOptions& give
                            .group_size(given.group_size())
                            .quant_min(-1)
                            .quant_max(1)
-                           .scale_dtype(given.scale_dtype())) {}
+                           .scale_dtype(given.scale_dtype())
+                           .keeps_state(given.keeps_state()),
+                       "ternary") {}
 
 torch::Tensor FakeQuantizeTernaryImpl::round(const torch::Tensor& input) {
   return straight_through(FakeQuantizeImpl::round(input.detach()), input);
@@ -210,7 +229,7 @@ std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeTernaryImpl::qparams_of_row
   return {step, torch::zeros_like(step, torch::kInt32)};
 }
 
-BARAQUANT_CLONE_BY(FakeQuantizeTernaryImpl, copy->rounds_ = rounds_;
-                   copy->train(is_training()), options)
+BARAQUANT_CLONE_BY(FakeQuantizeTernaryImpl, copy->enable_fake_quant(rounds());
+                   copy_tensors(*copy, *this, device), options)
 
 }  // namespace baraquant::nn

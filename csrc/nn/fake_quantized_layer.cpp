@@ -134,6 +134,8 @@ void FakeQuantizedLayer::set_quantizers(const QuantConfig& config,
   input_fake_quant = of_activation(activation, config, weight);
   register_module("weight_fake_quant", weight_fake_quant);
   if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
+  if (weight.is_meta()) return;  // to which LibTorch moves nothing
+  for (const auto& quantizer : children()) quantizer->to(weight.device());
 }
 
 torch::Tensor FakeQuantizedLayer::rounded_to_master(const torch::Tensor& numbers) const {

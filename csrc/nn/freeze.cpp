@@ -60,12 +60,13 @@ std::shared_ptr<FakeQuantizeImpl> FakeQuantizedLayer::frozen_input() const {
                                                   .scale(scale)
                                                   .zero_point(zero_point)
                                                   .quant_min(learned->quant_min())
-                                                  .quant_max(learned->quant_max()));
+                                                  .quant_max(learned->quant_max())
+                                                  .keeps_state(false));
   }
   const auto one = std::dynamic_pointer_cast<FakeQuantizeImpl>(input_fake_quant);
   if (one == nullptr) return nullptr;
   if (one->is_dynamic()) {
-    auto dynamic = std::dynamic_pointer_cast<FakeQuantizeImpl>(one->clone());
+    auto dynamic = one->without_state();
     dynamic->enable_fake_quant();
     return dynamic;
   }

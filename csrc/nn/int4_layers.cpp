@@ -4,6 +4,7 @@
 
 #include "api/nn/int4.h"
 #include "api/ops.h"
+#include "nn/by_granularity.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
 #include "nn/served.h"
@@ -65,6 +66,10 @@ torch::Tensor RoundsToInt4::rounded(const torch::Tensor& input) {
 FakeQuantizeInt4Impl::FakeQuantizeInt4Impl(FakeQuantizeInt4Options given)
     : Quantizer("FakeQuantizeInt4"), options(std::move(given)) {
   check_given(options);
+  const auto size = options.group_size();
+  keep_state("int4",
+             {.granularity = "per_group", .axis = -1, .group_size = size, .low = -8, .high = 7},
+             options.symmetric(), options.scale().defined() ? options.scale().numel() : 0);
   if (!options.scale().defined()) return;
   scale = register_buffer("scale", options.scale());
   group_factor = register_buffer("group_factor", options.group_factor());
@@ -89,8 +94,8 @@ std::shared_ptr<torch::nn::Module> FakeQuantizeInt4Impl::clone(
   given.scale(cloned(scale, device)).group_factor(cloned(group_factor, device));
   given.group_zero_point(cloned(group_zero_point, device));
   auto copy = std::make_shared<FakeQuantizeInt4Impl>(given);
-  copy->rounds_ = rounds_;
-  copy->train(is_training());
+  copy->enable_fake_quant(rounds());
+  copy_tensors(*copy, *this, device);
   return copy;
 }
 

@@ -29,6 +29,10 @@ LearnedFakeQuantizeImpl::LearnedFakeQuantizeImpl(std::string name, LearnedFakeQu
   if (!options.symmetric()) zero_point = register_parameter("zero_point", zeros);
   const auto counter = torch::TensorOptions().dtype(torch::kInt64).device(scale.device());
   skipped_batches = register_buffer("skipped_batches", torch::zeros({}, counter));
+  saw_zeros = register_buffer("saw_zeros", torch::zeros({1}, counter.dtype(torch::kUInt8)));
+  const bool is_int4 = this->name() == "LearnedFakeQuantizeInt4";
+  keep_state(is_int4 ? "learned int4" : "learned", ops_of(options), options.symmetric(),
+             scale.numel());
 }
 
 bool LearnedFakeQuantizeImpl::is_initialized() const {
@@ -40,38 +44,38 @@ bool LearnedFakeQuantizeImpl::is_initialized() const {
 }
 
 torch::Tensor LearnedFakeQuantizeImpl::forward(const torch::Tensor& input) {
-  if (is_training() && (saw_zeros_ || !is_initialized())) {
+  if (is_training() && (saw_zeros_.read(saw_zeros) || !is_initialized())) {
     initialize_by_first(input);
-    if (saw_zeros_) {
+    if (saw_zeros_.is_on) {
       // A 0 that depends on the parameters, which may still be written before backward.
       auto total = scale.sum();
       if (zero_point.defined()) total = total + zero_point.sum();
       return input + (total * 0.0).to(input.scalar_type());
     }
     // If this batch was skipped, the scale is unknown, and the result is NaN.
-    return rounds_ && input.numel() > 0 ? round_to_grid(input) : input;
+    return rounds() && input.numel() > 0 ? round_to_grid(input) : input;
   }
-  return rounds_ ? round(input) : input;
+  return rounds() ? round(input) : input;
 }
 
 void LearnedFakeQuantizeImpl::initialize(const torch::Tensor& input) {
   if (input.numel() == 0) return;
   start_by(input, /*only_unknown=*/false);
-  saw_zeros_ = false;
+  saw_zeros_.write(saw_zeros, false);
   note_if_known();
 }
 
 void LearnedFakeQuantizeImpl::initialize_by_first(const torch::Tensor& input) {
   if (input.numel() == 0) return;
   const bool only_zeros = !input.is_meta() && !input.detach().any().item<bool>();
-  if (only_zeros && saw_zeros_) return;
-  if (saw_zeros_) {  // the scales of zeros were none
+  if (only_zeros && saw_zeros_.is_on) return;
+  if (saw_zeros_.is_on) {  // the scales of zeros were none
     const torch::NoGradGuard no_grad;
     scale.fill_(std::numeric_limits<double>::quiet_NaN());
     initialized_ = false;
   }
   start_by(input, /*only_unknown=*/true);
-  saw_zeros_ = only_zeros;
+  saw_zeros_.write(saw_zeros, only_zeros);
   note_if_known();
 }
 
@@ -165,10 +169,16 @@ std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeImpl::parameters_of(
 
 void LearnedFakeQuantizeImpl::clone_into(LearnedFakeQuantizeImpl& copy,
                                          const std::optional<torch::Device>& device) const {
-  copy.rounds_ = rounds_;
+  copy.enable_fake_quant(rounds());
   copy.initialized_ = initialized_;
-  copy.saw_zeros_ = saw_zeros_;
+  copy.saw_zeros_.version = -1;
   copy_tensors(copy, *this, device);
+}
+
+void LearnedFakeQuantizeImpl::loaded() {
+  Quantizer::loaded();
+  saw_zeros_.version = -1;
+  note_if_known();
 }
 
 BARAQUANT_CLONE_BY(LearnedFakeQuantizeImpl, clone_into(*copy, device), options)

@@ -144,7 +144,10 @@ torch::Tensor QuantizedLinearImpl::multiply(const QuantizedInput& input) const {
 
 DequantizedLayer::DequantizedLayer(const char* name, const Given& given, int64_t dimensions)
     : QuantizedLayer(name), input_fake_quant(given.input_fake_quant) {
-  if (input_fake_quant != nullptr) register_module("input_fake_quant", input_fake_quant);
+  if (input_fake_quant != nullptr) {
+    if (input_fake_quant->scheme.defined()) input_fake_quant = input_fake_quant->without_state();
+    register_module("input_fake_quant", input_fake_quant);
+  }
   store_integers(given, dimensions);
   store_scales(given);
 }

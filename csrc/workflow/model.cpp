@@ -61,8 +61,15 @@ std::map<std::string, torch::Tensor> state_dict(const torch::nn::Module& model) 
   return tensors;
 }
 
-void load_state_dict(torch::nn::Module& model,
-                     const std::map<std::string, torch::Tensor>& tensors) {
+void load_state_dict(torch::nn::Module& model, const std::map<std::string, torch::Tensor>& given) {
+  auto tensors = given;
+  std::vector<nn::Quantizer*> quantizers;
+  model.apply([&](const std::string& path, torch::nn::Module& module) {
+    auto* quantizer = dynamic_cast<nn::Quantizer*>(&module);
+    if (quantizer == nullptr) return;
+    quantizer->complete(tensors, path);
+    quantizers.push_back(quantizer);
+  });
   const auto own = state_dict(model);
   for (const auto& [name, tensor] : own) {
     const auto found = tensors.find(name);
@@ -82,6 +89,7 @@ void load_state_dict(torch::nn::Module& model,
   }
   const torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : own) tensor.copy_(tensors.at(name));
+  for (auto* quantizer : quantizers) quantizer->loaded();
 }
 
 std::string Report::str() const {

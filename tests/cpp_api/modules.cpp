@@ -10,10 +10,12 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <typeinfo>
 #include <vector>
@@ -372,12 +374,13 @@ bool says(const char* part, const std::function<void()>& call) {
   return false;
 }
 
+void show(const std::string& name, bool right) {
+  std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
+}
+
 // What has no counterpart in Python: typed members, containers, children by name.
 void of_cpp_alone() {
   auto typed = std::make_shared<Typed>();
-  const auto show = [](const char* name, bool right) {
-    std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
-  };
   show("a typed member is an error", says("fc: expected the model alone to hold this Linear",
                                           [&] { baraquant::prepare_(*typed, baraquant::W8A8()); }));
   show("the error leaves the model as it was",
@@ -418,6 +421,126 @@ void of_cpp_alone() {
   show("a report", table.find("1 changed, 1 left out; 40.0 % of 40") != std::string::npos);
 }
 
+// ---- Trainings that are resumed -----------------------------------------------------------------
+
+using torch::nn::Sequential;
+
+Sequential prepared_of(const QuantConfig& config) {
+  Sequential model(torch::nn::Linear(8, 8), torch::nn::Linear(8, 4));
+  baraquant::prepare_(model, config);
+  return model;
+}
+
+// The outputs of some steps. Nothing is rounded at first, and the first batch has zeros alone.
+Tensor train_between(Sequential& model, int first, int last) {
+  torch::optim::SGD optimizer(model->parameters(), 0.05);
+  std::vector<Tensor> outputs = {torch::zeros({3, 4})};
+  for (int step = first; step < last; ++step) {
+    model->apply([step](torch::nn::Module& module) {
+      auto* quantizer = dynamic_cast<baraquant::nn::Quantizer*>(&module);
+      if (quantizer != nullptr && step % 2 == 0) quantizer->enable_fake_quant(step > 0);
+    });
+    optimizer.zero_grad();
+    outputs.push_back(run(model, torch::sin(torch::arange(24.0).reshape({3, 8}) + step) * step));
+    outputs.back().square().mean().backward();
+    optimizer.step();
+  }
+  return torch::stack(outputs).detach();
+}
+
+bool same(const torch::nn::Module& one, const torch::nn::Module& other) {
+  const auto left = baraquant::state_dict(one), right = baraquant::state_dict(other);
+  return std::ranges::equal(left, right, [](const auto& mine, const auto& yours) {
+    return mine.first == yours.first && mine.second.dtype() == yours.second.dtype() &&
+           mine.second.nan_to_num(7.0).equal(yours.second.nan_to_num(7.0));
+  });
+}
+
+void by_archive(Sequential& from, Sequential& to) {
+  std::stringstream file;
+  torch::save(from, file);
+  torch::load(to, file);
+}
+
+void by_state_dict(Sequential& from, Sequential& to) {
+  baraquant::load_state_dict(*to, baraquant::state_dict(*from));
+}
+
+void by_tensors(Sequential& from, Sequential& to) {
+  const torch::NoGradGuard no_grad;
+  for (auto& item : to->named_parameters()) item->copy_(from->named_parameters()[item.key()]);
+  for (auto& item : to->named_buffers()) item->copy_(from->named_buffers()[item.key()]);
+}
+
+void by_clone(Sequential& from, Sequential& to) {
+  to = Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(from->clone()));
+}
+
+void of_resuming() {
+  const std::map<std::string, void (*)(Sequential&, Sequential&)> ways = {
+      {"torch::load", by_archive},
+      {"load_state_dict", by_state_dict},
+      {"tensors", by_tensors},
+      {"a clone", by_clone}};
+  const std::vector<std::string> names = {"w8a8",    "static_average",         "ternary",
+                                          "factors", "factors_learned_static", "learned_asymmetric",
+                                          "rotated", "observed_weights"};
+  for (const auto& name : names) {
+    const auto& config = configs.at(name);
+    for (const auto& [way, take] : ways) {
+      for (int stop = 0; stop < 5; ++stop) {
+        auto model = prepared_of(config), resumed = prepared_of(config);
+        train_between(model, 0, stop);
+        // The state takes the place of that of another training, or of none.
+        if (stop % 2 == 1 || (stop == 0 && way != "tensors")) train_between(resumed, 0, 3);
+        take(model, resumed);
+        const auto what = c10::str(name, ", resumed at step ", stop, " by ", way);
+        show(what + ", has the state", same(*model, *resumed));
+        const auto wanted = train_between(model, stop, 5), got = train_between(resumed, stop, 5);
+        show(what + ", has the bits", got.equal(wanted) && same(*model, *resumed));
+      }
+    }
+    auto model = prepared_of(config);
+    auto source = prepared_of(configs.at(name == "rotated" ? "rotated_per_tensor" : "per_tensor"));
+    const auto* const part = "but got that of one that is dynamic per_tensor symmetric in [-";
+    const auto refuses = [&](auto take) { return says(part, [&] { take(source, model); }); };
+    show(name + " refuses another state", refuses(by_archive) && refuses(by_state_dict));
+    model->to(torch::kHalf);
+    for (const auto& item : model->named_buffers()) {
+      const bool is_switch = item.key().ends_with("_enabled") || item.key().ends_with("saw_zeros");
+      if (is_switch) show(item.key() + " stays uint8", item->scalar_type() == torch::kByte);
+      if (!item.key().ends_with("scheme")) continue;
+      show(item.key() + " stays int32", item->scalar_type() == torch::kInt);
+    }
+  }
+  for (const auto* name : {"w8a8", "factors"}) {
+    torch::nn::LinearImpl linear(8, 8);
+    linear.weight = torch::empty({8, 8}, torch::kMeta);
+    linear.bias = Tensor();
+    baraquant::nn::FakeQuantizedLinear meta(linear, configs.at(name));
+    meta->weight_fake_quant->disable_fake_quant();
+    const auto copy =
+        std::dynamic_pointer_cast<baraquant::nn::FakeQuantizedLinearImpl>(meta->clone());
+    show(c10::str(name, " has a switch beside a meta weight"),
+         copy->weight.is_meta() && !copy->weight_fake_quant->rounds());
+  }
+  // A state that was saved before the entries were there.
+  auto model = prepared_of(configs.at("learned_asymmetric"));
+  auto state = baraquant::state_dict(*model);
+  std::erase_if(state, [](const auto& item) {
+    return item.first.ends_with("scheme") || item.first.ends_with("fake_quant_enabled") ||
+           item.first.ends_with("saw_zeros");
+  });
+  baraquant::load_state_dict(*model, state);
+  model->apply([](torch::nn::Module& module) {
+    auto* quantizer = dynamic_cast<baraquant::nn::Quantizer*>(&module);
+    if (quantizer != nullptr) quantizer->disable_fake_quant();
+  });
+  show("a switch that is off has to be in the state",
+       says("input_fake_quant.fake_quant_enabled",
+            [&] { baraquant::load_state_dict(*model, state); }));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -426,6 +549,7 @@ int main(int count, char** arguments) {
   torch::manual_seed(0);
   errors();
   of_cpp_alone();
+  of_resuming();
   const torch::Device device(count > 2 ? arguments[2] : "cpu");
   for (const auto& entry : std::filesystem::directory_iterator(arguments[1])) {
     if (entry.path().extension() == ".in") run_case(entry.path(), device);

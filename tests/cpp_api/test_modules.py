@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import QuantConfig
-from tests.support.bits import without_switches
 from tests.support.libtorch import STRICT, build_program, run_program
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
@@ -144,9 +143,7 @@ def printed(folder: Path) -> dict[str, list[list[str]]]:
 
 
 def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """The state, but for the switches, which Python alone keeps."""
-    state = without_switches(model.state_dict())
-    return {prefix + name: tensor.clone() for name, tensor in state.items()}
+    return {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def gradient(model: nn.Module, input: Tensor) -> dict[str, Tensor]:

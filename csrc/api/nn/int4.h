@@ -130,7 +130,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   explicit LearnedFakeQuantizeInt4Impl(const LearnedFakeQuantizeInt4Options& options);
 
   torch::Tensor forward(const torch::Tensor& input) override {
-    return rounds_ ? round(input) : input;
+    return rounds() ? round(input) : input;
   }
   /// @throws c10::Error The factors are not known yet.
   torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }

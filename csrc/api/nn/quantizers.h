@@ -5,12 +5,15 @@
 
 #include <torch/arg.h>
 
+#include <map>
 #include <variant>
 #include <vector>
 
 #include "module.h"
 
 namespace baraquant::nn {
+
+struct ByGranularity;  // which values share a scale
 
 /// A module that rounds its input: FakeQuantize or LearnedFakeQuantize.
 class BARAQUANT_API Quantizer : public Layer {
@@ -24,20 +27,51 @@ class BARAQUANT_API Quantizer : public Layer {
   /// @throws c10::Error The mode "dynamic", which keeps none.
   virtual std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const = 0;
   /// Let the module round its input, or pass it through unchanged (an observer continues).
-  virtual void enable_fake_quant(bool enabled = true) { rounds_ = enabled; }
+  virtual void enable_fake_quant(bool enabled = true) {
+    rounds_.write(fake_quant_enabled, enabled);
+  }
   void disable_fake_quant() { enable_fake_quant(false); }
   /// Whether enable_fake_quant is on, as far as the host knows it.
-  virtual bool rounds() const { return rounds_; }
+  virtual bool rounds() const { return rounds_.read(fake_quant_enabled); }
   virtual int64_t quant_min() const = 0;
   virtual int64_t quant_max() const = 0;
   /// The input rounded to the grid while enable_fake_quant is on.
   torch::Tensor forward(const torch::Tensor& input) override {
-    return rounds_ ? round(input) : input;
+    return rounds() ? round(input) : input;
   }
+  /// Load what torch::save has written.
+  /// @throws c10::ValueError It comes from a module that quantizes otherwise.
+  void load(torch::serialize::InputArchive& archive) override;
+  /// Add to a state what it may lack; `path` is this module's.
+  /// @throws c10::ValueError The state comes from a module that quantizes otherwise.
+  void complete(std::map<std::string, torch::Tensor>& state, const std::string& path) const;
+  /// Called after a state was loaded.
+  virtual void loaded() { rounds_.version = -1; }
+
+  torch::Tensor scheme;              ///< int32 `[7]`: how the module quantizes; in training only
+  torch::Tensor fake_quant_enabled;  ///< uint8 `[1]`: the switch; in training only
 
  protected:
+  /// What the host knows of a uint8 buffer. It reads the buffer only if other code has written into
+  /// it, so that nothing else waits for the device.
+  struct BARAQUANT_API Flag {
+    bool read(const torch::Tensor& buffer);
+    void write(const torch::Tensor& buffer, bool value);
+    bool is_on;
+    int64_t version = 0;
+  };
+
   bool is_scale(const std::string&) const override { return true; }
-  bool rounds_ = true;
+  /// Register what a state needs to be resumed; `scales` is their number if they are kept.
+  void keep_state(const std::string& kind, const ByGranularity& how, bool symmetric,
+                  int64_t scales);
+  mutable Flag rounds_{true};
+
+ private:
+  void check_scheme(const torch::Tensor& given, const std::string& path) const;
+  // What a state that lacks an entry means; undefined if it has to have it.
+  torch::Tensor implied(const std::string& name) const;
+  std::vector<int64_t> scheme_;
 };
 
 /// Options of FakeQuantize: the arguments of Python's class of that name.
@@ -75,12 +109,15 @@ struct BARAQUANT_API FakeQuantizeOptions {
   /// The dtype that every scale is rounded to before it is used: "float32", "bfloat16" or "float16".
   /// The zero points of a range are computed with the rounded scale.
   TORCH_ARG(std::string, scale_dtype) = "float32";
+  /// Whether the buffers include what only a training needs; layers for inference have copies without.
+  TORCH_ARG(bool, keeps_state) = true;
 };
 
 /// Rounds its input to a quantization grid; the gradient goes straight through.
 ///
-/// Buffers: none for "dynamic"; `scale` and `zero_point` for "fixed"; for "observed" further
-/// `min_val`, `max_val`, `observer_enabled`, `fake_quant_enabled` and `skipped_batches`.
+/// Buffers: `scale` and `zero_point` for "fixed"; for "observed" further `min_val`, `max_val`,
+/// `observer_enabled`, `fake_quant_enabled` and `skipped_batches`. With `keeps_state` all modes have
+/// `scheme` and `fake_quant_enabled`.
 ///
 /// @throws c10::ValueError A mode, granularity, shape, range or number does not fit, or an option
 ///     is given that the mode does not use.
@@ -108,6 +145,8 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   /// A module of mode "fixed" with copies of this module's scale and zero point.
   /// @throws c10::Error The mode is "dynamic".
   std::shared_ptr<FakeQuantizeImpl> freeze() const;
+  /// A copy for inference, without `scheme` and, unless "observed", without `fake_quant_enabled`.
+  std::shared_ptr<FakeQuantizeImpl> without_state() const;
   bool is_dynamic() const { return options.mode() == "dynamic"; }
   bool is_observed() const { return options.mode() == "observed"; }
 
@@ -116,7 +155,10 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   /// The options as they were given, without `scale` and `zero_point`, which are buffers.
   FakeQuantizeOptions options;
   torch::Tensor scale, zero_point, min_val, max_val;
-  torch::Tensor observer_enabled, fake_quant_enabled, skipped_batches;
+  torch::Tensor observer_enabled, skipped_batches;
+
+ protected:
+  FakeQuantizeImpl(FakeQuantizeOptions options, const std::string& kind);
   BARAQUANT_CLONES
 
   // The scale and the zero point of each row of a matrix.
@@ -129,6 +171,7 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   torch::Tensor observe(const torch::Tensor& input, const torch::Tensor& rounds);
   torch::Tensor observe_and_round(const torch::Tensor& input);
   void check_seen();
+  void loaded() override;
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
 };
 TORCH_MODULE(FakeQuantize);
@@ -213,6 +256,7 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   torch::Tensor scale;
   torch::Tensor zero_point;       ///< undefined if symmetric
   torch::Tensor skipped_batches;  ///< int64 `[]`: of batches that were not finite
+  torch::Tensor saw_zeros;        ///< uint8 `[1]`: whether there were zeros and nothing else yet
 
  protected:
   LearnedFakeQuantizeImpl(std::string name, LearnedFakeQuantizeOptions options);
@@ -231,7 +275,8 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
 
   void initialize_by_first(const torch::Tensor& input);
   torch::Tensor round_to_grid(const torch::Tensor& input);
-  bool saw_zeros_ = false;
+  void loaded() override;
+  Flag saw_zeros_{false};
 };
 TORCH_MODULE(LearnedFakeQuantize);
 
