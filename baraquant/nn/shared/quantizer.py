@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..._table import shown
 from ...granularity import GRANULARITIES
 from .arguments import SCALES
 from .checked_state import ChecksState
@@ -93,14 +94,16 @@ class Quantizer(ChecksState):
     def _why_not_state(self, state: Any, prefix: str, metadata: Any) -> list[str]:
         reasons = super()._why_not_state(state, prefix, metadata)
         given = state.get(f"{prefix}scheme")
-        if reasons or "scheme" not in self._buffers or (given is not None and given.is_meta):
+        if reasons or "scheme" not in self._buffers:
             return reasons
         if given is None:
             return self._why_not_zero_point(state.get(f"{prefix}zero_point"), prefix)
+        if not isinstance(given, Tensor) or given.is_meta:  # PyTorch refuses what is no tensor
+            return []
         found = given.flatten().tolist()
         if found == self._scheme:
             return []
-        got = _described(found) if len(found) == len(self._scheme) else str(found)
+        got = _described(found)
         return [
             f"{prefix[:-1] or 'the fake quantizer'}: expected the state of a fake quantizer that "
             f"is {_described(self._scheme)}, but got that of one that is {got}; prepare the model "
@@ -147,6 +150,8 @@ class Quantizer(ChecksState):
 
 
 def _described(scheme: list[int]) -> str:
+    if len(scheme) != 7 or not (0 <= scheme[0] < len(_KINDS) and 0 <= scheme[1] < 4):
+        return shown(scheme)
     kind, granularity, low, high, symmetric, group_size, scales = scheme
     words = [_KINDS[kind], GRANULARITIES[granularity], "symmetric" if symmetric else "asymmetric"]
     words += [f"in [{low}, {high}]", *([f"in groups of {group_size}"] if group_size else [])]

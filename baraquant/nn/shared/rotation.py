@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import ops
+from ..._table import shown
 from .arguments import check
 
 # The buffer that a prepared layer has if it is rotated. Its name makes a state dict of rotated
@@ -46,6 +47,8 @@ def other_mark(layer: Any, state: Mapping[str, Any], prefix: str) -> list[str]:
     mark = state.get(f"{prefix}{MARK}")
     if f"{prefix}weight" not in state or (isinstance(mark, Tensor) and mark.is_meta):
         return []
+    if mark is not None and not (isinstance(mark, Tensor) and mark.numel() == 1):
+        return [f"{prefix}{MARK}: expected a tensor of one number, but got {shown(mark)}"]
     return _other_basis(prefix, layer.rotate, 0 if mark is None else int(mark))
 
 
