@@ -42,3 +42,18 @@ def run_program(
     message = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"[-6000:]
     assert done.returncode == 0, message
     return done
+
+
+def printed_by(
+    module: str, made_once: MadeOnce, isa: str | None, threads: int | None = None
+) -> list[str]:
+    """The lines of a program under an instruction set (None: the best one), run once for all."""
+    environment: Environment = {"BARAQUANT_CPU_ISA": isa}
+    if threads is not None:
+        environment = {**environment, "OMP_NUM_THREADS": str(threads)}
+
+    def make(folder: Path) -> None:
+        (folder / "stdout").write_text(run_program(module, environment).stdout)
+
+    folder = made_once(f"{module}-{isa}-{threads}", make)
+    return (folder / "stdout").read_text().splitlines()
