@@ -68,7 +68,7 @@ test: ## lint, build, compile check of CUDA, the short tests: some minutes
 
 test-all: ## the same with every test, docs and tidy; PART=2/4 is the second of four parts
 	@$(CHECK) --part $(PART) $(PYTEST_ARGS)
-	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=4000 \
+	@case "$(PART)" in 1/*) $(MAKE) --no-print-directory asan gpu-sanitize ASAN_CALLS=3000 \
 	&& "$$($(ENVIRONMENT) --want docs)" scripts/docs.py --optional \
 	&& "$$($(ENVIRONMENT) --want tidy)" scripts/tidy.py --optional;; esac
 
