@@ -301,7 +301,7 @@ class Interrupt:
 
 
 # All points of all calls take hours: a search alone has 30,000 ops.
-MANY = None if "BARAQUANT_EVERY_FAULT" in os.environ else 40
+MANY = None if "EVERY_FAULT" in os.environ else 40
 
 
 def sample(points: list[Any], count: int | None) -> Iterator[Any]:
