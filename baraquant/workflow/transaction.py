@@ -300,10 +300,9 @@ def switch_off_fast_path() -> None:
 
 def _release_fast_path(key: object) -> None:
     with _fast_path_lock:
-        if key in _needs_slow_path:
-            _needs_slow_path.discard(key)
-            if not _needs_slow_path:
-                torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+        if _needs_slow_path == {key}:  # before the key goes, so that a second try does it too
+            torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+        _needs_slow_path.discard(key)
 
 
 # ---- Calls under torch.inference_mode(), and tensors that cannot be written to ------------------
