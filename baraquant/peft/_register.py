@@ -24,7 +24,7 @@ from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_N
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..workflow.transaction import in_one_transaction, keep_all
+from ..workflow.transaction import are_kept, in_one_transaction, keep_all, run_to_end
 from ._checks import check_model
 from ._floating import integer_parameters, is_quantized, with_floating_layers
 from ._layers import is_linear, lora_class
@@ -140,7 +140,13 @@ def _update(original: Any, self: Any, adapter_name: str, *args: Any, **kwargs: A
 
 @in_one_transaction
 def _merge(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Change all quantized layers of a model, or none; PEFT's own change one after the other."""
+    """Change all quantized layers of a model, or none; PEFT's own change one after the other.
+
+    If they take much memory, each of them changes as a whole, and frees what it was.
+    """
+    layers = filter(is_quantized, self.modules())
+    if not are_kept(t for layer in layers for t in (*layer.parameters(), *layer.buffers())):
+        run_to_end()
     keep_all(self)
     return original(self, *args, **kwargs)
 

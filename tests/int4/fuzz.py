@@ -57,8 +57,8 @@ def of_any_numbers(draw: st.DrawFn, call: Call) -> None:
     a = call.arguments
     if "group_size" in a and draw(st.booleans()):
         size = a["group_size"] = draw(st.sampled_from((*GROUP_SIZES, *GROUP_SIZES, 3, 2**31)))
-        weight = a.get("input", a.get("weight"))
-        columns = a["in_features"] if weight is None else weight.shape[-1]
+        rows = a.get("input", a.get("weight"))
+        columns = a["in_features"] if rows is None else rows.shape[-1]
         for seed, name in enumerate(("group_zero_point", "group_factor")):
             if name in a:
                 shape, random = (len(a[name]), count(columns, size)), cases.generator(seed)

@@ -15,6 +15,7 @@ from torch import nn
 
 import baraquant
 from baraquant import nn as bnn
+from baraquant.workflow import transaction
 from tests.nn.expert_models import experts
 from tests.peft import models
 from tests.peft.models import SCHEMES, adapted, evaluate, peft
@@ -181,6 +182,29 @@ def test_a_merge_that_fails_leaves_the_integers(case: str) -> None:
     assert models.same(models.base_state(adapter), state)
     if case != "not finite":
         assert torch.equal(evaluate(adapter, batch), before)
+
+
+@pytest.mark.parametrize("size", ["kept", "freed"])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_merge_that_fails_in_the_second_layer(
+    size: str, is_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No layer is merged, or, of a large model, the first as a whole and the second not at all."""
+    if size == "freed":
+        monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
+    make = prepared if is_trained else quantized
+    adapter = adapted(make(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), baraquant.W8A8()))
+    layers = list(models.lora_layers(adapter))
+    for layer, value in zip(layers, (1.0, float("nan")), strict=True):
+        layer.lora_B.default.weight.data.fill_(value)
+    state = models.base_state(adapter)
+    with pytest.raises(ValueError, match="NaNs detected"):
+        adapter.merge_adapter(safe_merge=True)
+    assert [layer.merged for layer in layers] == [size == "freed", False]
+    assert layers[1]._kept == ()
+    now = models.base_state(adapter)
+    for name in state if size == "kept" else [name for name in state if ".1." in name]:
+        assert torch.equal(now[name], state[name])
 
 
 @pytest.mark.exhaustive
