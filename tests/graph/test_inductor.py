@@ -67,6 +67,7 @@ FUSED = {
 
 
 @pytest.mark.inductor
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("block", BLOCKS)

@@ -259,6 +259,7 @@ FORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any, tuple[str, ...]]
 }  # fmt: skip
 
 
+@pytest.mark.pairs
 @pytest.mark.cover(("form", "kind"), form=lambda form: [form])
 @pytest.mark.parametrize(
     ("form", "way", "kind"),

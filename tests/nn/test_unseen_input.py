@@ -63,6 +63,7 @@ GRAPHS = ("compiled", "fullgraph", "strict export")
 @by_layer
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.pairs
 @pytest.mark.cover(("layer", "form"))
 def test_evaluation_before_the_first_batch(layer: str, scheme: str, form: str) -> None:
     if scheme == "learned" and form in GRAPHS:

@@ -131,6 +131,7 @@ FORMS: dict[str, Callable[[nn.Module, str], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.pairs
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("scheme", ["w8a8", "static", "w4_channel"])
 @pytest.mark.parametrize("name", PARENTS)

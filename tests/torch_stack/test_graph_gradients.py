@@ -109,6 +109,7 @@ def value_and_gradient(model: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Te
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.pairs
 @pytest.mark.parametrize("made_with", [True, False], ids=["grad", "no_grad"])
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("form", ["prepared", "converted"])

@@ -181,7 +181,7 @@ def test_checkpointed_under_autocast(scheme: str, use_reentrant: bool, device: s
 
 
 @pytest.mark.inductor
-@by_scheme
+@pytest.mark.parametrize("scheme", ["static", "learned"])  # each takes half a minute
 def test_compiled_by_inductor(scheme: str, device: str) -> None:
     """Its code for what lies between the layers rounds otherwise in the last bits."""
     model = prepared(scheme, device, seen=True)

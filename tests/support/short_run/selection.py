@@ -4,13 +4,15 @@
 The short run, `-m "not exhaustive"`, takes of each parametrized test a few combinations that hold
 every value of every axis at least once (cover.py), for each device alike. All others get the marker
 `exhaustive` here. What costs much, marked `inductor`, `process` or `packaging`, is exhaustive too,
-unless it is also marked `smoke`. CONTRIBUTING.md says how to choose.
+unless it is also marked `smoke`. Of a test marked `pairs` also the full run takes but a few. How to
+choose, CONTRIBUTING.md says.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Hashable, Iterable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -74,30 +76,6 @@ def is_costly(item: pytest.Item) -> bool:
     return costly and item.get_closest_marker("smoke") is None
 
 
-def mark_exhaustive(items: Iterable[pytest.Item]) -> None:
-    """Marks what the short run leaves out."""
-    functions: dict[tuple[str, Hashable], list[pytest.Item]] = {}
-    for item in items:
-        if not is_short(item):
-            continue
-        if is_costly(item):
-            item.add_marker("exhaustive")
-            continue
-        values = parameters(item)
-        device = tuple(values[name] for name in DEVICES if name in values)
-        functions.setdefault((item.nodeid.partition("[")[0], device), []).append(item)
-    for same in functions.values():
-        chosen = set(cover([combination(item) for item in same]))
-        for position, item in enumerate(same):
-            if position not in chosen:
-                item.add_marker("exhaustive")
-
-
-def needs_cuda(item: pytest.Item) -> bool:
-    """Whether a test runs on CUDA alone."""
-    return item.get_closest_marker("cuda") is not None or "cuda" in item.fixturenames
-
-
 def split(
     items: Iterable[pytest.Item], wanted: Callable[[pytest.Item], bool]
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
@@ -106,6 +84,45 @@ def split(
     for item in items:
         both[not wanted(item)].append(item)
     return both
+
+
+def pairs_of_values(item: pytest.Item) -> set[Hashable]:
+    """Every two values that a test is called with."""
+    named = [(name, id(value)) for name, value in parameters(item).items()]
+    return {*combinations(named, 2)}
+
+
+def few(
+    items: Iterable[pytest.Item], holds: Callable[[pytest.Item], set[Hashable]]
+) -> set[pytest.Item]:
+    """Of each function, for each device alike, items that together hold what all of them do."""
+    functions: dict[tuple[str, Hashable], list[pytest.Item]] = {}
+    for item in items:
+        values = parameters(item)
+        device = tuple(values[name] for name in DEVICES if name in values)
+        functions.setdefault((item.nodeid.partition("[")[0], device), []).append(item)
+    return {same[i] for same in functions.values() for i in cover([holds(item) for item in same])}
+
+
+def is_left_out(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], bool]:
+    """Says of each item whether it is one more of a test marked `pairs`."""
+    marked = [item for item in items if item.get_closest_marker("pairs")]
+    left_out = {*marked} - few(marked, pairs_of_values)
+    return left_out.__contains__
+
+
+def mark_exhaustive(items: Iterable[pytest.Item]) -> None:
+    """Marks what the short run leaves out."""
+    candidates, others = split(filter(is_short, items), lambda item: not is_costly(item))
+    chosen = few(candidates, combination)
+    for item in (*candidates, *others):
+        if item not in chosen:
+            item.add_marker("exhaustive")
+
+
+def needs_cuda(item: pytest.Item) -> bool:
+    """Whether a test runs on CUDA alone."""
+    return item.get_closest_marker("cuda") is not None or "cuda" in item.fixturenames
 
 
 def part_of(nodeid: str, parts: int) -> int:
@@ -137,9 +154,10 @@ class Selection:
             twins = sum("cpu" in map(parameters(item).get, DEVICES) for item in items)
             found, dropped = split(items, lambda item: not needs_cuda(item))
             self.not_collected = len(dropped) + twins
+        more, found = split(found, is_left_out(found))
         mark_exhaustive(found)
         items[:], others = split(found, lambda item: part_of(item.nodeid, parts) == part)
-        config.hook.pytest_deselected(items=dropped + others)
+        config.hook.pytest_deselected(items=dropped + more + others)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

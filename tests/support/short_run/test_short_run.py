@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The short run holds every value, and the parts hold every test."""
+"""The short run holds every value, `pairs` every two of them, the parts every test."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser):
     options.add_options(parser)
 
 def pytest_configure(config):
-    for name in ("cuda", "exhaustive", "inductor", "process", "packaging", "smoke", "cover"):
+    for name in "cuda exhaustive inductor process packaging smoke cover pairs".split():
         config.addinivalue_line("markers", name)
     options.register(config, "no CUDA device")
 """
@@ -98,6 +98,13 @@ def test_rows_stay_together(a, b, flag):
 def test_pairs(dtype, op, layout):
     pass
 
+@pytest.mark.pairs
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize("op", range(3))
+@pytest.mark.parametrize("layout", range(4))
+def test_every_two(dtype, op, layout):
+    pass
+
 @pytest.mark.parametrize("call", CALLS)
 def test_facets(call):
     pass
@@ -146,6 +153,7 @@ SHORT = {
     "test_plain": 5,
     "test_rows_stay_together": 4,
     "test_pairs": 6,
+    "test_every_two": 4,
     "test_facets": 3,
     "test_facets_by_mark": 3,
     "test_any_will_do": 2,
@@ -177,6 +185,14 @@ def test_the_short_run(example: pytest.Pytester) -> None:
     assert {name: found.count(name) for name in found} == SHORT
 
 
+def test_the_full_run_holds_every_two_values(example: pytest.Pytester) -> None:
+    found = [name.split("[")[1][:-1] for name in names(example) if "every_two" in name]
+    assert len(found) < 2 * 3 * 4
+    for two in ((0, 1), (0, 2), (1, 2)):
+        pairs = {tuple(name.split("-")[i] for i in two) for name in found}
+        assert len(pairs) == {(0, 1): 4 * 3, (0, 2): 4 * 2, (1, 2): 3 * 2}[two]
+
+
 @pytest.mark.parametrize("options", [(), ("-m", "not exhaustive")], ids=["all", "short"])
 def test_the_parts_hold_every_test_once(example: pytest.Pytester, options: tuple[str, ...]) -> None:
     parts = [names(example, *options, "--part", f"{part}/3") for part in (1, 2, 3)]
@@ -197,7 +213,7 @@ def test_what_cuda_alone_runs_is_counted(
 ) -> None:
     """Three that take CUDA and the twins of ten that take a device."""
     done = example.runpytest_subprocess(*processes)
-    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*68 passed*"])
+    done.stdout.fnmatch_lines(["CUDA: no CUDA device, 13 tests were not collected", "*80 passed*"])
 
 
 # --- the tools of the short run ------------------------------------------------------------------
