@@ -123,11 +123,7 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
 def _entries(
     gguf: Any, model: nn.Module, layers: dict[str, IntegerLayer], row: Architecture
 ) -> list[_Entry]:
-    """Return the tensors of the file.
-
-    Raises:
-        ValueError: A tensor of the model has no name in GGUF.
-    """
+    """Return the tensors of the file."""
     config: Any = model.config
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[row.name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -374,12 +370,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(model: nn.Module) -> Architecture:
-    """Return the row of a model.
-
-    Raises:
-        TypeError: It is not a model of transformers.
-        ValueError: GGUF has no name for what it computes.
-    """
+    """Return the row of a model."""
     config: Any = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     if not isinstance(model_type, str):

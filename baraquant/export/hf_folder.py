@@ -41,13 +41,7 @@ def write_weights(
 
 
 def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
-    """Write config.json: that of the model, if it has one, with the quantization.
-
-    Args:
-        model: The model.
-        quantization_config: How it is quantized.
-        folder: The folder.
-    """
+    """Write config.json: that of the model, if it has one, with the quantization."""
     config: Any = getattr(model, "config", None)
     plain: dict[str, Any] = {}
     if hasattr(config, "to_json_string"):
@@ -73,11 +67,7 @@ def _untie(plain: dict[str, Any]) -> None:
 
 
 def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
-    """Return the folder whose tokenizer files are copied: as given, else where the model is from.
-
-    Raises:
-        NotADirectoryError: What was given is not a folder.
-    """
+    """Return the folder whose tokenizer files are copied: the given one, else the model's."""
     if source is not None:
         path = Path(source)
         if not path.is_dir():
@@ -166,11 +156,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer or processor object into the folder.
-
-    Raises:
-        TypeError: It cannot be written.
-    """
+    """Write a tokenizer or processor object into the folder."""
     if not hasattr(tokenizer, "save_pretrained"):
         raise TypeError(
             f"{caller}: expected tokenizer to have save_pretrained, but got "

@@ -122,13 +122,7 @@ class Rewriter:
         self._touched: set[Node] = set()
 
     def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
-        """Quantize a value once, in front of the first use.
-
-        Args:
-            value: What the views of all uses start from.
-            uses: The quantizations, in the order of the graph.
-            scheme: That of all of them.
-        """
+        """Quantize a value once, in front of the first of its uses, which come in order."""
         first = uses[0].node
         # A graph after autograd has core ops alone, and Inductor takes no others.
         core = not self.recorded or any(is_core(use) for use in uses)

@@ -167,13 +167,8 @@ def is_embedding(module: nn.Module) -> bool:
 def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) -> None:
     """Split a layer over processes, in place; nothing is changed if it cannot be split.
 
-    The messages of errors have neither the style nor the layer.
-
-    Args:
-        module: The layer.
-        layout: The processes, and the layouts of input and output.
-        by_rows: Whether the style is ``RowwiseParallel``.
-        source: The process whose numbers count; None: each process keeps its part of its own.
+    The messages of errors have neither the style nor the layer. ``source`` is the process whose
+    numbers count; None: each process keeps its part of its own.
     """
     kind = _check_kind(module)
     has_table = kind in _EMBEDDINGS

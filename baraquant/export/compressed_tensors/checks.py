@@ -62,17 +62,7 @@ class OfLayers:
 
 
 def check_server(exported: Exported, serve: str | None, allow: Iterable[str], caller: str) -> None:
-    """Check the rules of a server.
-
-    Args:
-        exported: What is about to be written.
-        serve: ``vllm``, ``sglang``, ``transformers``, or None for no rule.
-        allow: The names of rules that are not checked.
-        caller: The public function, for messages.
-
-    Raises:
-        ValueError: A rule does not hold, or a name is unknown.
-    """
+    """Check the rules of a server (None has none), but for those that ``allow`` names."""
     allowed = _allowed(allow, caller)
     if serve is None:
         return
@@ -282,15 +272,8 @@ def nudged_scale(scale: Tensor, zero_point: Tensor) -> Tensor | None:
     """Return a scale within four units in the last place that vLLM keeps the zero point of.
 
     vLLM on CUDA computes the ends of the range from the scale and the zero point, and from these
-    the scale and the zero point again, which it truncates.
-
-    Args:
-        scale: float32, of one element.
-        zero_point: Integer, of one element.
-
-    Returns:
-        float32 of the same shape: ``scale`` itself if it is good, else the nearest good one; None
-        if there is none.
+    the scale and the zero point again, which it truncates. Both have one element. The result is
+    ``scale`` itself if it is good, else the nearest good one; None if there is none.
     """
     step = torch.tensor([0, 1, -1, 2, -2, 3, -3, 4, -4], dtype=torch.int32)
     bits = scale.detach().cpu().to(torch.float32).reshape(1).view(torch.int32)

@@ -38,12 +38,7 @@ class CtConfig:
     save: str | None = None
 
     def scheme_of(self, path: str, module: nn.Module) -> Scheme | None:
-        """Return the scheme of a module; None if it stays floating.
-
-        Args:
-            path: Its path in the model.
-            module: The floating module.
-        """
+        """Return the scheme of a floating module; None if it stays so."""
         found = self.schemes.find(path, module)
         return found[0] if found and not self.ignored.find(path, module) else None
 
@@ -58,11 +53,7 @@ class CtConfig:
 
 
 def read_config(given: Any, caller: str) -> CtConfig:
-    """Check an object ``quantization_config``, and return it.
-
-    Raises:
-        ValueError: It is of another method, of a kind that baraquant has no layer for, or damaged.
-    """
+    """Check an object ``quantization_config``, and return it."""
     name = f"{caller}: quantization_config"
     if not isinstance(given, dict):
         raise ValueError(f"{name}: expected an object, but got {type(given).__name__}")

@@ -109,20 +109,10 @@ def scheme_of(layer: IntegerLayer) -> Scheme:
 
 
 def parse_scheme(name: str, group: Any, top_format: str | None) -> tuple[list[str], Scheme | None]:
-    """Read a group of ``config_groups``: its targets and its scheme.
+    """Read a group of ``config_groups``: its targets, and its scheme; None: it is floating.
 
-    Args:
-        name: The name of the group, for messages; a preset such as ``W4A16`` where the group is
-            a list of targets.
-        group: What stands there.
-        top_format: The format that the configuration names for groups without their own.
-
-    Returns:
-        The targets, and the scheme; None if the group leaves weights floating.
-
-    Raises:
-        ValueError: Something is missing, of another type, or of a kind that baraquant has no
-            layer for.
+    The name is a preset such as ``W4A16`` where the group is a list of targets. ``top_format`` is
+    the format that the configuration names for groups without their own.
     """
     if isinstance(group, list):
         return _texts(f"{name}", group), _preset(name)

@@ -18,13 +18,7 @@ from torch import Tensor
 def product_of_integers(
     layer: Any, input: Tensor, product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 ) -> Tensor:
-    """Return ``product(input, weight, bias)`` for the dequantized weight of a layer.
-
-    Args:
-        layer: A layer that stores integers and computes in floating point.
-        input: The input, rounded if the layer rounds it.
-        product: A linear layer or a convolution, as a function.
-    """
+    """Return ``product(input, weight, bias)`` for the dequantized weight of a layer of integers."""
     dtype = _weight_dtype(layer, input)
     weight = layer._dequantized(dtype)
     bias = layer.bias

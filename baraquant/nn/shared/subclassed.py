@@ -25,13 +25,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 @functools.cache
 def subclassed(own: Any, kind: Any, parent: Any) -> type[Any]:
-    """Return ``kind`` with the forward of ``own``.
-
-    Args:
-        own: A subclass of ``parent`` with a forward that calls its parent's.
-        kind: The quantized class that replaces the parent.
-        parent: PyTorch's class.
-    """
+    """Return ``kind``, which replaces PyTorch's ``parent``, with the forward of its subclass."""
     if not issubclass(kind, parent):  # so that `own` is satisfied with `kind` for its parent
         kind_of_parent: type = type(kind.__name__, (kind, parent), {})
     else:
@@ -63,10 +57,7 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
     """Return ``new`` with the forward of ``old``, and with what else ``old`` has registered.
 
-    Args:
-        new: A quantized layer.
-        old: The layer that it replaces: of PyTorch's class, of a subclass, or quantized.
-        parent: PyTorch's class.
+    ``old`` is of PyTorch's class ``parent``, of a subclass, or quantized.
     """
     own = _own_class(old, parent)
     further = _further(old, parent)

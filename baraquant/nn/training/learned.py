@@ -153,12 +153,7 @@ class LearnedFakeQuantize(ByGranularity):
             self._note_if_known()
 
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
-        """Set the parameters from the finite values of ``input``.
-
-        Args:
-            input: The values.
-            only_unknown: Whether parameters that are known stay as they are.
-        """
+        """Set the parameters, or only those that are unknown, from finite values of ``input``."""
         with torch.no_grad():
             step, zeros = torch.ops.baraquant._first_learned_qparams(
                 self._segments(input.detach()).to(self.scale.dtype),
