@@ -7,8 +7,7 @@ from torch.nn import functional as F
 from ... import ops
 from ...configs import Config
 from ...schemes import quant_config
-from ._drop_in import DropIn
-from .quantizers import QuantizesWeight, check_groups
+from .quantizers import DropIn, QuantizesWeight, check_groups
 
 
 class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...configs import MASTERS, SCALE_DTYPES
-from ..shared import quantizer_arguments
-from ..shared.arguments import check, check_choice
+from ..shared.arguments import check, check_choice, check_granularity
 from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
 from ..shared.precision import compute_dtype
@@ -102,7 +101,7 @@ class LearnedFakeQuantize(ByGranularity):
         master: str | None = None,
     ) -> None:
         super().__init__()
-        quantizer_arguments.check_granularity(granularity, axis, group_size)
+        check_granularity(granularity, axis, group_size)
         name = self._name = "LearnedFakeQuantize"
         check_choice(name, "scale_dtype", scale_dtype, SCALE_DTYPES)
         if master is not None:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..shared import quantizer_arguments
-from ..shared.arguments import check_sizes
-from ..shared.int4_search import searched_factors
+from ..shared.arguments import check_learned_int4, check_sizes
 from ..shared.master import round_master
 from ..shared.precision import compute_dtype
+from ..shared.range import searched_factors
 from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
@@ -91,7 +90,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         dtype: torch.dtype = torch.float32,
         master: str | None = None,
     ) -> None:
-        quantizer_arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
+        check_learned_int4(group_size, shape, scale_rule, dtype)
         super().__init__(
             "per_group",
             group_size=group_size,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
-from ...nn.shared.int4_search import searched_factors
+from ...nn.shared.range import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.observers import FiniteCalls, NearOne
 
