@@ -185,13 +185,24 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
 
     def _store(self, *args: Any, **kwargs: Any) -> None:
         super()._store(*args, **kwargs)
-        rounder = self.input_fake_quant
+        rounder: Any = self.input_fake_quant
+        is_rounded = isinstance(rounder, FakeQuantize)
+        gives_int8 = (
+            is_rounded
+            and not rounder.is_observed
+            and rounder.granularity == "per_tensor"
+            and rounder.quant_min >= -128
+            and rounder.quant_max <= 127
+        )
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)
-        self._set_integer(
-            is_integer_conv(_rounds_to_int8(rounder), is_flat, shape, self.groups),
-            not _is_around_zero(rounder),
+        is_integer = is_integer_conv(gives_int8, is_flat, shape, self.groups)
+        has_zero_point = is_rounded and not (
+            rounder.is_dynamic
+            and rounder.symmetric
+            and rounder.quant_min + rounder.quant_max + 1 in (0, 1)
         )
+        self._set_integer(is_integer, has_zero_point)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
@@ -222,25 +233,6 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         else:
             output = product_of_integers(self, rounded, self._conv_forward)
         return output
-
-
-def _rounds_to_int8(rounder: nn.Module) -> bool:
-    """Whether what rounds an input gives int8 with one scale."""
-    return (
-        isinstance(rounder, FakeQuantize)
-        and not rounder.is_observed
-        and rounder.granularity == "per_tensor"
-        and rounder.quant_min >= -128
-        and rounder.quant_max <= 127
-    )
-
-
-def _is_around_zero(rounder: nn.Module) -> bool:
-    """Whether the zero point of what rounds an input is surely 0."""
-    middle = rounder.quant_min + rounder.quant_max + 1 if isinstance(rounder, FakeQuantize) else 0
-    return not isinstance(rounder, FakeQuantize) or (
-        rounder.is_dynamic and rounder.symmetric and middle in (0, 1)
-    )
 
 
 @documented(_INTEGERS + _CONVOLUTION, **words_of("Conv1d"))

@@ -303,7 +303,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             output = self._dynamic_fake_quantize(input, self.symmetric)
         else:
-            self._check_range()
+            if self.is_observed:
+                self.check_seen()
             output = self._fake_quantize(input, self.scale, self.zero_point, self.save_mask)
         return output
 
@@ -319,14 +320,11 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             result = self._dynamic_quantize(input, self.symmetric)
         else:
-            self._check_range()
+            if self.is_observed:
+                self.check_seen()
             integers = self._quantize(input, self.scale, self.zero_point)
             result = integers, self.scale, self.zero_point
         return result
-
-    def _check_range(self) -> None:
-        if self.is_observed:
-            self.check_seen()
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:

@@ -85,7 +85,8 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
         carried = {name: value for name, value in getattr(old, kind).items() if name in further}
         for name, value in carried.items():
             is_there = name in own and own[name] is value  # the layer shares all of them
-            if not is_there and (name in vars(new) or any(name in each for each in _all_of(new))):
+            others = [vars(new), *(getattr(new, each) for each in _REGISTERED)]
+            if not is_there and any(name in each for each in others):
                 raise ValueError(
                     f"expected a layer without {name!r} beside its weight and bias, as a "
                     f"{type(new).__name__} has a {name} of its own, but got one; rename it"
@@ -93,10 +94,6 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
         own.update(carried)
     new._non_persistent_buffers_set.update(old._non_persistent_buffers_set & further)
     vars(new)["_further"] = tuple(sorted(further))
-
-
-def _all_of(module: nn.Module) -> list[dict[str, Any]]:
-    return [getattr(module, kind) for kind in _REGISTERED]
 
 
 def own_names(module: nn.Module, parent: type[nn.Module]) -> set[str] | None:

@@ -27,8 +27,8 @@ class RoundsToInt4(Quantizer):
         raise NotImplementedError
 
     def smooth(self, input: Tensor) -> Tensor:
-        """Return what gives ``round`` its gradient; its value is near that of ``round``."""
-        raise NotImplementedError
+        """Return what gives ``round`` its gradient, and is near it: ``input``, straight through."""
+        return input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
@@ -155,10 +155,6 @@ class FakeQuantizeInt4(RoundsToInt4):
             group_factor=factor,
             group_zero_point=zero_point,
         )
-
-    def smooth(self, input: Tensor) -> Tensor:
-        """Return ``input``: the gradient goes straight through."""
-        return input
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
