@@ -91,12 +91,6 @@ class IntegerLayer:
         """The scale as ``[N, groups]``; one group where a scale is for a whole row."""
         return self.scale.reshape(self.qweight.shape[0], -1)
 
-    @property
-    def grouped_zero_point(self) -> Tensor | None:
-        """The zero point as ``[N, groups]``."""
-        zero_point = self.zero_point
-        return None if zero_point is None else zero_point.reshape(self.qweight.shape[0], -1)
-
 
 def integer_layers(
     model: nn.Module, caller: str, experts: Callable[..., dict[str, IntegerLayer]] | None = None
@@ -157,6 +151,9 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     _check_values(form, path, module, caller)
     if isinstance(module, (Int4Factors, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
+    smooth: Tensor | None = getattr(module, "smooth", None)
+    if smooth is None and getattr(module, "smooth_scale", None) is not None:
+        smooth = module.smooth_scale / module.act_scale
     return IntegerLayer(
         path=path,
         module=module,
@@ -170,7 +167,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
         dtype=module.dtype,
         transposed=bool(getattr(module, "transposed", False)),
         input=_input_of(module),
-        smooth=_smooth_of(module),
+        smooth=smooth,
         rotate=rotate_of(module),
     )
 
@@ -205,13 +202,6 @@ def input_of(rounder: FakeQuantize, symmetric: bool) -> QuantizedInput:
         rounder.scale if is_fixed else None,
         rounder.zero_point if is_fixed and not symmetric else None,
     )
-
-
-def _smooth_of(module: Any) -> Tensor | None:
-    smooth: Tensor | None = getattr(module, "smooth", None)
-    if smooth is None and getattr(module, "smooth_scale", None) is not None:
-        smooth = module.smooth_scale / module.act_scale
-    return smooth
 
 
 # ---- Copies of models in which some layers are others --------------------------------------------

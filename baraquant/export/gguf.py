@@ -83,16 +83,13 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
     group, features = layer.group_size, layer.qweight.shape[1]
     if layer.float_name not in ("Linear", "Embedding"):
         return f"expected a Linear or an Embedding, but got a {layer.float_name}"
-    if layer.smooth is not None:
-        return (
-            "expected no smoothing of the input, which GGUF cannot hold; quantize with a scheme "
-            "without SmoothQuant"
-        )
-    if layer.rotate > 0:
-        return (
-            "expected no rotation of the input, which GGUF cannot hold; quantize with a scheme "
-            "without rotate"
-        )
+    smoothing = (layer.smooth is not None, "smoothing", "SmoothQuant")
+    for is_given, what, scheme in (smoothing, (layer.rotate > 0, "rotation", "rotate")):
+        if is_given:
+            return (
+                f"expected no {what} of the input, which GGUF cannot hold; quantize with a scheme "
+                f"without {scheme}"
+            )
     if layer.input is not None and not float_inputs:
         kind = "static" if layer.input.is_static else "dynamic"
         return (

@@ -50,7 +50,9 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
         if loses_ties(model):
-            _untie(plain)
+            for each in (plain, *plain.values()):
+                if isinstance(each, dict) and "tie_word_embeddings" in each:
+                    each["tie_word_embeddings"] = False
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
     text = json.dumps(plain, indent=2, sort_keys=True)
@@ -58,12 +60,6 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
     generation: Any = getattr(model, "generation_config", None)
     if hasattr(generation, "save_pretrained"):
         generation.save_pretrained(folder)
-
-
-def _untie(plain: dict[str, Any]) -> None:
-    for each in (plain, *plain.values()):
-        if isinstance(each, dict) and "tie_word_embeddings" in each:
-            each["tie_word_embeddings"] = False
 
 
 def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
@@ -142,17 +138,13 @@ def copy_others(source: Path, folder: Path) -> None:
             continue
         if entry.is_file():
             shutil.copyfile(entry, target)
-        elif entry.is_dir() and not _has_weights(entry):
+        elif entry.is_dir() and not any(f.name.endswith(_WEIGHTS) for f in entry.rglob("*")):
             shutil.copytree(entry, target, copy_function=_copy)
 
 
 def _copy(source: str, target: str) -> None:
     open_file(source).close()  # refuses named pipes and devices
     shutil.copyfile(source, target)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(file.name.endswith(_WEIGHTS) for file in folder.rglob("*"))
 
 
 def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:

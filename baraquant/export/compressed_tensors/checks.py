@@ -63,7 +63,12 @@ class OfLayers:
 
 def check_server(exported: Exported, serve: str | None, allow: Iterable[str], caller: str) -> None:
     """Check the rules of a server (None has none), but for those that ``allow`` names."""
-    allowed = _allowed(allow, caller)
+    allowed = {allow} if isinstance(allow, str) else set(allow)
+    unknown = sorted(allowed - RULES.keys())
+    if unknown:
+        raise ValueError(
+            f"{caller}: expected allow to name rules of {', '.join(RULES)}, but got {unknown[0]!r}"
+        )
     if serve is None:
         return
     if serve not in SERVERS:
@@ -78,16 +83,6 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
         if found:
             more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
             raise ValueError(f"{caller}: {name}: {'; '.join(found[:3])}{more}")
-
-
-def _allowed(allow: Iterable[str], caller: str) -> set[str]:
-    names = {allow} if isinstance(allow, str) else set(allow)
-    unknown = sorted(names - RULES.keys())
-    if unknown:
-        raise ValueError(
-            f"{caller}: expected allow to name rules of {', '.join(RULES)}, but got {unknown[0]!r}"
-        )
-    return names
 
 
 def _kernels(exported: Exported) -> Iterator[str]:

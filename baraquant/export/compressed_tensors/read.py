@@ -116,15 +116,7 @@ def _shared(stored: list[Tensor | None], message: str) -> Tensor:
 
 
 class Files:
-    """The tensors of a folder under the names and in the shapes of a floating model in memory.
-
-    Args:
-        model: The model.
-        config: The configuration of the folder.
-
-    Raises:
-        ValueError: The layers of some experts have several schemes.
-    """
+    """The tensors of a folder under the names and in the shapes of a floating model in memory."""
 
     def __init__(self, model: nn.Module, config: CtConfig) -> None:
         self.experts: list[StoredExperts] = []
@@ -262,10 +254,9 @@ def _read_config(opened: Opener, caller: str) -> CtConfig:
         config = parse_json(opened("config.json").read())
     except ValueError as error:
         raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
-    given = config.get("quantization_config") if isinstance(config, dict) else None
-    given = (
-        config.get("compression_config") if given is None and isinstance(config, dict) else given
-    )
+    parts = config if isinstance(config, dict) else {}
+    names = ("quantization_config", "compression_config")
+    given = next((parts[name] for name in names if parts.get(name) is not None), None)
     if given is None:
         raise ValueError(
             f"{caller}: expected config.json with a quantization_config of {METHOD}, but it has "

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..._table import shown
@@ -47,14 +47,8 @@ class TensorScheme:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands in ``config.json``."""
-        return {
-            "num_bits": self.bits,
-            "type": "int",
-            "symmetric": self.symmetric,
-            "strategy": self.strategy,
-            "group_size": self.group_size,
-            "dynamic": self.dynamic,
-        }
+        plain = asdict(self)
+        return {"num_bits": plain.pop("bits"), "type": "int", **plain}
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,8 @@ def tensors_of(layer: IntegerLayer, scheme: Scheme, scale_dtype: torch.dtype) ->
 
     ``scale_dtype`` is for packed weights. Scales of layers that multiply integers stay float32.
     """
-    weight, scale, zero_point = layer.qweight, layer.grouped_scale, layer.grouped_zero_point
-    bits = scheme.weight.bits
+    weight, scale, bits = layer.qweight, layer.grouped_scale, scheme.weight.bits
+    zero_point = None if layer.zero_point is None else layer.zero_point.reshape(scale.shape)
     if scheme.format == PACKED:
         tensors = {
             "weight_packed": pack_rows(weight, bits),
