@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import __version__
 from .._packages import need
@@ -28,16 +28,6 @@ _WEIGHTS = (
 # Adapters, and a second copy of the weights under other names, as Mistral's folders have it.
 _OTHER_WEIGHTS = ("adapter_", "consolidated")
 _OWN = {"config.json", "README.md", ".gitattributes"}
-
-
-def write_weights(
-    caller: str, tensors: dict[str, Tensor], folder: Path, max_shard_size: str
-) -> None:
-    """Write safetensors: one file, or shards with an index."""
-    hub = need(caller, "huggingface_hub", "hf")
-    hub.save_torch_state_dict(
-        tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"}
-    )
 
 
 def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
@@ -145,16 +135,6 @@ def copy_others(source: Path, folder: Path) -> None:
 def _copy(source: str, target: str) -> None:
     open_file(source).close()  # refuses named pipes and devices
     shutil.copyfile(source, target)
-
-
-def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer or processor object into the folder."""
-    if not hasattr(tokenizer, "save_pretrained"):
-        raise TypeError(
-            f"{caller}: expected tokenizer to have save_pretrained, but got "
-            f"{type(tokenizer).__name__}"
-        )
-    tokenizer.save_pretrained(folder)
 
 
 def write_card(

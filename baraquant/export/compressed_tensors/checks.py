@@ -42,15 +42,10 @@ Rule = Callable[[Exported], Iterator[str]]
 
 @dataclass(frozen=True)
 class OfLayers:
-    """A rule that asks each layer alone.
-
-    Attributes:
-        fails: Whether the rule does not hold for a layer.
-        reason: What is said then, with places for the layer's scheme and dtype.
-    """
+    """A rule that asks each layer alone."""
 
     fails: Callable[[IntegerLayer, Scheme], bool]
-    reason: str
+    reason: str  # with places for the layer's scheme and dtype
 
     def __call__(self, exported: Exported) -> Iterator[str]:
         """Yield the errors."""

@@ -93,15 +93,10 @@ def read_config(given: Any, caller: str) -> CtConfig:
 def write_config(
     schemes: dict[str, Scheme], floating: list[str], by_class: str | None, head: str | None
 ) -> dict[str, Any]:
-    """Return the object ``quantization_config``.
+    """Return the object ``quantization_config`` for layers with schemes, and others that float.
 
-    Args:
-        schemes: The scheme of each quantized layer, by path.
-        floating: The paths of layers that stay floating and that a target could mean.
-        by_class: The class that all quantized layers have. If they have one scheme too, the class
-            is the target, as servers expect it of simple models. None: paths are the targets.
-        head: The path of the layer that gives the logits. In vLLM its class is not ``Linear``, so
-            it is a target of its own.
+    If all have the class ``by_class`` and one scheme, the class is the target, as servers expect it
+    of simple models. In vLLM the class of the head is not ``Linear``, so its path is a target too.
     """
     groups: dict[Scheme, list[str]] = {}
     for path, scheme in schemes.items():

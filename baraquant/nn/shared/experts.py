@@ -151,13 +151,9 @@ def _gate(module: nn.Module) -> Any:
 
 
 class RunsExperts(nn.Module):  # type: ignore[misc]
-    """Experts that replace floating ones: everything except the weights and the two products.
+    """Experts that replace floating ones: everything except the weights and the two products."""
 
-    Attributes:
-        form: The form of the floating class.
-    """
-
-    form: Form
+    form: Form  # of the floating class
     num_experts: int
     _shell: nn.Module  # of the floating class, with all it had but weights
 

@@ -55,14 +55,8 @@ def searched_factors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
 
-    For each group all factors are tried, and the one with the minimum squared error is taken;
-    ``csrc/search/weights.h`` has the formulas.
-
-    Args:
-        rows: The weight, ``[N, K]``; groups divide K.
-        group_size: The number of adjacent columns that share a factor.
-        symmetric: True for the zero point 8 in every group.
-        scale: That of each row. None: from the rows.
+    The rows are a weight ``[N, K]`` whose K groups divide. For each group all factors are tried,
+    and the one with the minimum squared error is taken; ``csrc/search/weights.h`` has the formulas.
     """
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._search_int4_factors(
         rows, group_size, symmetric, scale
