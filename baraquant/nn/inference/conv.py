@@ -197,7 +197,7 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)
         is_integer = is_integer_conv(gives_int8, is_flat, shape, self.groups)
-        has_zero_point = is_rounded and not (
+        has_zero_point = is_rounded and not (  # unless it is surely 0
             rounder.is_dynamic
             and rounder.symmetric
             and rounder.quant_min + rounder.quant_max + 1 in (0, 1)
