@@ -199,7 +199,7 @@ class FixedRounder(ByGranularity):
     Where zero points and limits grow by 128, the values stay the same. onnxruntime makes uint8 of
     int8 itself, and 1.32 fails at that where a zero point is given and a Reshape comes next. But
     without a zero point it recognizes no integer convolution: for the input of one ``keeps_zero``
-    writes a zero point of 0. uint8 weights want uint8 inputs, which are not ``signed``.
+    writes a zero point of 0. Without ``signed`` the integers are uint8, as uint8 weights want them.
     """
 
     zero_point: Tensor | None
