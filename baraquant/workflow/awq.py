@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize
 from ..nn.shared.range import power_to_one
 from ..schemes import AWQ
-from .calibration.observers import NearOne, Seen
 from .calibration.run import ProgressBar, Run
 from .gptq.formula import Hessian
 from .passes import Chosen, Scaling, register_pass
@@ -32,35 +31,14 @@ from .smoothquant.producers import ScalesInputs, can_fold
 from .smoothquant.smoothing import find_groups
 
 
-class SeenSquares(Seen):
-    """A watcher that counts the inputs of one layer, and adds up the squares of their channels.
+class Squares(Hessian):
+    """Adds up the diagonal of ``X^T X`` alone: its ``matrix`` is ``[K]``."""
 
-    Args:
-        features: The number K of inputs.
-        dtype: The dtype of the sums, float32 or float64.
+    _axes = 1
 
-    Attributes:
-        squares: The sums over the finite inputs times a power of two, ``[K]``; None if there was
-            no input.
-    """
-
-    def __init__(self, features: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._features, self._dtype = features, dtype
-        self._near_one = NearOne()
-        self.squares: Tensor | None = None
-
-    def observe(self, input: Tensor) -> None:
-        """Add ``input``, ``[..., K]``, if it is finite."""
-        if input.numel() == 0 or input.shape[-1] != self._features:
-            return  # the layer itself raises the error of a wrong shape
-        is_finite = self.begin(input)
-        rows = input.detach().reshape(-1, self._features).to(self._dtype)
-        rows, change = self._near_one(torch.where(is_finite, rows, 0.0))
-        squares = rows.square().sum(dim=0)
-        if self.squares is not None:
-            squares += self.squares * change.square()
-        self.squares = squares
+    def _add(self, rows: Tensor, change: Tensor) -> None:
+        assert self.matrix is not None
+        self.matrix.mul_(change.square()).add_(rows.square().sum(dim=0))
 
 
 class Inputs(Hessian):
@@ -170,11 +148,11 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
     """
     if not layers:
         return {}
-    seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
+    seen = {path: Squares(*_size_and_dtype(one)) for path, one in layers.items()}
     found, unreached = find_groups(run, seen, set(), "what feeds the layers")
     for path, one in layers.items():
         if one.scheme.searches_scales:
-            one.importance = seen[path].squares
+            one.importance = seen[path].matrix
     groups = [group for group in found if group.producer is not None]
     readable = {group.layers[0]: group.readable for group in found if group.readable is not None}
     for path in layers.keys() - {path for group in groups for path in group.layers}:

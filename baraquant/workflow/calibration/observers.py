@@ -247,24 +247,36 @@ class FiniteCalls:
     Attributes:
         skipped_batches: The number of calls with a NaN or an infinity, int64 ``[]``; None if there
             was no call.
+        known: How many of them a warning has named already.
     """
 
+    known = 0
+
     def __init__(self) -> None:
-        self.skipped_batches: Tensor | None = None
+        self._skipped: Tensor | None = None
         self._calls = 0
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """The number of calls with a NaN or an infinity beyond the known ones."""
+        return None if self._skipped is None else self._skipped - self.known
+
+    def count(self) -> int:
+        """Return the number of calls with a NaN or an infinity."""
+        return 0 if self._skipped is None else int(self._skipped)
 
     def begin(self, *tensors: Tensor) -> Tensor:
         """Count a call, and return whether all of its tensors are finite, bool ``[]``."""
         self._calls += 1
         is_finite = torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).all()
-        if self.skipped_batches is None:
-            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=is_finite.device)
-        self.skipped_batches += ~is_finite
+        if self._skipped is None:
+            self._skipped = torch.zeros((), dtype=torch.int64, device=is_finite.device)
+        self._skipped += ~is_finite
         return is_finite
 
     def unusable(self) -> Tensor | None:
         """Return whether no call was finite, bool ``[]``; None if there was no call."""
-        return None if self.skipped_batches is None else self.skipped_batches == self._calls
+        return None if self._skipped is None else self._skipped == self._calls
 
 
 class Seen(FiniteCalls):
@@ -274,10 +286,6 @@ class Seen(FiniteCalls):
         """Count ``input`` unless it is empty."""
         if input.numel() > 0:
             self.begin(input)
-
-    def count(self) -> int:
-        """Return the number of inputs that are not finite."""
-        return 0 if self.skipped_batches is None else int(self.skipped_batches)
 
 
 class NearOne:

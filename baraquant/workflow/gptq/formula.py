@@ -27,7 +27,7 @@ _BLOCK = 128
 _LEAST_DAMPING, _FACTOR, _MOST_DAMPING = 1e-6, 10.0, 1.0
 
 
-class Hessian:
+class Hessian(FiniteCalls):
     """Adds up ``X^T X`` of one layer's inputs, and keeps nothing else.
 
     The inputs are multiplied by a power of two, as :class:`NearOne` does.
@@ -43,6 +43,8 @@ class Hessian:
         near_one: Has the power of two.
     """
 
+    _axes = 2  # of the sum
+
     def __init__(
         self,
         features: int,
@@ -50,9 +52,9 @@ class Hessian:
         as_multiplied: Callable[[Tensor], Tensor] = lambda rows: rows,
         known: int = 0,
     ) -> None:
+        super().__init__()
         self._features, self._dtype = features, dtype
-        self._as_multiplied, self._known = as_multiplied, known
-        self._calls = FiniteCalls()
+        self._as_multiplied, self.known = as_multiplied, known
         self.near_one = NearOne()
         self.matrix: Tensor | None = None
 
@@ -62,9 +64,9 @@ class Hessian:
             return  # the layer itself raises the error of a wrong shape
         input = input.detach()
         if self.matrix is None:
-            size = (self._features, self._features)
+            size = [self._features] * self._axes
             self.matrix = torch.zeros(size, dtype=self._dtype, device=input.device)
-        is_finite = self._calls.begin(input)
+        is_finite = self.begin(input)
         rows = input.reshape(-1, self._features).to(self.matrix)
         with torch.autocast(rows.device.type, enabled=False):
             self._add(*self.near_one(self._as_multiplied(torch.where(is_finite, rows, 0.0))))
@@ -72,16 +74,6 @@ class Hessian:
     def _add(self, rows: Tensor, change: Tensor) -> None:
         assert self.matrix is not None
         self.matrix.mul_(change.square()).addmm_(rows.t(), rows)
-
-    def unusable(self) -> Tensor | None:
-        """Return whether no finite input was seen; None if no input was seen."""
-        return self._calls.unusable()
-
-    @property
-    def skipped_batches(self) -> Tensor | None:
-        """The number of ignored inputs beyond the known ones; None if no input was seen."""
-        skipped = self._calls.skipped_batches
-        return None if skipped is None else skipped - self._known
 
 
 def rounded(

@@ -141,19 +141,12 @@ class _Model:
         self._state: State | None = None  # before the call
         self.calls = 0
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        handles = [
-            self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            self._model.register_forward_hook(self._after),
-        ]
+    def watch(self) -> None:
+        """Watch until the context of :func:`evaluating` ends."""
+        self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+        self._model.register_forward_hook(self._after)
         for path, one in self._layers.items():
-            handles.append(one._module.register_forward_pre_hook(partial(self._reach, path)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            one._module.register_forward_pre_hook(partial(self._reach, path))
 
     def _reach(self, path: str, module: nn.Module, args: Any) -> None:
         if not self._repeats:
@@ -207,8 +200,8 @@ def measure_output(run: Run, layers: Mapping[str, Errors]) -> None:
         ValueError: The data does not call the model itself, or it returns no floating tensor.
     """
     watcher = _Model(run.model, layers, run.where)
-    with watcher.watching():
-        run({}, "errors of the output")
+    watcher.watch()
+    run({}, "errors of the output")
     if watcher.calls == 0:
         raise ValueError(
             f"{run.where}: expected the calibration function to call the model itself with "
