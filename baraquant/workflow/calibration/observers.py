@@ -204,12 +204,7 @@ class MSEObserver(_HistogramObserver):
 
 
 class Through:
-    """A watcher of what is made of each input, such as its product with a matrix.
-
-    Args:
-        watcher: Sees the results.
-        make: Returns the result for an input.
-    """
+    """A watcher of what ``make`` returns for each input, such as its product with a matrix."""
 
     def __init__(self, watcher: Any, make: Callable[[Tensor], Tensor]) -> None:
         self.watcher, self._make = watcher, make
@@ -303,11 +298,7 @@ class NearOne:
         self._largest: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of a call times the power, and what earlier sums are to be multiplied by.
-
-        Args:
-            rows: Not empty, float32 or float64.
-        """
+        """Return rows, floating and not empty, times the power, and the factor of earlier sums."""
         largest = rows.abs().amax()
         if self._largest is not None:
             largest = torch.maximum(largest, self._largest)
@@ -320,16 +311,9 @@ class NearOne:
 
 
 class OutputErrors(FiniteCalls):
-    """The sums of squared errors of one layer.
+    """The sums of squared errors of one layer, float64 ``[count]``.
 
     A call with a NaN or an infinity is counted, and adds nothing.
-
-    Args:
-        count: The number of sums.
-        device: The device of the layer.
-
-    Attributes:
-        errors: The sums, float64 ``[count]``.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -337,14 +321,7 @@ class OutputErrors(FiniteCalls):
         self.errors = torch.zeros(count, dtype=torch.float64, device=device)
 
     def add(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
-        """Add the squared error of one output of a call.
-
-        Args:
-            index: The sum.
-            got: The output with its error.
-            wanted: The output without it, of the same shape.
-            is_finite: What :meth:`begin` returned for the call.
-        """
+        """Add the squared error of one output of a call that :meth:`begin` has counted."""
         difference = got - wanted
         # Squares near 1 neither overflow nor vanish.
         power = power_to_one(difference.abs().amax())

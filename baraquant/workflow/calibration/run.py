@@ -8,7 +8,6 @@ numbers.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import random
 import sys
@@ -19,13 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from typing_extensions import Self
 
 from ..._table import some
 from ..transaction import (
@@ -112,10 +109,7 @@ class Run:
         calibrate(self.model, self.data, watchers, progress=False, where=self.where)
 
     def check_repeatable(self, times: str) -> None:
-        """Check that the data can be gone through more than once.
-
-        Args:
-            times: How often, for the message: ``"2 times"``.
+        """Check that the data can be gone through as often as ``times`` says, as in ``"2 times"``.
 
         Raises:
             ValueError: It is a generator or another iterator.
@@ -169,14 +163,13 @@ def calibrate(
             the counts.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    bar = ProgressBar(description, length(calibration), progress)
-    with evaluating(model), bar:
+    with evaluating(model), counting(description, length(calibration), progress) as advance:
         for path, watcher in watchers.items():
             watch(modules[path], watcher)
         is_empty = True
         for _ in _run(model, calibration, where):
             is_empty = False
-            bar.advance()
+            advance()
     if is_empty:
         raise ValueError(f"{where}: expected calibration data, but got no batch")
     unreached = [path for path, watcher in watchers.items() if watcher.unusable() is None]
@@ -269,10 +262,7 @@ def length(calibration: Calibration) -> int | None:
 
 
 def watch(module: nn.Module, watcher: Watcher | CallWatcher) -> None:
-    """Let ``watcher`` see each call of ``module``, or the first argument of each call.
-
-    It does so until the context of :func:`evaluating` ends.
-    """
+    """Let a watcher see a module's calls, or first arguments, until :func:`evaluating` ends."""
     if isinstance(watcher, CallWatcher):
         observe_call = watcher.observe_call
 
@@ -330,53 +320,35 @@ def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------
 
 
-class ProgressBar:
-    """Counts steps on standard error, and prints nothing if that is not a terminal.
+@contextmanager
+def counting(description: str, total: int | None, shown: bool) -> Iterator[Callable[[], object]]:
+    """Yield a function that counts a step on standard error, if that is a terminal.
 
-    Args:
-        description: What is being done.
-        total: The number of steps; None if it is unknown.
-        shown: Whether to show the bar.
+    The number of steps is None if it is unknown.
     """
+    bar = _bar() if shown else None
+    if bar is None:
+        yield lambda: None
+    else:
+        with bar:
+            yield partial(bar.advance, bar.add_task(description, total=total))
 
-    def __init__(self, description: str, total: int | None, shown: bool = True) -> None:
-        self._progress: Any = None
-        if not shown:
-            return
-        with contextlib.suppress(ImportError):
-            from rich import progress
-            from rich.console import Console
 
-            console = Console(stderr=True)
-            if console.is_terminal:
-                self._progress = progress.Progress(
-                    progress.TextColumn("{task.description}"),
-                    progress.BarColumn(),
-                    progress.MofNCompleteColumn(),
-                    progress.TimeElapsedColumn(),
-                    progress.TimeRemainingColumn(),
-                    console=console,
-                )
-                self._task = self._progress.add_task(description, total=total)
-
-    def advance(self) -> None:
-        """Count one step."""
-        if self._progress is not None:
-            self._progress.advance(self._task)
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+def _bar() -> Any:
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(*columns, console=console) if console.is_terminal else None
 
 
 # ---- What calls of a model may change, so that a run leaves it as it was ------------------------
@@ -389,14 +361,11 @@ _FOREIGN = {"accelerate", "baraquant", "deepspeed", "lightning", "pytorch_lightn
 
 
 class State:
-    """The state of modules as it is now: buffers, attributes, and random numbers.
+    """The state of modules, and of all that are in them, as it is now; and that of random numbers.
 
     Tensors are copied, and so are collections and objects with what they hold. Parameters are not:
     that would take the memory of a second model. Where calls change parameters, as models do that
     divide their weights once, attributes stay as the calls have left them: they may say so.
-
-    Args:
-        roots: The modules, with all that are in them.
     """
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
