@@ -23,7 +23,7 @@ from transformers.quantizers import auto
 from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
 from .._fields import check_bool
-from .._table import some
+from .._table import placed, some
 from ..export.compressed_tensors.config import CtConfig, read_config
 from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
@@ -52,11 +52,8 @@ class Headers:
     """The names, shapes and dtypes of the tensors in some files.
 
     It is empty where transformers does not say which files it reads (before version 5), or where
-    they are in another format.
-
-    Args:
-        prefix: What may stand before a name in the files or in the model alone.
-        entries: The tensors by name.
+    they are in another format. The prefix may stand before a name in the files or in the model
+    alone.
     """
 
     def __init__(self, prefix: str, entries: dict[str, Entry]) -> None:
@@ -64,13 +61,7 @@ class Headers:
 
     @classmethod
     def read(cls, files: Any, config: CtConfig, base: str, caller: str) -> Headers:
-        """Read the headers of some files.
-
-        Args:
-            files: Their paths, or None.
-            config: The configuration of their folder.
-            base: The name of the model without its head in the model with a head.
-            caller: For messages.
+        """Read the headers of some files; ``base`` is the name of the model without its head.
 
         Raises:
             ValueError: A file is damaged.
@@ -79,13 +70,10 @@ class Headers:
         for file in files or ():
             if not str(file).endswith(".safetensors"):
                 return cls("", {})
-            try:
-                with open_file(file) as opened:
-                    header = read_header(opened, "a safetensors file")
+            with placed(caller, Path(file).name), open_file(file) as opened:
+                header = read_header(opened, "a safetensors file")
                 config.check_save(header.metadata)
-                entries |= header.tensors
-            except ValueError as error:
-                raise ValueError(f"{caller}: {Path(file).name}: {error}") from None
+            entries |= header.tensors
         return cls(f"{base}." if base else "", entries)
 
     def quantized(self) -> set[str]:
@@ -97,11 +85,7 @@ class Headers:
         return not self._entries or self._entry(name) is not None
 
     def check(self, name: str, place: torch.Tensor, caller: str) -> None:
-        """Compare a tensor with its place. One under another name is not found, which is no error.
-
-        Raises:
-            ValueError: Its shape differs, or it is floating where integers belong.
-        """
+        """Compare a tensor with its place; one under another name is not found, which is right."""
         entry = self._entry(name)
         if entry is not None:
             check_fits(f"{caller}: {name}", entry.shape, entry.dtype, place)
@@ -118,11 +102,7 @@ def _of_integers(names: Iterable[str]) -> set[str]:
 
 
 def check_fits(name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor) -> None:
-    """Check that a stored tensor has the shape of its place, and is floating if the place is.
-
-    Raises:
-        ValueError: It does not fit.
-    """
+    """Check that a stored tensor has the shape of its place, and is floating if the place is."""
     shape = tuple(place.shape)
     if got != shape and not (got == () and shape == (1,)):
         raise ValueError(
@@ -139,13 +119,9 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Slot(nn.Module):  # type: ignore[misc]
-    """A place for the tensors of a layer.
+    """A place for the tensors of a layer, which is floating and on the meta device.
 
-    Args:
-        model: The model that holds the layer.
-        paths: All paths of the layer; the first one for messages.
-        scheme: How it is quantized.
-        like: The floating layer, on the meta device.
+    It has all paths of the layer; the first one is for messages.
     """
 
     def __init__(self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any) -> None:
@@ -176,11 +152,7 @@ class Slot(nn.Module):  # type: ignore[misc]
             put_at(self.model, self.paths, self.made(self.tensors()))
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take tensors, as transformers 4.57 hands them over.
-
-        Raises:
-            ValueError: A tensor does not fit.
-        """
+        """Take tensors, as transformers 4.57 hands them over, and check that they fit."""
         for name in self.wanted & state_dict.keys():
             value = state_dict[name]
             path = f"{_caller_of(self.model)}: {self.paths[0]}.{name}"
@@ -195,11 +167,7 @@ class Slot(nn.Module):  # type: ignore[misc]
         return {name: self._buffers[name] for name in self.arrived}
 
     def made(self, tensors: dict[str, Tensor]) -> nn.Module:
-        """Return the quantized layer of some tensors.
-
-        Raises:
-            ValueError: They do not fit the layer or its scheme.
-        """
+        """Return the quantized layer of some tensors, which have to fit it and its scheme."""
         like = self.like
         for kind in _REGISTERED:
             own = {n: v for n, v in getattr(self, kind).items() if n not in self.wanted}
@@ -225,13 +193,7 @@ def _is_loaded(slot: Slot, name: str, value: Any) -> bool:
 
 
 class FolderQuantizer(WritesCompressedTensors):
-    """Loads a folder of compressed-tensors into baraquant's layers.
-
-    Args:
-        quantization_config: The object of ``config.json``.
-        parsed: The same, checked.
-        allow_missing: Whether transformers may make tensors that the folder lacks.
-    """
+    """Loads a folder of compressed-tensors into baraquant's layers."""
 
     caller = CALLER
     requires_calibration = True  # a floating folder cannot be loaded with this configuration
@@ -256,10 +218,8 @@ class FolderQuantizer(WritesCompressedTensors):
             scheme = self._scheme(model, paths, module)
             if scheme is None:
                 continue
-            try:
+            with placed(self.caller):
                 check_layer(paths[0], scheme, module)
-            except ValueError as error:
-                raise ValueError(f"{self.caller}: {error}") from None
             self._slots[paths[0]] = slot = Slot(model, paths, scheme, module)
             put_at(model, paths, slot)
         if not self._slots:
@@ -303,11 +263,7 @@ class FolderQuantizer(WritesCompressedTensors):
         return next(iter(found.values()), None)
 
     def _check_headers(self, model: Any) -> None:
-        """Compare the headers of the files with the slots, before anything is read.
-
-        Raises:
-            ValueError: They contradict each other.
-        """
+        """Compare the headers of the files with the slots, before anything is read."""
         for path, slot in self._slots.items():
             for name in slot.wanted:
                 self._headers.check(f"{path}.{name}", slot._buffers[name], self.caller)
@@ -342,11 +298,7 @@ class FolderQuantizer(WritesCompressedTensors):
                     )
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> Any:
-        """Refuse floating numbers where integers belong (transformers 5).
-
-        Raises:
-            ValueError: The file has floating numbers for a tensor of integers.
-        """
+        """Refuse floating numbers where integers belong (transformers 5)."""
         new = super().get_new_dtype(converter, param, dtype)
         if new is not None and not new.is_floating_point:
             name = ", ".join(getattr(converter, "target_patterns", ()))
@@ -362,11 +314,7 @@ class FolderQuantizer(WritesCompressedTensors):
         return missing_keys
 
     def update_unexpected_keys(self, model: nn.Module, unexpected_keys: list[str]) -> list[str]:
-        """Refuse integers that no slot takes (transformers 4.57).
-
-        Raises:
-            ValueError: There are such.
-        """
+        """Refuse integers that no slot takes (transformers 4.57)."""
         stored = _of_integers(unexpected_keys)
         rest = {path for path in stored if not _is_beside_base(model, path)}
         rest -= _of_head(model, rest, set(self._slots))
