@@ -16,13 +16,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def completed(own: str, template: str, words: Mapping[str, str]) -> str:
-    """Return the whole docstring.
-
-    Args:
-        own: The docstring that stands in the source: text, and then maybe an example.
-        template: The sections that it shares with others.
-        words: What stands for the ``$`` marks of the template.
-    """
+    """Return the whole docstring of one that stands in the source."""
     text, _, example = inspect.cleandoc(own).partition(_EXAMPLE)
     shared = Template(template.strip("\n")).substitute(words, example=f"Example:\n{example}")
     # An empty word leaves a line of spaces: something that this function does not have.

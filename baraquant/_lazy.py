@@ -9,16 +9,7 @@ from typing import Any
 
 
 def imported(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Return a name of a package, for its ``__getattr__``.
-
-    Args:
-        package: The package's ``__name__``.
-        homes: The module of the package that has each name.
-        name: What is asked for.
-
-    Raises:
-        AttributeError: No module has it.
-    """
+    """Return a name of a package, for its ``__getattr__``; ``homes`` has the module of each."""
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)

@@ -44,9 +44,7 @@ def _minor(version: str) -> str:
 def load() -> None:
     """Loads the library, which registers the ops. A second call changes nothing.
 
-    Raises:
-        ImportError: torch or the library is missing, or the library was built for another torch.
-            The message names the command that fixes it.
+    The message of an error names the command that fixes it.
     """
     try:
         import torch

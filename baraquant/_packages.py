@@ -8,16 +8,7 @@ from types import ModuleType
 
 
 def need(caller: str, name: str, extra: str) -> ModuleType:
-    """Import an optional package.
-
-    Args:
-        caller: The public function, for the message.
-        name: The module to import.
-        extra: The group of pyproject.toml that installs the package.
-
-    Raises:
-        ImportError: The package is not installed, or fails to import.
-    """
+    """Import a module of a package that the group ``extra`` of pyproject.toml installs."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

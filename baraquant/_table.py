@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 
@@ -33,6 +34,15 @@ def one_line(text: str, most: int = 900) -> str:
             text = f"{text[: most // 2 - 10]}...{text[10 - most // 2 :]}"
         text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text)
     return text
+
+
+@contextmanager
+def placed(*places: str) -> Iterator[None]:
+    """Put places that are not empty before the message of a ValueError or a TypeError."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise type(error)(": ".join([*filter(None, places), str(error)])) from error
 
 
 class Table:

@@ -450,10 +450,9 @@ class QuantConfig(Config):
         return replace(plain, weight=replace(self.weight, group_factors=False))
 
     def with_rotation(self, features: int) -> QuantConfig:
-        """Return the configuration of a linear layer, whose ``rotate`` is the block it uses.
+        """Return the configuration of a layer with so many inputs; 0: of one that is not rotated.
 
-        Args:
-            features: The layer's ``in_features``; 0 stands for a layer that is not rotated.
+        Its ``rotate`` is the block that the layer uses.
         """
         power = features & -features  # the largest power of two that divides it
         block = min(power, self.rotate or 0)

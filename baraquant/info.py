@@ -61,13 +61,9 @@ def missing_kernels(ops: dict[str, list[str]], with_cuda: bool) -> list[str]:
 
 
 def self_check(device: str) -> list[str]:
-    """Calls some ops with a few values, and returns the results that are not the reference's.
+    """Calls some ops with a few values; returns a line for each result that is not the reference's.
 
-    Args:
-        device: ``"cpu"`` or ``"cuda"``; the reference computes on the CPU.
-
-    Returns:
-        One line for each wrong result; an empty list if all are right.
+    The reference computes on the CPU.
     """
     problems = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

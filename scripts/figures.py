@@ -162,11 +162,7 @@ def grouped(names: list[str], rows: list[Row]) -> dict[tuple[str, ...], list[Row
 
 
 def table(declared: Mapping[str, str], rows: list[Row]) -> str:
-    """A table in Markdown.
-
-    Raises:
-        LookupError: A line has no rows, or a column no figures.
-    """
+    """A table in Markdown; a line without rows or a column without figures is a LookupError."""
     titles, *named = parts(declared["lines"])
     lines: dict[tuple[str, ...], list[Row]] = {}
     for *names, where in named:

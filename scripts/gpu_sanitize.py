@@ -126,19 +126,14 @@ def run(tool: Path, names: list[str]) -> int:
         failed = code != 0
         for future in as_completed(running):
             found = future.result()
-            report(found, kernels[1] if kernels else "-")
+            errors = "did not finish" if found.errors is None else str(found.errors)
+            row = f"{found.tool:<12}{found.calls:>8}{kernels[1] if kernels else '-':>10}"
+            print(f"{row}{errors:>16}{found.seconds:>10.0f}", flush=True)
+            if found.errors != 0:
+                print(f"--- {found.tool}\n{found.output.strip()[-6000:]}", flush=True)
             failed = failed or found.errors != 0
     print(f"gpu-sanitize: {'FAILED' if failed else 'passed'}")
     return 1 if failed else 0
-
-
-def report(found: Outcome, kernels: str) -> None:
-    """A row of the table, and what a tool that failed had to say."""
-    errors = "did not finish" if found.errors is None else str(found.errors)
-    row = f"{found.tool:<12}{found.calls:>8}{kernels:>10}{errors:>16}{found.seconds:>10.0f}"
-    print(row, flush=True)
-    if found.errors != 0:
-        print(f"--- {found.tool}\n{found.output.strip()[-6000:]}", flush=True)
 
 
 def main() -> int:

@@ -127,16 +127,13 @@ class Texts:
     def _with_parents(self, block: Block) -> Iterator[Block]:
         yield block
         for parent in block.parents:
-            shared = self.families[parent].first if parent in self.families else None
-            yield from self._with_parents(self._blocks.get(parent) or shared or missing(parent))
+            if parent not in self._blocks and parent not in self.families:
+                raise KeyError(f"no file has a block [{parent}]")
+            shared = self._blocks.get(parent) or self.families[parent].first
+            yield from self._with_parents(shared)
 
 
 MARK = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-
-
-def missing(name: str) -> Block:
-    """Refuse the name of a block that no file has."""
-    raise KeyError(f"no file has a block [{name}]")
 
 
 def read(path: Path) -> Family:

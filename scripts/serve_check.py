@@ -86,11 +86,7 @@ class Result:
 
 
 def environment() -> Path:
-    """The interpreter of an environment with vLLM; made where there is none.
-
-    Raises:
-        SystemExit: It cannot be installed.
-    """
+    """The interpreter of an environment with vLLM; made where there is none."""
     python, done = FOLDER / "bin" / "python", FOLDER / f"{VLLM}.installed"
     if done.exists():
         return python

@@ -91,12 +91,6 @@ class IntegerLayer:
         """The scale as ``[N, groups]``; one group where a scale is for a whole row."""
         return self.scale.reshape(self.qweight.shape[0], -1)
 
-    @property
-    def grouped_zero_point(self) -> Tensor | None:
-        """The zero point as ``[N, groups]``."""
-        zero_point = self.zero_point
-        return None if zero_point is None else zero_point.reshape(self.qweight.shape[0], -1)
-
 
 def integer_layers(
     model: nn.Module, caller: str, experts: Callable[..., dict[str, IntegerLayer]] | None = None
@@ -104,16 +98,8 @@ def integer_layers(
     """Return the quantized layers of a converted model by all of their names.
 
     A layer that several parents share stands under each name, as the same object.
-
-    Args:
-        model: A model from :func:`baraquant.quantize_` or :func:`baraquant.qat.convert_`.
-        caller: The public function, for messages.
-        experts: ``experts(model, path, module, caller)`` returns the layers that a format has for a
-            module of experts, by their paths there. None: experts are an error.
-
-    Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: It has prepared layers, or no quantized layer.
+    ``experts(model, path, module, caller)`` returns the layers that a format has for a module of
+    experts, by their paths there. None: experts are an error.
     """
     check_is_module(model, caller)
     found: dict[str, IntegerLayer] = {}
@@ -145,16 +131,7 @@ def integer_layers(
 def check_layers(
     layers: dict[str, IntegerLayer], caller: str, why_not: Callable[[IntegerLayer], str | None]
 ) -> None:
-    """Check that a format holds all layers.
-
-    Args:
-        layers: The layers; each is asked for once, under its first name.
-        caller: The public function, for messages.
-        why_not: Returns why the format cannot hold a layer, or None.
-
-    Raises:
-        ValueError: It cannot.
-    """
+    """Check that a format holds all layers; each is asked for once, under its first name."""
     for layer in {id(layer): layer for layer in layers.values()}.values():
         reason = why_not(layer)
         if reason is not None:
@@ -162,12 +139,7 @@ def check_layers(
 
 
 def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
-    """Return what an exporter needs of a converted module.
-
-    Raises:
-        ValueError: The module is one of experts, which have several weights, or its values do not
-            fit its widths.
-    """
+    """Return what an exporter needs of a converted module."""
     form = form_of(module)
     assert form is not None
     if form.takes_place:
@@ -179,6 +151,9 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     _check_values(form, path, module, caller)
     if isinstance(module, (Int4Factors, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
+    smooth: Tensor | None = getattr(module, "smooth", None)
+    if smooth is None and getattr(module, "smooth_scale", None) is not None:
+        smooth = module.smooth_scale / module.act_scale
     return IntegerLayer(
         path=path,
         module=module,
@@ -192,7 +167,7 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
         dtype=module.dtype,
         transposed=bool(getattr(module, "transposed", False)),
         input=_input_of(module),
-        smooth=_smooth_of(module),
+        smooth=smooth,
         rotate=rotate_of(module),
     )
 
@@ -227,13 +202,6 @@ def input_of(rounder: FakeQuantize, symmetric: bool) -> QuantizedInput:
         rounder.scale if is_fixed else None,
         rounder.zero_point if is_fixed and not symmetric else None,
     )
-
-
-def _smooth_of(module: Any) -> Tensor | None:
-    smooth: Tensor | None = getattr(module, "smooth", None)
-    if smooth is None and getattr(module, "smooth_scale", None) is not None:
-        smooth = module.smooth_scale / module.act_scale
-    return smooth
 
 
 # ---- Copies of models in which some layers are others --------------------------------------------
@@ -275,14 +243,11 @@ def rewritten(
     layers: dict[str, IntegerLayer],
     replace: Callable[[str, nn.Module, IntegerLayer | None], nn.Module],
 ) -> nn.Module:
-    """Return a copy of a model, in evaluation mode, that shares its tensors.
+    """Return a copy of a converted model, in evaluation mode, that shares its tensors.
 
-    Args:
-        model: A converted model; it does not change.
-        layers: Its integer layers.
-        replace: ``replace(path, module, layer)`` returns what a module becomes in the copy: itself,
-            if it stays. A module of several paths is asked for once. The new module gets the hooks
-            of the old one, and the forward of a subclass of ``Linear``.
+    ``replace(path, module, layer)`` returns what a module becomes in the copy: itself, if it stays.
+    A module of several paths is asked for once. The new module gets the hooks of the old one, and
+    the forward of a subclass of ``Linear``.
     """
     made: dict[int, nn.Module] = {}
     memo: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}

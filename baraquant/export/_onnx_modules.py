@@ -96,11 +96,9 @@ class DynamicLinear(_IntegerLinear):
 
 
 class _StaticLinear(_IntegerLinear):
-    """The base for ``StaticQuantizedLinear``: the input's scale, and how it becomes integers.
+    """The base for ``StaticQuantizedLinear``, whose input becomes int8 if it ``is_signed``.
 
-    Args:
-        layer: The layer.
-        is_signed: Whether the integers are int8. They are uint8 otherwise, 128 larger.
+    The integers are uint8 otherwise, 128 larger.
     """
 
     def __init__(self, layer: IntegerLayer, is_signed: bool = False) -> None:
@@ -148,10 +146,6 @@ class StaticLinearQDQ(_StaticLinear):
     them: it makes uint8 of int8 itself, and 1.32 fails at some of these. The bias is subtracted
     with its sign changed: of a MatMul and an Add onnxruntime makes a Gemm, for which it dequantizes
     the weight in each call, tens of times slower.
-
-    Args:
-        layer: The layer.
-        signed: Whether the integers are int8 where they can be.
     """
 
     def __init__(self, layer: IntegerLayer, signed: bool) -> None:
@@ -204,12 +198,8 @@ class FixedRounder(ByGranularity):
 
     Where zero points and limits grow by 128, the values stay the same. onnxruntime makes uint8 of
     int8 itself, and 1.32 fails at that where a zero point is given and a Reshape comes next. But
-    without a zero point it recognizes no integer convolution.
-
-    Args:
-        rounder: The module, of mode ``fixed``.
-        keeps_zero: Whether a zero point of 0 is written: for the input of a convolution.
-        signed: Whether int8 is taken without zero points. uint8 weights want uint8 inputs.
+    without a zero point it recognizes no integer convolution: for the input of one ``keeps_zero``
+    writes a zero point of 0. Without ``signed`` the integers are uint8, as uint8 weights want them.
     """
 
     zero_point: Tensor | None

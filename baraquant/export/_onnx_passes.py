@@ -347,7 +347,9 @@ def table() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.dequantize_per_channel.default: _dequantize,
         ours.dequantize_per_token.default: _dequantize_per_token,
         ours.dequantize_per_group.default: _dequantize,
-        theirs.integer_product.default: _integer_product,
+        theirs.integer_product.default: lambda input, weight, zero_point: op.MatMulInteger(
+            input, weight, zero_point
+        ),
     }
     return {target: _by_names(target, one) for target, one in translations.items()}
 
@@ -368,10 +370,6 @@ def _by_names(target: Any, translation: Callable[..., Any]) -> Callable[..., Any
         return translation(**given)
 
     return translated
-
-
-def _integer_product(input: Any, weight: Any, zero_point: Any) -> Any:
-    return op.MatMulInteger(input, weight, zero_point)
 
 
 def _fake_quantize(

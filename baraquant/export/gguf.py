@@ -83,16 +83,13 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
     group, features = layer.group_size, layer.qweight.shape[1]
     if layer.float_name not in ("Linear", "Embedding"):
         return f"expected a Linear or an Embedding, but got a {layer.float_name}"
-    if layer.smooth is not None:
-        return (
-            "expected no smoothing of the input, which GGUF cannot hold; quantize with a scheme "
-            "without SmoothQuant"
-        )
-    if layer.rotate > 0:
-        return (
-            "expected no rotation of the input, which GGUF cannot hold; quantize with a scheme "
-            "without rotate"
-        )
+    smoothing = (layer.smooth is not None, "smoothing", "SmoothQuant")
+    for is_given, what, scheme in (smoothing, (layer.rotate > 0, "rotation", "rotate")):
+        if is_given:
+            return (
+                f"expected no {what} of the input, which GGUF cannot hold; quantize with a scheme "
+                f"without {scheme}"
+            )
     if layer.input is not None and not float_inputs:
         kind = "static" if layer.input.is_static else "dynamic"
         return (
@@ -123,11 +120,7 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
 def _entries(
     gguf: Any, model: nn.Module, layers: dict[str, IntegerLayer], row: Architecture
 ) -> list[_Entry]:
-    """Return the tensors of the file.
-
-    Raises:
-        ValueError: A tensor of the model has no name in GGUF.
-    """
+    """Return the tensors of the file."""
     config: Any = model.config
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[row.name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -374,12 +367,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(model: nn.Module) -> Architecture:
-    """Return the row of a model.
-
-    Raises:
-        TypeError: It is not a model of transformers.
-        ValueError: GGUF has no name for what it computes.
-    """
+    """Return the row of a model."""
     config: Any = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
     if not isinstance(model_type, str):

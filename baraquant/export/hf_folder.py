@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import __version__
 from .._packages import need
@@ -30,24 +30,8 @@ _OTHER_WEIGHTS = ("adapter_", "consolidated")
 _OWN = {"config.json", "README.md", ".gitattributes"}
 
 
-def write_weights(
-    caller: str, tensors: dict[str, Tensor], folder: Path, max_shard_size: str
-) -> None:
-    """Write safetensors: one file, or shards with an index."""
-    hub = need(caller, "huggingface_hub", "hf")
-    hub.save_torch_state_dict(
-        tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"}
-    )
-
-
 def write_config_json(model: nn.Module, quantization_config: dict[str, Any], folder: Path) -> None:
-    """Write config.json: that of the model, if it has one, with the quantization.
-
-    Args:
-        model: The model.
-        quantization_config: How it is quantized.
-        folder: The folder.
-    """
+    """Write config.json: that of the model, if it has one, with the quantization."""
     config: Any = getattr(model, "config", None)
     plain: dict[str, Any] = {}
     if hasattr(config, "to_json_string"):
@@ -56,7 +40,9 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         name = str(dtype or torch.float32).removeprefix("torch.")
         plain |= {"dtype": name, "torch_dtype": name}
         if loses_ties(model):
-            _untie(plain)
+            for each in (plain, *plain.values()):
+                if isinstance(each, dict) and "tie_word_embeddings" in each:
+                    each["tie_word_embeddings"] = False
     plain["architectures"] = [type(model).__name__]
     plain["quantization_config"] = quantization_config
     text = json.dumps(plain, indent=2, sort_keys=True)
@@ -66,18 +52,8 @@ def write_config_json(model: nn.Module, quantization_config: dict[str, Any], fol
         generation.save_pretrained(folder)
 
 
-def _untie(plain: dict[str, Any]) -> None:
-    for each in (plain, *plain.values()):
-        if isinstance(each, dict) and "tie_word_embeddings" in each:
-            each["tie_word_embeddings"] = False
-
-
 def source_folder(caller: str, model: nn.Module, source: Any) -> Path | None:
-    """Return the folder whose tokenizer files are copied: as given, else where the model is from.
-
-    Raises:
-        NotADirectoryError: What was given is not a folder.
-    """
+    """Return the folder whose tokenizer files are copied: the given one, else the model's."""
     if source is not None:
         path = Path(source)
         if not path.is_dir():
@@ -152,31 +128,13 @@ def copy_others(source: Path, folder: Path) -> None:
             continue
         if entry.is_file():
             shutil.copyfile(entry, target)
-        elif entry.is_dir() and not _has_weights(entry):
+        elif entry.is_dir() and not any(f.name.endswith(_WEIGHTS) for f in entry.rglob("*")):
             shutil.copytree(entry, target, copy_function=_copy)
 
 
 def _copy(source: str, target: str) -> None:
     open_file(source).close()  # refuses named pipes and devices
     shutil.copyfile(source, target)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(file.name.endswith(_WEIGHTS) for file in folder.rglob("*"))
-
-
-def save_tokenizer(caller: str, tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer or processor object into the folder.
-
-    Raises:
-        TypeError: It cannot be written.
-    """
-    if not hasattr(tokenizer, "save_pretrained"):
-        raise TypeError(
-            f"{caller}: expected tokenizer to have save_pretrained, but got "
-            f"{type(tokenizer).__name__}"
-        )
-    tokenizer.save_pretrained(folder)
 
 
 def write_card(

@@ -227,11 +227,7 @@ def _check_arguments(
 def _rewritten(
     model: nn.Module, layers: dict[str, IntegerLayer], form: _Form
 ) -> tuple[nn.Module, list[str]]:
-    """Return a copy of the model for the exporter, and the names of what becomes int4.
-
-    Raises:
-        ValueError: A layer has no form in this style.
-    """
+    """Return a copy of the model for the exporter, and the names of what becomes int4."""
     check_layers(layers, _CALLER, _why_not)
     copied = rewritten(
         model, layers, lambda path, module, layer: _replacement(path, module, layer, form)

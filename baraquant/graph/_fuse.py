@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from ._patterns import (
     FloatOp,
@@ -109,12 +110,7 @@ class Quantized:
 
 
 class Rewriter:
-    """Changes a graph; ``clean`` ends the changes.
-
-    Args:
-        graph: The graph.
-        recorded: Whether autograd may still record the graph.
-    """
+    """Changes a graph, which autograd may still record; ``clean`` ends the changes."""
 
     def __init__(self, graph: Graph, *, recorded: bool) -> None:
         self.graph = graph
@@ -122,13 +118,7 @@ class Rewriter:
         self._touched: set[Node] = set()
 
     def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
-        """Quantize a value once, in front of the first use.
-
-        Args:
-            value: What the views of all uses start from.
-            uses: The quantizations, in the order of the graph.
-            scheme: That of all of them.
-        """
+        """Quantize a value once, in front of the first of its uses, which come in order."""
         first = uses[0].node
         # A graph after autograd has core ops alone, and Inductor takes no others.
         core = not self.recorded or any(is_core(use) for use in uses)
@@ -237,7 +227,7 @@ def output_dtype(quantization: Quantization) -> torch.dtype | None:
 def _set_value(node: Node) -> None:
     """Compute the fake value of a node, where its arguments have one."""
     values = [argument.meta.get("val") for argument in node.all_input_nodes]
-    fake = next((value for value in _flat(values) if isinstance(value, FakeTensor)), None)
+    fake = next((value for value in tree_leaves(values) if isinstance(value, FakeTensor)), None)
     if fake is None or any(value is None for value in values):
         return
     mode = fake.fake_mode
@@ -253,22 +243,16 @@ def _set_value(node: Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)
 
 
-def _flat(values: list[Any]) -> list[Any]:
-    return [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
-
-
 _WRITTEN = "the integers of a quantization are written in place"
 _BETWEEN = "the graph may write in place between its quantizations"
 _DIFFERENT = "its quantizations have different options"
 
 
 def fuse(graph: Graph, *, recorded: bool) -> Report:
-    """Fuse the quantizations of a graph.
+    """Fuse the quantizations of a graph of ATen's and baraquant's ops.
 
-    Args:
-        graph: A graph of ATen's and baraquant's ops. Without ``meta["val"]`` of its nodes, views
-            between a value and its quantizations are not looked through.
-        recorded: Whether autograd may still record the graph.
+    Without ``meta["val"]`` of its nodes, views between a value and its quantizations are not looked
+    through. ``recorded`` says whether autograd may still record the graph.
     """
     work = _Pass(graph, recorded=recorded)
     for node in list(graph.nodes):

@@ -45,9 +45,7 @@ def value_of(node: Any) -> Tensor | None:
 def keeps_tokens(node: Node, *, picks: bool) -> bool:
     """Whether a node is a view of its first argument that leaves each token as it is.
 
-    Args:
-        node: Any node of a graph.
-        picks: Whether the view may leave tokens out.
+    With ``picks`` the view may leave tokens out.
     """
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return False

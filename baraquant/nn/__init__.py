@@ -17,8 +17,10 @@ made of linear layers, each of which can be quantized: ``MultiheadAttention``, `
 
 from .attention import MultiheadAttention
 from .fused import GELU, GatedMLP, LayerNorm, RMSNorm
-from .inference.conv import QuantizedConv1d, QuantizedConv2d, QuantizedConv3d
-from .inference.conv_transpose import (
+from .inference.conv import (
+    QuantizedConv1d,
+    QuantizedConv2d,
+    QuantizedConv3d,
     QuantizedConvTranspose1d,
     QuantizedConvTranspose2d,
     QuantizedConvTranspose3d,

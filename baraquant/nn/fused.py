@@ -214,10 +214,11 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         """Return the output ``[..., D]``."""
         gate, up, down = (self._modules[name] for name in self.names)
-        if _takes_integers(gate, input) and _takes_integers(up, input) and _is_alike(gate, up):
-            rows: Any = gate.quantize(input)
-        else:
-            rows = input
+        rows: Any = input
+        if _takes_integers(gate, input) and _takes_integers(up, input):
+            options = (gate.symmetric, gate.bits, gate.rotate)
+            if options == (up.symmetric, up.bits, up.rotate):  # the same integers
+                rows = gate.quantize(input)
         left, right = gate(rows), up(rows)
         if left.dtype == torch.float64:  # which the op has not
             return down(F.silu(left) * right)
@@ -247,12 +248,6 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
         and not (layer._forward_pre_hooks or layer._forward_hooks)  # they expect a tensor
         and not (torch.is_grad_enabled() and input.requires_grad)
     )
-
-
-def _is_alike(first: QuantizedLinear, second: QuantizedLinear) -> bool:
-    """Whether two layers quantize an input to the same integers."""
-    wanted = (first.symmetric, first.bits, first.rotate)
-    return wanted == (second.symmetric, second.bits, second.rotate)
 
 
 def _check_one_dimension(name: str, shape: tuple[int, ...]) -> None:

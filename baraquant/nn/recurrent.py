@@ -30,10 +30,7 @@ class Recurrent(TakesPlace):
     """
 
     __jit_unused_properties__ = ("all_weights",)
-    _options: tuple[str, ...] = (
-        *("num_layers", "bias", "batch_first"),
-        *("dropout", "bidirectional"),
-    )
+    _options: tuple[str, ...] = ("num_layers", "bias", "batch_first", "dropout", "bidirectional")
     _cell: type[Cell]
     # Further arguments of the cells: a subclass sets these attributes before this constructor.
     _own_options: tuple[str, ...] = ()

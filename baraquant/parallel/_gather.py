@@ -35,11 +35,7 @@ _KEEPING = {
 class ShardedWeight(Tensor):  # type: ignore[misc]
     """A floating weight, or some of its rows, that is gathered as integers.
 
-    Args:
-        rows: The numbers.
-        quant_min: The smallest integer.
-        quant_max: The largest integer.
-        master: What the numbers are rounded to first, as in ``QuantConfig``; empty for nothing.
+    The numbers are rounded to ``master`` first, as in ``QuantConfig``; it is empty for nothing.
     """
 
     _rows: Tensor
@@ -127,10 +123,7 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
 class GatheredWeight(Tensor):  # type: ignore[misc]
     """A whole weight that arrived as integers. Its layer reads these; other code reads floats.
 
-    Args:
-        integers: int8 ``[out_features, in_features]``.
-        scale: ``[out_features]``.
-        dtype: Of the weight that it stands for.
+    The integers are int8 ``[out_features, in_features]``, the scale ``[out_features]``.
     """
 
     integers: Tensor

@@ -40,10 +40,8 @@ class Layout:
     def arriving(self, input: Tensor, wanted: Placement, gradient: Placement) -> Tensor:
         """Return the part of an input that this process needs.
 
-        Args:
-            input: A DTensor, or a plain tensor in the layout ``self.input``.
-            wanted: The layout that the layer computes with.
-            gradient: The layout of the gradient that the layer returns for its part.
+        The input is a DTensor, or a plain tensor in the layout ``self.input``. The layer computes
+        with the layout ``wanted``, and returns its gradient in the layout ``gradient``.
         """
         if not isinstance(input, DTensor):
             input = DTensor.from_local(input, self.mesh, [self.input], run_check=False)
@@ -54,12 +52,9 @@ class Layout:
         return input.to_local(grad_placements=[gradient])
 
     def leaving(self, output: Tensor, layout: Placement, features: int) -> Tensor:
-        """Return an output in the layout and the form that the user wants.
+        """Return an output, whose parts lie in ``layout``, in the form that the user wants.
 
-        Args:
-            output: The part of this process.
-            layout: How the parts lie on the processes.
-            features: The size of the whole output's last dimension.
+        ``features`` is the size of the whole output's last dimension.
         """
         if self.is_local and is_same((layout,), self.output, output.dim()):
             return output

@@ -20,8 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from .. import ops
 from ..nn.shared.fake_quantize import FakeQuantize
-from ..nn.shared.product import linear, matching_bias
-from ..nn.shared.recomputed import product_of_integers
+from ..nn.shared.product import linear, matching_bias, product_of_integers
 from ..nn.training.quantizers import QuantizesWeight
 from ..ops import backward
 from ._agreed import AgreedFakeQuantize

@@ -167,13 +167,8 @@ def is_embedding(module: nn.Module) -> bool:
 def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) -> None:
     """Split a layer over processes, in place; nothing is changed if it cannot be split.
 
-    The messages of errors have neither the style nor the layer.
-
-    Args:
-        module: The layer.
-        layout: The processes, and the layouts of input and output.
-        by_rows: Whether the style is ``RowwiseParallel``.
-        source: The process whose numbers count; None: each process keeps its part of its own.
+    The messages of errors have neither the style nor the layer. ``source`` is the process whose
+    numbers count; None: each process keeps its part of its own.
     """
     kind = _check_kind(module)
     has_table = kind in _EMBEDDINGS
@@ -182,7 +177,11 @@ def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) 
     _check_weight(module, layout.mesh, splits_channels)
     _check_size(module, layout, by_rows and not has_table)
     _check_quantizers(module, layout.mesh, splits_channels, by_rows and not has_table)
-    _check_backward(module)
+    if getattr(module, "backward", "float") != "float":
+        raise NotImplementedError(
+            f'expected backward="float", but got "{module.backward}"; the gradients of a layer on '
+            "several processes are products of floats"
+        )
     if by_rows and not has_table:
         _check_rotation(module, layout.mesh)
     if isinstance(module, (Int4Factors, bnn.WeightOnlyInt4Linear)):
@@ -313,14 +312,6 @@ def _check_quantizers(
         raise NotImplementedError(
             f"expected one fixed scale for the input, but got {quantizer.scale.numel()}; use "
             "ColwiseParallel"
-        )
-
-
-def _check_backward(module: nn.Module) -> None:
-    if getattr(module, "backward", "float") != "float":
-        raise NotImplementedError(
-            f'expected backward="float", but got "{module.backward}"; the gradients of a layer on '
-            "several processes are products of floats"
         )
 
 

@@ -19,12 +19,6 @@ _WRITING = ("pissa", "corda", "olora", "loftq")
 def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module] | None) -> None:
     """Check that LoRA of a configuration fits a prepared or converted layer.
 
-    Args:
-        path: The path of the layer, for messages.
-        module: The layer.
-        config: The ``LoraConfig``.
-        lora: The LoRA layer for its kind; None if PEFT has none.
-
     Raises:
         NotImplementedError: PEFT has no LoRA for the kind of layer.
         ValueError: The configuration writes into the weight, or trains what is not a parameter.
@@ -91,13 +85,7 @@ def check_model(
     is_target: Any,
     lora_class: Callable[[nn.Module], type[nn.Module] | None],
 ) -> None:
-    """Check a whole model before PEFT changes it.
-
-    Args:
-        model: The model.
-        config: The configuration of an adapter of any type.
-        is_target: Whether the configuration targets the layer of a path.
-        lora_class: The LoRA layer for a quantized layer; None if PEFT has none for its kind.
+    """Check a whole model before PEFT changes it, by the paths that a configuration targets.
 
     Raises:
         NotImplementedError: A targeted layer has no adapter of this type.

@@ -43,14 +43,11 @@ def float_type(module: nn.Module) -> type[nn.Module] | None:
 
 
 def floating(module: Any) -> nn.Module:
-    """Return the float layer with the weight of a quantized layer.
+    """Return the float layer with the weight of a quantized one whose :func:`float_type` is known.
 
     A converted layer gives its dequantized weight, in a new tensor. A prepared layer gives its own
     parameters, which both layers then share; but if they are rotated, it gives the weight before
     the rotation, in float32 or float64.
-
-    Args:
-        module: A layer for which :func:`float_type` is not None.
     """
     kind, row = float_type(module), layer_kind(module)
     assert kind is not None and row is not None

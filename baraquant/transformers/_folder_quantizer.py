@@ -23,7 +23,7 @@ from transformers.quantizers import auto
 from transformers.utils.quantization_config import CompressedTensorsConfig as TheirConfig
 
 from .._fields import check_bool
-from .._table import some
+from .._table import placed, some
 from ..export.compressed_tensors.config import CtConfig, read_config
 from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
@@ -42,28 +42,26 @@ from ._writer import WritesCompressedTensors, note_ties
 CALLER = "from_pretrained"  # the public function, for messages
 
 
+def _caller_of(model: Any) -> str:
+    """Return the public function with the folder that a model comes from, for messages."""
+    folder = getattr(getattr(model, "config", None), "_name_or_path", None)
+    return f"{CALLER}: {Path(folder).name}" if folder else CALLER
+
+
 class Headers:
     """The names, shapes and dtypes of the tensors in some files.
 
     It is empty where transformers does not say which files it reads (before version 5), or where
-    they are in another format.
-
-    Args:
-        prefix: What may stand before a name in the files or in the model alone.
-        entries: The tensors by name.
+    they are in another format. The prefix may stand before a name in the files or in the model
+    alone.
     """
 
     def __init__(self, prefix: str, entries: dict[str, Entry]) -> None:
         self._prefix, self._entries = prefix, entries
 
     @classmethod
-    def read(cls, files: Any, config: CtConfig, base: str) -> Headers:
-        """Read the headers of some files.
-
-        Args:
-            files: Their paths, or None.
-            config: The configuration of their folder.
-            base: The name of the model without its head in the model with a head.
+    def read(cls, files: Any, config: CtConfig, base: str, caller: str) -> Headers:
+        """Read the headers of some files; ``base`` is the name of the model without its head.
 
         Raises:
             ValueError: A file is damaged.
@@ -72,13 +70,10 @@ class Headers:
         for file in files or ():
             if not str(file).endswith(".safetensors"):
                 return cls("", {})
-            try:
-                with open_file(file) as opened:
-                    header = read_header(opened, "a safetensors file")
+            with placed(caller, Path(file).name), open_file(file) as opened:
+                header = read_header(opened, "a safetensors file")
                 config.check_save(header.metadata)
-                entries |= header.tensors
-            except ValueError as error:
-                raise ValueError(f"{CALLER}: {Path(file).name}: {error}") from None
+            entries |= header.tensors
         return cls(f"{base}." if base else "", entries)
 
     def quantized(self) -> set[str]:
@@ -89,15 +84,11 @@ class Headers:
         """Whether there is a tensor of this name; True if nothing is known."""
         return not self._entries or self._entry(name) is not None
 
-    def check(self, name: str, place: torch.Tensor) -> None:
-        """Compare a tensor with its place. One under another name is not found, which is no error.
-
-        Raises:
-            ValueError: Its shape differs, or it is floating where integers belong.
-        """
+    def check(self, name: str, place: torch.Tensor, caller: str) -> None:
+        """Compare a tensor with its place; one under another name is not found, which is right."""
         entry = self._entry(name)
         if entry is not None:
-            check_fits(name, entry.shape, entry.dtype, place)
+            check_fits(f"{caller}: {name}", entry.shape, entry.dtype, place)
 
     def _entry(self, name: str) -> Entry | None:
         names = f"{self._prefix}{name}", name.removeprefix(self._prefix), name
@@ -111,20 +102,16 @@ def _of_integers(names: Iterable[str]) -> set[str]:
 
 
 def check_fits(name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch.Tensor) -> None:
-    """Check that a stored tensor has the shape of its place, and is floating if the place is.
-
-    Raises:
-        ValueError: It does not fit.
-    """
+    """Check that a stored tensor has the shape of its place, and is floating if the place is."""
     shape = tuple(place.shape)
     if got != shape and not (got == () and shape == (1,)):
         raise ValueError(
-            f"{CALLER}: {name}: expected the shape {list(shape)} by the model and the scheme, "
+            f"{name}: expected the shape {list(shape)} by the model and the scheme, "
             f"but the folder has {list(got)}"
         )
     if dtype.is_floating_point != place.dtype.is_floating_point:
         raise ValueError(
-            f"{CALLER}: {name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
+            f"{name}: expected {place.dtype} by the scheme, but the folder has {dtype}"
         )
 
 
@@ -132,13 +119,9 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Slot(nn.Module):  # type: ignore[misc]
-    """A place for the tensors of a layer.
+    """A place for the tensors of a layer, which is floating and on the meta device.
 
-    Args:
-        model: The model that holds the layer.
-        paths: All paths of the layer; the first one for messages.
-        scheme: How it is quantized.
-        like: The floating layer, on the meta device.
+    It has all paths of the layer; the first one is for messages.
     """
 
     def __init__(self, model: nn.Module, paths: list[str], scheme: Scheme, like: Any) -> None:
@@ -169,14 +152,10 @@ class Slot(nn.Module):  # type: ignore[misc]
             put_at(self.model, self.paths, self.made(self.tensors()))
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take tensors, as transformers 4.57 hands them over.
-
-        Raises:
-            ValueError: A tensor does not fit.
-        """
+        """Take tensors, as transformers 4.57 hands them over, and check that they fit."""
         for name in self.wanted & state_dict.keys():
             value = state_dict[name]
-            path = f"{self.paths[0]}.{name}"
+            path = f"{_caller_of(self.model)}: {self.paths[0]}.{name}"
             if name not in self.absent:  # else transformers has made it, in any dtype
                 check_fits(path, tuple(value.shape), value.dtype, self._buffers[name])
             setattr(self, name, value)
@@ -188,18 +167,14 @@ class Slot(nn.Module):  # type: ignore[misc]
         return {name: self._buffers[name] for name in self.arrived}
 
     def made(self, tensors: dict[str, Tensor]) -> nn.Module:
-        """Return the quantized layer of some tensors.
-
-        Raises:
-            ValueError: They do not fit the layer or its scheme.
-        """
+        """Return the quantized layer of some tensors, which have to fit it and its scheme."""
         like = self.like
         for kind in _REGISTERED:
             own = {n: v for n, v in getattr(self, kind).items() if n not in self.wanted}
             getattr(like, kind).update(own)
         layer = layer_of(like)
         assert layer is not None
-        new = build_layer(self.paths[0], self.scheme, tensors, like, CALLER)
+        new = build_layer(self.paths[0], self.scheme, tensors, like, _caller_of(self.model))
         new = with_forward_of(new, like, layer.base_of(like))
         take_over(new, like)
         mark_loaded(new)
@@ -218,13 +193,7 @@ def _is_loaded(slot: Slot, name: str, value: Any) -> bool:
 
 
 class FolderQuantizer(WritesCompressedTensors):
-    """Loads a folder of compressed-tensors into baraquant's layers.
-
-    Args:
-        quantization_config: The object of ``config.json``.
-        parsed: The same, checked.
-        allow_missing: Whether transformers may make tensors that the folder lacks.
-    """
+    """Loads a folder of compressed-tensors into baraquant's layers."""
 
     caller = CALLER
     requires_calibration = True  # a floating folder cannot be loaded with this configuration
@@ -242,24 +211,24 @@ class FolderQuantizer(WritesCompressedTensors):
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Any = None, **kwargs: Any
     ) -> Any:
+        self.caller = _caller_of(model)
         names = paths_of(model)
         for module in [*model.modules()]:
             paths = names[id(module)]
             scheme = self._scheme(model, paths, module)
             if scheme is None:
                 continue
-            try:
+            with placed(self.caller):
                 check_layer(paths[0], scheme, module)
-            except ValueError as error:
-                raise ValueError(f"{CALLER}: {error}") from None
             self._slots[paths[0]] = slot = Slot(model, paths, scheme, module)
             put_at(model, paths, slot)
         if not self._slots:
             raise ValueError(
-                f"{CALLER}: expected a model with layers that the folder quantizes, but no target "
-                f"of its config_groups matches a layer of {type(model).__name__}"
+                f"{self.caller}: expected a model with layers that the folder quantizes, but no "
+                f"target of its config_groups matches a layer of {type(model).__name__}"
             )
-        self._headers = Headers.read(checkpoint_files, self._parsed, model.base_model_prefix)
+        base = model.base_model_prefix
+        self._headers = Headers.read(checkpoint_files, self._parsed, base, self.caller)
         self._check_headers(model)
         self._take_ties(model)
         if not self._allows_missing:
@@ -271,7 +240,7 @@ class FolderQuantizer(WritesCompressedTensors):
         missing = sorted(name for name in names if name.rpartition(".")[0] not in slots)
         if missing:
             raise ValueError(
-                f"{CALLER}: {some(missing, 3)}: expected in the folder, but it is missing; "
+                f"{self.caller}: {some(missing, 3)}: expected in the folder, but it is missing; "
                 "use_for_compressed_tensors(allow_missing=True) lets transformers make it"
             )
 
@@ -289,19 +258,15 @@ class FolderQuantizer(WritesCompressedTensors):
                     return None
         if found and layer_of(module) is None:
             raise ValueError(
-                f"{CALLER}: {paths[0]}: baraquant has no quantized {type(module).__name__}"
+                f"{self.caller}: {paths[0]}: baraquant has no quantized {type(module).__name__}"
             )
         return next(iter(found.values()), None)
 
     def _check_headers(self, model: Any) -> None:
-        """Compare the headers of the files with the slots, before anything is read.
-
-        Raises:
-            ValueError: They contradict each other.
-        """
+        """Compare the headers of the files with the slots, before anything is read."""
         for path, slot in self._slots.items():
             for name in slot.wanted:
-                self._headers.check(f"{path}.{name}", slot._buffers[name])
+                self._headers.check(f"{path}.{name}", slot._buffers[name], self.caller)
         stored = self._headers.quantized()
         stored -= _of_head(model, stored, stored)
         if len(stored) > sum(len(slot.paths) for slot in self._slots.values()):
@@ -311,7 +276,7 @@ class FolderQuantizer(WritesCompressedTensors):
                 for path in slot.paths
                 for name in _names_in_folder(slot.model, path)
             }
-            raise _without_slot(min(stored - known or stored))
+            raise _without_slot(min(stored - known or stored), self.caller)
 
     def _take_ties(self, model: Any) -> None:
         """Take the ties of slots from transformers, which ties parameters by name."""
@@ -328,20 +293,16 @@ class FolderQuantizer(WritesCompressedTensors):
             for name, quantized in zip((target, source), is_slot, strict=True):
                 if not quantized and not self._headers.has(name):
                     raise ValueError(
-                        f"{CALLER}: {name}: expected it in the folder, as it cannot be tied to "
-                        "integers, but it is missing"
+                        f"{self.caller}: {name}: expected it in the folder, as it cannot be tied "
+                        "to integers, but it is missing"
                     )
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> Any:
-        """Refuse floating numbers where integers belong (transformers 5).
-
-        Raises:
-            ValueError: The file has floating numbers for a tensor of integers.
-        """
+        """Refuse floating numbers where integers belong (transformers 5)."""
         new = super().get_new_dtype(converter, param, dtype)
         if new is not None and not new.is_floating_point:
             name = ", ".join(getattr(converter, "target_patterns", ()))
-            raise ValueError(f"{CALLER}: {name}: expected integers, but the folder has floats")
+            raise ValueError(f"{self.caller}: {name}: expected integers, but the folder has floats")
         return new
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> Any:
@@ -353,16 +314,12 @@ class FolderQuantizer(WritesCompressedTensors):
         return missing_keys
 
     def update_unexpected_keys(self, model: nn.Module, unexpected_keys: list[str]) -> list[str]:
-        """Refuse integers that no slot takes (transformers 4.57).
-
-        Raises:
-            ValueError: There are such.
-        """
+        """Refuse integers that no slot takes (transformers 4.57)."""
         stored = _of_integers(unexpected_keys)
         rest = {path for path in stored if not _is_beside_base(model, path)}
         rest -= _of_head(model, rest, set(self._slots))
         if rest and len(self._headers.quantized()) == 0:
-            raise _without_slot(min(rest))
+            raise _without_slot(min(rest), self.caller)
         return unexpected_keys
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -372,8 +329,8 @@ class FolderQuantizer(WritesCompressedTensors):
             missing = slot.missing()
             if missing:
                 raise ValueError(
-                    f"{CALLER}: {path}.{missing[0]}: expected it in the folder for {slot.scheme}, "
-                    "but it is missing"
+                    f"{self.caller}: {path}.{missing[0]}: expected it in the folder for "
+                    f"{slot.scheme}, but it is missing"
                 )
         self._slots.clear()
         _share(model)
@@ -407,9 +364,9 @@ def _names_in_folder(model: Any, path: str) -> Iterator[str]:
         yield f"{prefix}.{path}"
 
 
-def _without_slot(path: str) -> ValueError:
+def _without_slot(path: str, caller: str) -> ValueError:
     return ValueError(
-        f"{CALLER}: {path}: the folder holds a quantized layer there, but no target of its "
+        f"{caller}: {path}: the folder holds a quantized layer there, but no target of its "
         "config_groups matches such a layer of the model; it may be ignored by mistake, or "
         "transformers keeps such layers in another form, as it does experts: then load the folder "
         "with baraquant.export.from_compressed_tensors"

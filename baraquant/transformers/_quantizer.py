@@ -190,11 +190,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
         return model
 
     def _kept(self, model: Any) -> set[str]:
-        """Return the paths of the modules that stay floating.
-
-        Raises:
-            ValueError: A name of ``modules_to_not_convert`` matches no module.
-        """
+        """Return the paths of modules that stay floating; a name that matches none is an error."""
         config = self.quantization_config
         names = config.modules_to_not_convert
         if names is None and not config.is_one:

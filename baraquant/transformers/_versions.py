@@ -27,11 +27,7 @@ else:
 
 
 def mark_loaded(module: nn.Module) -> None:
-    """Keep transformers from giving initial values to the tensors of a quantized layer.
-
-    Args:
-        module: The layer. What it does not hold yet, on the meta device, is not marked.
-    """
+    """Keep transformers from giving initial values to what a quantized layer holds by now."""
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         if not tensor.is_meta:
             tensor._is_hf_initialized = True
@@ -41,11 +37,7 @@ def tell_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
     """Let transformers 4.57 tell which tensors will not come from a file, before it makes them.
 
     These are the missing ones, and those of another shape. It makes them without values, and gives
-    values to those that have stayed floating.
-
-    Args:
-        model: The model. :func:`stop_telling` takes the change back.
-        tell: Gets the names.
+    values to those that have stayed floating. :func:`stop_telling` takes the change back.
     """
     theirs = getattr(model, _MAKES_MISSING, None)
     if IS_5 or theirs is None:
@@ -61,9 +53,7 @@ def tell_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
 def ask_for_missing(model: Any, tell: Callable[[Iterable[str]], None]) -> None:
     """Let transformers tell which tensors the files lack, after it has tied what it ties.
 
-    Args:
-        model: The model. :func:`stop_telling` takes the change back.
-        tell: Gets the names.
+    :func:`stop_telling` takes the change back.
     """
     theirs = getattr(model, _ADJUSTS_MISSING, None)
     if theirs is None:

@@ -26,11 +26,7 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
     caller: str  # the public function, for messages
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Refuse what the layers cannot be loaded with.
-
-        Raises:
-            ValueError: Layers would be offloaded to the disk.
-        """
+        """Refuse to offload layers to the disk, from where they cannot be loaded."""
         if isinstance(device_map, dict) and "disk" in device_map.values():
             raise ValueError(
                 f"{self.caller}: expected a device_map of devices, but it puts modules on the "

@@ -24,51 +24,28 @@ from torch import Tensor, nn
 from ..nn import FakeQuantize
 from ..nn.shared.range import power_to_one
 from ..schemes import AWQ
-from .calibration.observers import NearOne, Seen
-from .calibration.run import ProgressBar, Run
+from .calibration.run import Run, counting
 from .gptq.formula import Hessian
 from .passes import Chosen, Scaling, register_pass
 from .smoothquant.producers import ScalesInputs, can_fold
 from .smoothquant.smoothing import find_groups
 
 
-class SeenSquares(Seen):
-    """A watcher that counts the inputs of one layer, and adds up the squares of their channels.
+class Squares(Hessian):
+    """Adds up the diagonal of ``X^T X`` alone: its ``matrix`` is ``[K]``."""
 
-    Args:
-        features: The number K of inputs.
-        dtype: The dtype of the sums, float32 or float64.
+    _axes = 1
 
-    Attributes:
-        squares: The sums over the finite inputs times a power of two, ``[K]``; None if there was
-            no input.
-    """
-
-    def __init__(self, features: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._features, self._dtype = features, dtype
-        self._near_one = NearOne()
-        self.squares: Tensor | None = None
-
-    def observe(self, input: Tensor) -> None:
-        """Add ``input``, ``[..., K]``, if it is finite."""
-        if input.numel() == 0 or input.shape[-1] != self._features:
-            return  # the layer itself raises the error of a wrong shape
-        is_finite = self.begin(input)
-        rows = input.detach().reshape(-1, self._features).to(self._dtype)
-        rows, change = self._near_one(torch.where(is_finite, rows, 0.0))
-        squares = rows.square().sum(dim=0)
-        if self.squares is not None:
-            squares += self.squares * change.square()
-        self.squares = squares
+    def _add(self, rows: Tensor, change: Tensor) -> None:
+        assert self.matrix is not None
+        self.matrix.mul_(change.square()).add_(rows.square().sum(dim=0))
 
 
 class Inputs(Hessian):
     """Adds up ``X^T X`` and ``|X|`` of one layer's inputs, and keeps nothing else.
 
     Attributes:
-        absolute: The sum of the absolute values of each channel times the same power of two,
-            ``[K]``; None if no input was seen.
+        absolute: The sum of the magnitudes of each channel times the same power of two, ``[K]``.
     """
 
     absolute: Tensor | None = None
@@ -81,16 +58,12 @@ class Inputs(Hessian):
 
 
 def scaling(absolute: Tensor, alpha: float) -> Tensor:
-    """Return the factors ``s`` that divide the input and multiply the weights.
+    """Return the factors ``s``, ``[K]``, that divide the input and multiply the weights.
 
-    Args:
-        absolute: The mean of the absolute values of each channel of the input, ``[K]``, or any
-            multiple of it, which has the same factors.
-        alpha: The exponent, in [0, 1].
-
-    Returns:
-        ``[K]``, of the dtype of ``absolute``, in [1e-5, 1e5]. 1 for a channel that is always 0,
-        which has no part in the maximum and the minimum.
+    ``absolute``, ``[K]``, is the mean of the absolute values of each channel of the input, or any
+    multiple of it, which has the same factors and their dtype. ``alpha`` is in [0, 1], and they are
+    in [1e-5, 1e5]. A channel that is always 0 has no part in the maximum and the minimum, and the
+    factor 1.
     """
     powers = absolute.to(torch.float64).pow(alpha)
     is_zero = absolute == 0
@@ -160,27 +133,24 @@ _BYTES = 1 << 30
 def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
     """Run the calibration, and return the factors of the layers to scale; others get a remark.
 
-    Args:
-        layers: The linear layers of :class:`AWQ`, by path. They share their weights with no other.
-        run: The calibration.
+    The layers share their weights with no other.
 
     Raises:
-        ValueError: The data reaches no layer, or no input of one is finite. The message has the
-            layer's path.
+        ValueError: The data reaches no layer, or no input of one is finite; with the layer's path.
     """
     if not layers:
         return {}
-    seen = {path: SeenSquares(*_size_and_dtype(one)) for path, one in layers.items()}
+    seen = {path: Squares(*_size_and_dtype(one)) for path, one in layers.items()}
     found, unreached = find_groups(run, seen, set(), "what feeds the layers")
     for path, one in layers.items():
         if one.scheme.searches_scales:
-            one.importance = seen[path].squares
+            one.importance = seen[path].matrix
     groups = [group for group in found if group.producer is not None]
     readable = {group.layers[0]: group.readable for group in found if group.readable is not None}
     for path in layers.keys() - {path for group in groups for path in group.layers}:
         without = _NO_PRODUCER if path not in readable else _READABLE.format(readable[path])
         layers[path].remark += _UNREACHED if path in unreached else without
-    with ProgressBar("AWQ", len(groups), run.progress) as bar:
+    with counting("AWQ", len(groups), run.progress) as advance:
         for part in _parts(groups, layers):
             inputs = {
                 path: Inputs(*_size_and_dtype(layers[path]), known=seen[path].count())
@@ -191,7 +161,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
             for group in part:
                 own = {path: inputs.pop(path) for path in group.layers}
                 _search(run.model, group, layers, own)
-                bar.advance()
+                advance()
     for group in groups:
         if group.smooth is None:
             for path in group.layers:
@@ -223,10 +193,7 @@ def _parts(groups: list[Scaling], layers: Mapping[str, Chosen]) -> Iterator[list
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _search(
-    model: nn.Module,
-    group: Scaling,
-    layers: Mapping[str, Chosen],
-    inputs: Mapping[str, Inputs],
+    model: nn.Module, group: Scaling, layers: Mapping[str, Chosen], inputs: Mapping[str, Inputs]
 ) -> None:
     """Give a group the alpha with the minimum error of its layers' outputs, and the factors.
 

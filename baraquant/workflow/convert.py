@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .._table import placed
 from ..configs import QuantConfig, TensorConfig
 from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.observed_range import skipped
@@ -102,9 +103,8 @@ def convert_(model: nn.Module) -> Report:
             "prepared layer"
         )
     if unseen:  # what preparation could not know
-        layers = {path: (prepared[id(old)], old.config) for path, (old, _) in swaps.items()}
+        layers = ((path, prepared[id(old)], old.config) for path, (old, _) in swaps.items())
         warn_if_no_faster(layers, CALLER)
-        layers.clear()
     prepared.clear()
     if is_kept:
         return swap(model, swaps, report)
@@ -122,10 +122,9 @@ class Converter:
     layer shares them as int8.
 
     Args:
-        prepared: All prepared layers that share their weights with those that will be converted,
-            and maybe other modules.
-        keeps: Whether to keep the integers of a weight for the next layer that shares it. Then the
-            prepared layers are kept too.
+        prepared: All that share their weights with those that will be converted, and maybe others.
+        keeps: Whether to keep the integers of a weight for the next layer that shares it, and with
+            them the prepared layers.
         quantize: Returns a prepared layer's weight as integers.
     """
 
@@ -151,12 +150,9 @@ class Converter:
         integers: Integers | Int4Integers | None = None,
         smooth: Tensor | None = None,
     ) -> nn.Module:
-        """Return the quantized layer for a prepared one.
+        """Return the quantized layer for a prepared one; without integers, its weight is rounded.
 
-        Args:
-            prepared: The prepared layer.
-            integers: Its weight, quantized. None: rounded to nearest here.
-            smooth: What a linear layer divides its input by, ``[in_features]``; None: nothing.
+        A linear layer divides its input by ``smooth``, ``[in_features]``.
 
         Raises:
             ValueError: A scale is unknown or not finite, or a registered kind of layer returns
@@ -236,13 +232,7 @@ def tied(prepared: Mapping[str, nn.Module]) -> list[list[str]]:
 
 
 def about(new: nn.Module, prepared: nn.Module, algorithm: str = "") -> str:
-    """Return what a report says of a converted layer.
-
-    Args:
-        new: The layer.
-        prepared: What it was made of; a convolution names the input that ``conv_inputs`` rounds.
-        algorithm: What an algorithm says of it.
-    """
+    """Return what a report says of a converted layer: also of its algorithm and rounded input."""
     block = rotate_of(new)
     rotated = f", rotate={block}" if block > 0 else ""
     layer = layer_of_prepared(prepared)
@@ -313,16 +303,10 @@ def _unseen(view: ModelView) -> set[int]:
 
 
 def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, caller: str) -> Report:
-    """Make layers, those that share a weight together, and swap them.
+    """Make layers, those that share a weight together, and swap them; empties ``chosen``.
 
     If the float weights take much memory, the layers are only tried at first. Then each is made and
     swapped, and its float layer is freed at once: from there on nothing fails.
-
-    Args:
-        model: The model.
-        chosen: The layers by path. They are taken out.
-        report: What is said of the others.
-        caller: The public function, for messages.
 
     Raises:
         ValueError: One cannot be made. The message has its path.
@@ -361,9 +345,9 @@ class Maker:
     Args:
         prepared: The prepared layers of all that it will make.
         caller: The public function, for messages.
-        is_trial: Whether the layers are only tried, whether they can be made: nothing is kept, and
-            no scale is searched for. A scale that is searched for is no larger than the one that it
-            starts from, so it is finite if that is.
+        is_trial: Whether the layers are only tried: nothing is kept, and no scale is searched for.
+            A scale that is searched for is no larger than the one that it starts from, so it is
+            finite if that is.
     """
 
     def __init__(
@@ -377,24 +361,14 @@ class Maker:
     def make(
         self, path: str, one: Chosen, integers: Integers | Int4Integers | None = None
     ) -> nn.Module:
-        """Return the layer that replaces a float one.
+        """Return the layer that replaces a float one; without integers, its weight is rounded here.
 
-        Args:
-            path: Its path.
-            one: The float layer.
-            integers: Its weight, quantized. None: rounded to nearest here.
-
-        Raises:
-            ValueError: It cannot be made. The message has its path: a registered layer may raise
-                anything.
-            TypeError: Likewise.
+        A registered layer may raise anything: the message gets the path.
         """
         if one.made is not None:
             return one.made
-        try:
+        with placed(self._caller, path):
             return self._make(path, one, integers)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{self._caller}: {path}: {error}") from error
 
     def ready(self, path: str, one: Chosen) -> nn.Module:
         """Return the prepared layer whose weight is to be rounded.
@@ -484,13 +458,7 @@ def _without_master(config: QuantConfig) -> QuantConfig:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _scaled(layer: FakeQuantizedLinear, smooth: Tensor | None, divisor: Tensor | None) -> nn.Linear:
-    """Return a linear layer in the precision of the factors.
-
-    Args:
-        layer: The prepared layer.
-        smooth: The factors of its input features, ``[in_features]``; None: none.
-        divisor: The divisors of its outputs, ``[out_features]``; None: none.
-    """
+    """Return a linear layer with inputs times ``smooth [K]``, outputs by ``divisor [N]``."""
     factors = smooth if divisor is None else divisor
     assert factors is not None
     weight, bias = layer.rows_of_weight().to(factors.dtype), layer.bias_to_add()

@@ -84,11 +84,7 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
 
 
 def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
-    """Swap the modules at some paths for those of the fused ops.
-
-    Raises:
-        ValueError: A path has no module that can be swapped.
-    """
+    """Swap the modules at some paths for those of the fused ops, or raise a ValueError."""
 
     def decide(module: nn.Module, name: str) -> Decision:
         if name not in paths:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -28,10 +29,10 @@ from .served import (
     entry_of,
     form_of_registered,
     form_of_table,
+    served_conv,
     served_embedding,
     served_experts,
     served_linear,
-    serves_conv,
 )
 
 # What the ops compute on.
@@ -39,12 +40,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def why_not(module: nn.Module, base: type[nn.Module]) -> str | None:
-    """Return why a module of a known kind cannot be swapped; None if it can.
-
-    Args:
-        module: An instance of ``base``.
-        base: The float class, such as ``nn.Linear``.
-    """
+    """Return why a module of a known kind, such as ``nn.Linear``, cannot be swapped, or None."""
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "its shape is not known yet: run a batch first"
     if parametrize.is_parametrized(module):
@@ -150,7 +146,7 @@ def _row(
 
 def _conv(name: str) -> Layer:
     [served] = TABLE["layers"][name]
-    convert = serves_conv(_FORMS[served].module)
+    convert = partial(served_conv, _FORMS[served].module)
     return _row(getattr(nn, name), getattr(bnn, f"FakeQuantized{name}"), convert, keeps_input=True)
 
 
@@ -314,11 +310,7 @@ def further_names(module: nn.Module) -> set[str]:
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
-    """Return a function that says whether a name is a tensor of one of some layers.
-
-    Args:
-        modules: The layers, float or converted, by their paths.
-    """
+    """Return a function: whether a name is a tensor of one of some layers, float or converted."""
     further = {path: further_names(module) for path, module in modules.items()}
     longest = max(map(len, further), default=0)
 

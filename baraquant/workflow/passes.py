@@ -101,6 +101,12 @@ class Chosen:
         return self.layer.is_linear
 
 
+def as_prepared(chosen: Mapping[str, Chosen]) -> Iterator[tuple[str, nn.Module, QuantConfig]]:
+    """Yield the path of each layer, what replaces it in training, and its scheme."""
+    for path, one in chosen.items():
+        yield path, one.prepared, one.scheme
+
+
 class Pass:
     """Carries out an :class:`baraquant.Algorithm` in a call of :func:`baraquant.quantize_`.
 
@@ -207,11 +213,7 @@ def register_pass(config: type[Algorithm], carried_out_by: type[Pass]) -> None:
 
 
 def pass_of(config: Algorithm) -> type[Pass]:
-    """Return what carries out a configuration.
-
-    Raises:
-        TypeError: Nothing is registered for it.
-    """
+    """Return what carries out a configuration; a TypeError says that nothing does."""
     for kind in type(config).__mro__:
         if kind in PASSES:
             return PASSES[kind]
@@ -291,13 +293,8 @@ def fixed_input(
 def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, str], Observer]:
     """Run the calibration; return an observer of each static input that it reaches.
 
-    Args:
-        chosen: The layers by their paths.
-        run: The calibration. The model is unchanged afterwards.
-
-    Returns:
-        The observers, by the layer's path and the attribute of the prepared layer. A layer that the
-        data does not reach has none; where it reaches no layer, that is an error.
+    They stand by the layer's path and the attribute of the prepared layer. Where the data reaches
+    no layer, that is an error. The model is unchanged afterwards.
     """
     observers = {
         (path, name): OBSERVERS[one.scheme.observer]()
@@ -308,8 +305,12 @@ def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, st
     }
     if not observers:
         return {}
-    observed = {path for path, _ in observers}
-    inner = {path: chosen[path] for path in observed if _has_inner_inputs(chosen[path])}
+    # Some inputs, as that of an expert's second product, only the layer itself sees.
+    inner = {
+        path: chosen[path]
+        for path, _ in observers
+        if isinstance(chosen[path].prepared, FakeQuantizedExperts)
+    }
     places = {(path, name): f"{path}.{name}" if path in inner else path for path, name in observers}
     watchers = {
         places[key]: _watcher(observer, chosen[key[0]].prepared)
@@ -323,11 +324,6 @@ def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, st
 def _watcher(observer: Observer, prepared: nn.Module) -> Watcher:
     block = rotate_of(prepared)
     return Through(observer, lambda rows: ops.hadamard(rows, block)) if block > 0 else observer
-
-
-def _has_inner_inputs(one: Chosen) -> bool:
-    """Whether only the layer itself sees some inputs, as that of an expert's second product."""
-    return isinstance(one.prepared, FakeQuantizedExperts)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from ..nn import FakeQuantize, LearnedFakeQuantize
 from ..nn.shared.rotation import rotate_of
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
-from .passes import Chosen, observe_inputs
+from .passes import Chosen, as_prepared, observe_inputs
 from .replace import swap
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
@@ -114,9 +114,7 @@ input=int8 per_token symmetric dynamic)
     if not chosen:
         raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
     _calibrate(model, chosen, calibration, progress)
-    layers = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
-    warn_if_no_faster(layers, CALLER)
-    layers.clear()
+    warn_if_no_faster(as_prepared(chosen), CALLER)
     _rotate(model, chosen)
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()
@@ -144,10 +142,7 @@ def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
 
 
 def _calibrate(
-    model: nn.Module,
-    chosen: Mapping[str, Chosen],
-    calibration: Calibration | None,
-    progress: bool,
+    model: nn.Module, chosen: Mapping[str, Chosen], calibration: Calibration | None, progress: bool
 ) -> None:
     """Give static inputs the ranges of the calibration data."""
     for path, one in chosen.items():

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..configs import Config, QuantConfig
 from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
 from .convert import swap_layers
 from .layers import Layer, weights_of
-from .passes import calibrate_inputs, passes_of, what_needs_calibration
+from .passes import as_prepared, calibrate_inputs, passes_of, what_needs_calibration
 from .report import Report, total_bytes, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .transaction import changes_model
@@ -141,9 +141,8 @@ def quantize_(
         if each.after_inputs:
             each.plan(layers, run, chosen)
     # Before layers are swapped that may not be kept: a warning may be an error.
-    prepared = {path: (one.prepared, one.scheme) for path, one in chosen.items()}
-    warn_if_no_faster(prepared, _CALLER)
-    for held in (parts.before, prepared, *passes.values()):
+    warn_if_no_faster(as_prepared(chosen), _CALLER)
+    for held in (parts.before, *passes.values()):
         held.clear()  # nothing holds a float layer that is swapped
     report = swap_layers(model, chosen, report, _CALLER)
     parts.release()
@@ -170,21 +169,11 @@ def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:
 
 
 def check_module(module: nn.Module, config: Config) -> str | None:
-    """Return why a float module stays floating, by its values; None if it does not.
-
-    Raises:
-        ValueError: A weight is not finite, or has no data.
-    """
+    """Check that the weights of a float module have data and are finite; none keeps it floating."""
     for weight in weights_of(module):
         if weight.is_meta:
             raise ValueError("expected a weight with data, but it is on the meta device")
-        if not _is_finite(weight):
+        # Its ends are finite if all of it is: no tensor of its size is needed.
+        if weight.numel() > 0 and not torch.stack(torch.aminmax(weight.detach())).isfinite().all():
             raise ValueError("expected a finite weight, but it holds NaN or infinity")
     return None
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """Whether a weight is finite, without a tensor of its size: its ends are if all of it is."""
-    if weight.numel() == 0:
-        return True
-    return bool(torch.stack(torch.aminmax(weight.detach())).isfinite().all())

@@ -87,16 +87,10 @@ def swap_in_turn(
     make: Callable[[list[str]], dict[str, nn.Module]],
     report: Report,
 ) -> Report:
-    """Make new modules and put them into the model, one group after the other.
+    """Make new modules and put them into the model, one group of paths after the other.
 
-    A module is freed as soon as it is replaced, if the caller does not keep it.
-
-    Args:
-        model: The model.
-        olds: The modules to replace, by path. They are taken out.
-        groups: The paths of those that are made together.
-        make: Returns the new modules of a group by their paths.
-        report: What is changed.
+    A module is freed as soon as it is replaced, if the caller does not keep it: ``olds`` is
+    emptied.
     """
     places = Places(model, olds.values())
     references = {path: weakref.ref(old) for path, old in olds.items()}
@@ -146,14 +140,10 @@ _Swap = Callable[[nn.Module], nn.Module]
 
 
 class Places:
-    """Where a model has some of its modules, so that they can be replaced one after the other.
+    """Where a model has modules that will be replaced one after the other.
 
     It keeps neither the modules nor what refers to them: a module is freed as soon as it is
     replaced.
-
-    Args:
-        model: The model.
-        modules: The modules that will be replaced.
     """
 
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
@@ -223,9 +213,8 @@ def _own_names(module: nn.Module) -> list[str]:
 class _Walk:
     """Goes through a value, and replaces the modules in it: in place where that is possible.
 
-    Args:
-        swap: Returns what takes the place of a module, or the module itself.
-        registered: The ids of the model's modules. They are not entered.
+    ``swap`` returns what takes the place of a module, or the module itself. The model's modules,
+    whose ids are ``registered``, are not entered.
     """
 
     def __init__(self, swap: _Swap, registered: set[int]) -> None:
@@ -286,18 +275,11 @@ class _Walk:
             refill(value, dict(zip(keys, news, strict=True)))
         return value
 
-    def _list(self, value: Any, depth: int) -> Any:
+    def _collection(self, value: Any, depth: int) -> Any:
         news = self._all_of(value, depth)
         if _differs(news, value):
             keep(value)
-            refill(value, news)
-        return value
-
-    def _set(self, value: set[Any], depth: int) -> Any:
-        news = self._all_of(value, depth)
-        if _differs(news, value):
-            keep(value)
-            refill(value, set(news))
+            refill(value, set(news) if isinstance(value, set) else news)
         return value
 
     def _items(self, value: Any, depth: int) -> Any:
@@ -393,8 +375,7 @@ _ENTER: dict[Any, Callable[[_Walk, Any, int], Any]] = {
     functools.partial: _Walk._partial,
     nn.Module: _Walk._object,
     dict: _Walk._dict,
-    (list, collections.deque): _Walk._list,
-    set: _Walk._set,
+    (list, collections.deque, set): _Walk._collection,
     (tuple, frozenset): _Walk._items,
     types.MappingProxyType: _Walk._proxy_of_mapping,
 }

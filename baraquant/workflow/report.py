@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,12 +195,10 @@ def _bytes(count: int) -> str:
 
 
 def float_weights(module: nn.Module, counted: set[int], *, whole: bool) -> int:
-    """Return the number of floating elements in the weights of a module.
+    """Return the number of floating elements in a module's weights that were not counted before.
 
-    Args:
-        module: The module.
-        counted: The ids of the parameters that were counted before; this module's are added.
-        whole: Whether to count the weights of its submodules too.
+    The ids of the parameters are added to ``counted``. The weights of submodules count too if
+    ``whole``.
     """
     named = list(module.named_parameters(recurse=whole))
     if parametrize.is_parametrized(module) and not whole:
@@ -272,16 +270,15 @@ def arithmetic_of(module: nn.Module) -> str | None:
     return INTEGERS if is_integer is True else FLOATS
 
 
-def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:
+def warn_if_no_faster(layers: Iterable[tuple[str, nn.Module, QuantConfig]], caller: str) -> None:
     """Warn of schemes that round inputs, but whose layers compute in floating point.
 
-    Args:
-        layers: The layers as they will be converted, by path, and the configuration of each, as
-            the caller gave it.
-        caller: The public function, which calls this, for the message.
+    The layers are given by their paths, as they will be converted, with the configurations that the
+    caller gave.
     """
     by_scheme: dict[QuantConfig, dict[str, nn.Module]] = {}
-    for path, (layer, scheme) in layers.items():
+    every = list(layers)
+    for path, layer, scheme in every:
         if scheme.activation is not None:
             by_scheme.setdefault(scheme, {})[path] = layer
     for scheme, prepared in by_scheme.items():
@@ -303,7 +300,7 @@ def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], calle
         )
         what = "all of them" if share == 0 else f"{100 * (1 - share):.0f} % of the multiply-adds"
         verb = "store integers and compute" if share == 0 else "belong to layers that compute"
-        which = "the model is" if len(prepared) == len(layers) else f"{some(floating, 3)} are"
+        which = "the model is" if len(prepared) == len(every) else f"{some(floating, 3)} are"
         warnings.warn(
             f"{caller}: expected layers that multiply integers with {scheme}, but {what} "
             f"{verb} in floating point: {which} smaller and no faster{advice}",

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from .._table import some
+from .._table import placed, some
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn.recurrent_cells import Cell
 from ..nn.shared.subclassed import with_forward_of
@@ -78,8 +78,8 @@ class Selector:
         caller: The public function, for the messages.
         rules: The configurations.
         adapt: Adapts a configuration to a kind of layer.
-        check: Called with each module and its configuration. It raises an error, or returns why the
-            module stays floating, or None.
+        check: Raises an error, or returns why a module with its configuration stays floating, or
+            None.
     """
 
     def __init__(
@@ -176,10 +176,8 @@ class Selector:
             seen = parts.view.seen[id(module)]
             if seen.layer is not None or is_packed(module):
                 wholes = [parts.whole_of(name) for name in seen.paths]
-                try:
+                with placed(self._caller, seen.paths[0]):
                     configs[id(module)] = self._rules.config_of(module, seen.paths, wholes)
-                except ValueError as error:
-                    raise ValueError(f"{self._caller}: {seen.paths[0]}: {error}") from None
         return configs
 
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
@@ -218,9 +216,8 @@ class Selector:
     def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:
         """Let layers that share a weight share its learned or observed scale, which is a tensor.
 
-        Args:
-            prepared: The prepared layer. A weight that several layers share is not rotated.
-            module: Its place in the model: the float layer, or the prepared one.
+        ``module`` is the place in the model: the float layer, or the prepared one. A weight that
+        several layers share is not rotated.
         """
         if not isinstance(prepared, QuantizesWeight) or id(module) not in self._sharing:
             return
@@ -314,7 +311,7 @@ class Rules:
         if not self._rules:
             raise ValueError(f"{caller}: expected configurations, but got an empty dictionary")
         for key, value in self._rules:
-            where = "" if self._is_one else f"{key!r}: " if isinstance(key, str) else f"{key}: "
+            where = "" if self._is_one else repr(key) if isinstance(key, str) else str(key)
             is_type = isinstance(key, type) and issubclass(key, nn.Module)
             if not isinstance(key, str) and not is_type:
                 raise TypeError(
@@ -323,29 +320,21 @@ class Rules:
                 )
             if value is None and not self._is_one:
                 continue
-            try:
+            with placed(caller, where):
                 if not trains and isinstance(value, Algorithm):
                     pass_of(value)
                 else:
                     quant_config(value)
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"{caller}: {where}{error}") from None
 
     def configs(self) -> list[Config]:
         """Return the configurations that a layer could get."""
         return [config for _, config in self._rules if config is not None]
 
     def config_of(self, module: nn.Module, names: list[str], whole: list[Any]) -> Config | str:
-        """Return the configuration of a layer, or the reason why it has none.
+        """Return the configuration of a layer with some paths, or the reason why it has none.
 
-        Args:
-            module: The layer.
-            names: Its paths.
-            whole: For each path, the path and the module of the attention, LSTM or similar that
-                contains the layer; None if there is none.
-
-        Raises:
-            ValueError: The layer's paths get different configurations.
+        ``whole`` has the path and the module of the attention, LSTM or similar that contains the
+        layer, or None, for each path. It is an error if the paths get different configurations.
         """
         found = [self._index(module, name, part) for name, part in zip(names, whole, strict=True)]
         configs = [None if index is None else self._rules[index][1] for index in found]
@@ -387,14 +376,7 @@ class Rules:
             )
 
     def check_used(self, names: Iterable[str]) -> None:
-        """Check that every pattern and type has matched a layer.
-
-        Args:
-            names: The paths of all layers, for the message.
-
-        Raises:
-            ValueError: One has not; the message names it.
-        """
+        """Check that every pattern and type has matched a layer, of some paths."""
         for index, (key, _) in enumerate(self._rules):
             if index not in self._used and not self._is_one:
                 raise ValueError(
@@ -406,11 +388,8 @@ class Rules:
         """Warn of keys that decide nothing.
 
         These are keys all of whose layers others match before, and keys whose configuration no
-        layer takes.
-
-        Args:
-            changed: The ids of the layers that get a configuration.
-            left_out: The path of each other layer and why it stays floating, by its id.
+        layer takes. ``changed`` has the ids of the layers that get a configuration, and
+        ``left_out`` the path of each other layer and why it stays floating.
         """
         for index, (key, value) in enumerate(self._rules):
             decided = self._decided.get(index, set())

@@ -61,12 +61,9 @@ _LINEAR: dict[tuple[type[StoredWeight], str], type[nn.Module]] = {
 def served_linear(
     prepared: Any, weight: StoredWeight, *, smooth: Tensor | None = None
 ) -> nn.Module:
-    """Return the linear layer that serves a prepared one.
+    """Return the linear layer that serves a prepared one, of its quantized weight.
 
-    Args:
-        prepared: The prepared layer.
-        weight: Its weight, quantized.
-        smooth: ``[in_features]``: what the input is divided by before it becomes integers.
+    The input is divided by ``smooth``, ``[in_features]``, before it becomes integers.
 
     Raises:
         ValueError: The range of the input is not known yet.
@@ -97,7 +94,6 @@ def _input_of(prepared: Any) -> str:
 
 
 def _weight_arguments(prepared: Any, weight: StoredWeight, *, floating: bool) -> dict[str, Any]:
-    """Return the arguments of the weight and the bias."""
     config = prepared.config.weight
     arguments = {
         "qweight" if isinstance(weight, Integers) else "packed": weight[0],
@@ -119,7 +115,6 @@ def _own(bias: Tensor | None) -> Tensor | None:
 
 
 def _input_arguments(prepared: Any, weight: StoredWeight, smooth: Tensor | None) -> dict[str, Any]:
-    """Return the arguments of the input."""
     how, activation = _input_of(prepared), prepared.config.activation
     if how == "floating":
         assert smooth is None
@@ -138,22 +133,18 @@ def _input_arguments(prepared: Any, weight: StoredWeight, smooth: Tensor | None)
     )
 
 
-def serves_conv(kind: Any) -> Callable[[Any, Integers], nn.Module]:
-    """Return a function that makes a convolution of this class for a prepared one."""
-
-    def served_conv(prepared: Any, weight: Integers) -> nn.Module:
-        new: Any = kind(
-            **_weight_arguments(prepared, weight, floating=True),
-            input_fake_quant=prepared.frozen_input(),
-            **{name: getattr(prepared, name) for name in kind._options},
-            dtype=prepared.float_weight().dtype,
-        )
-        # Where a prepared layer cuts its weight into groups or swaps channels, it makes a copy.
-        is_whole = new.group_size is None and new.transposed_groups == 0
-        new.channels_last = is_whole and is_channels_last(prepared.float_weight())
-        return new
-
-    return served_conv
+def served_conv(kind: Any, prepared: Any, weight: Integers) -> nn.Module:
+    """Return the convolution of a class that serves a prepared one."""
+    new: nn.Module = kind(
+        **_weight_arguments(prepared, weight, floating=True),
+        input_fake_quant=prepared.frozen_input(),
+        **{name: getattr(prepared, name) for name in kind._options},
+        dtype=prepared.float_weight().dtype,
+    )
+    # Where a prepared layer cuts its weight into groups or swaps channels, it makes a copy.
+    is_whole = new.group_size is None and new.transposed_groups == 0
+    new.channels_last = is_whole and is_channels_last(prepared.float_weight())
+    return new
 
 
 def served_embedding(prepared: Any, weight: Integers) -> nn.Module:
@@ -172,9 +163,6 @@ def served_embedding(prepared: Any, weight: Integers) -> nn.Module:
 
 def served_experts(prepared: bnn.FakeQuantizedExperts) -> bnn.QuantizedExperts:
     """Return the experts that serve prepared ones.
-
-    Args:
-        prepared: The experts, in training or evaluation mode.
 
     Raises:
         ValueError: A scale is unknown, because training has seen no batch, or it is not finite.
@@ -225,7 +213,7 @@ TABLE: dict[str, Any] = json.loads(Path(__file__).with_name("layers.json").read_
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plain arguments: what JSON may hold, how to write a value, and how to read it."""
+    """A kind of plain arguments: what JSON may hold, how to write a value, and to read it."""
 
     is_valid: Callable[[Any], bool]
     expected: str
@@ -253,11 +241,7 @@ class Form:
     is_registered: bool = False
 
     def read(self, module: nn.Module) -> dict[str, Any]:
-        """Return the options of a module as plain data.
-
-        Raises:
-            ValueError: A file cannot hold the value of an option.
-        """
+        """Return the options of a module as plain data; what a file cannot hold is a ValueError."""
         values = {name: kind.plain(getattr(module, name)) for name, kind in self.options.items()}
         self._check_options(values)
         return values
@@ -269,11 +253,7 @@ class Form:
                 raise ValueError(f"expected {name} to be {expected}, but got {shown(value)}")
 
     def parse(self, options: Any) -> dict[str, Any]:
-        """Return the constructor's arguments for options read from a file, checked.
-
-        Raises:
-            ValueError: An option is missing, unknown, or of another type.
-        """
+        """Return the constructor's arguments for options read from a file, checked."""
         if not isinstance(options, dict) or options.keys() != self.options.keys():
             got = sorted(options) if isinstance(options, dict) else options
             raise ValueError(f"expected the options {sorted(self.options)}, but got {shown(got)}")
@@ -283,13 +263,9 @@ class Form:
     def build(
         self, options: dict[str, Any], tensors: dict[str, Tensor], like: nn.Module
     ) -> nn.Module:
-        """Call the constructor.
+        """Call the constructor with the result of :meth:`parse` and the tensors by their names.
 
-        Args:
-            options: The result of :meth:`parse`.
-            like: The module that it replaces.
-            tensors: The tensors by their names in the state dict. On the meta device everything is
-                checked and nothing is computed.
+        On the meta device everything is checked and nothing is computed.
 
         Raises:
             ValueError: A tensor is missing or unknown, or does not fit.
@@ -320,9 +296,8 @@ class Form:
     def check_kinds(self, module: nn.Module) -> None:
         """Check what a module's own constructor leaves open; the module may be on the meta device.
 
-        Raises:
-            ValueError: A tensor has a dtype with which the layer does not compute, or what rounds
-                the input has no scale for each of its features, groups or tokens.
+        These are the dtypes of the tensors, and that there is a scale for each feature, group or
+        token of an input that is rounded.
         """
         if self.is_registered:
             return
@@ -362,20 +337,8 @@ class Form:
         tensors = module.state_dict().items()
         return {n: t for n, t in tensors if n in self.tensors or n.startswith(f"{_INPUT}.")}
 
-    def integers(self) -> list[str]:
-        """Return the names of the tensors of weights."""
-        return [name for name in self.tensors if name.endswith("qweight")]
-
     def check_names(self, module: nn.Module, sizes: Iterable[str] = ()) -> None:
-        """Check that a module has the tensors and options of its form, and no other tensors.
-
-        Args:
-            module: A module of the form's class.
-            sizes: Other attributes that it must have.
-
-        Raises:
-            ValueError: One is missing, or unknown.
-        """
+        """Check that a module has its form's tensors, options and sizes, and no more tensors."""
         for name in (*self.options, *sizes):
             if not hasattr(module, name):
                 raise ValueError(
@@ -391,12 +354,7 @@ class Form:
             )
 
     def check_values(self, module: nn.Module) -> None:
-        """Check the values in a module's tensors.
-
-        Raises:
-            ValueError: A tensor is missing, an integer does not fit its width, or a scale is not
-                finite and > 0.
-        """
+        """Check that no tensor is missing, integers fit their width, scales are finite and > 0."""
         self.check_kinds(module)
         own = self._own(module)
         limits = {
@@ -414,7 +372,8 @@ class Form:
         for name, tensor in own.items():
             values = (_rule_of(name) or ("", "any"))[1]
             if values == "positive":
-                _check_positive(name, tensor)
+                if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
+                    raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
             elif values == "levels":
                 rounder = module.get_submodule(name.rpartition(".")[0])
                 check_within(name, tensor, (rounder.quant_min, rounder.quant_max))
@@ -432,16 +391,7 @@ def _rule_of(name: str) -> tuple[str, str] | None:
 
 
 def check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
-    """Check that integers lie between two limits, which they may reach.
-
-    Args:
-        name: Their name, for the message.
-        tensor: The integers.
-        limits: The least and the largest that are allowed.
-
-    Raises:
-        ValueError: One lies outside.
-    """
+    """Check that integers lie between two limits, which they may reach."""
     if tensor.numel() == 0:
         return
     least, most = (int(end) for end in torch.aminmax(tensor))
@@ -451,13 +401,8 @@ def check_within(name: str, tensor: Tensor, limits: tuple[int, int]) -> None:
         )
 
 
-def _check_positive(name: str, tensor: Tensor) -> None:
-    if not bool((torch.isfinite(tensor) & (tensor > 0)).all()):
-        raise ValueError(f"{name}: expected finite numbers > 0, but it holds others")
-
-
 def _is_int(value: Any, least: int = -(2**63), most: int = 2**63 - 1) -> bool:
-    """Return whether a value is an integer within limits, and not a bool."""
+    """Whether a value is an integer within limits, and not a bool."""
     return type(value) is int and least <= value <= most
 
 
@@ -569,12 +514,9 @@ def form_of_table(module: type[nn.Module]) -> Form:
 def form_of_registered(
     module: type[nn.Module], options: Iterable[str], tensors: Mapping[str, bool] | None
 ) -> Form:
-    """Return how a registered class is stored.
+    """Return how a registered class is stored: by its own options, and those of every such layer.
 
-    Args:
-        module: The class.
-        options: Its plain arguments, without those that every such layer has.
-        tensors: Its tensors, and whether each is required; None: those of every such layer.
+    Without ``tensors`` it has those of every such layer.
     """
     entry = TABLE["registered"]
     own = {name: KINDS["rounder" if name == _INPUT else "plain"] for name in options}

@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from .._table import placed
 from ..configs import Config
 from ..nn import QuantizesWeight
 from ..schemes import Algorithm
 from .convert import Maker, swap_layers
 from .layers import weights_of
-from .passes import Chosen
+from .passes import Chosen, as_prepared
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at
 from .report import Report, warn_if_no_faster
@@ -36,11 +37,8 @@ class Stream:
     :meth:`finish`. So is everything in a model with a packed module, such as ``nn.LSTM``: unpacking
     it earlier would rename its tensors; and where an algorithm's pass needs the whole model.
 
-    Args:
-        model: The model on the meta device, its tied weights tied.
-        config: As in :func:`baraquant.quantize_`, without what needs calibration.
-        caller: The public function, for messages.
-        filter_fn: As in :func:`baraquant.quantize_`.
+    The model is on the meta device, with its tied weights tied. The configuration needs no
+    calibration.
 
     Raises:
         ValueError: No layer can be quantized, or a key of ``config`` matches no layer.
@@ -68,8 +66,7 @@ class Stream:
         self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
         if not self._chosen:
             raise ValueError(f"{caller}: {nothing_to('quantize', view, self._report)}")
-        layers = {path: (one.prepared, one.scheme) for path, one in self._chosen.items()}
-        warn_if_no_faster(layers, caller)
+        warn_if_no_faster(as_prepared(self._chosen), caller)
         self._paths = {key: one.paths for key, one in view.seen.items()}
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
@@ -103,20 +100,11 @@ class Stream:
         self.refuse(f"{path}.weight" for group in groups for path in group)
 
     def add(self, name: str, value: Tensor) -> list[str]:
-        """Quantize a weight, and put the new layer into the model.
+        """Quantize a weight that :meth:`takes` accepts; return the paths of layers that have it.
 
-        Layers with tied weights are quantized when the first of their weights arrives. Where the
-        file holds another one with other numbers, the two are not tied any more.
-
-        Args:
-            name: The name of the tensor, which :meth:`takes` accepts.
-            value: The floating weight, of the shape of the layer's.
-
-        Returns:
-            The paths of the layers that this weight belongs to.
-
-        Raises:
-            ValueError: The weight is not finite.
+        The new layers get into the model. Layers with tied weights are quantized when the first of
+        their weights arrives. Where the file holds another one with other numbers, the two are not
+        tied any more. A weight that is not finite is an error.
         """
         path = self._names[name.rpartition(".")[0]]
         known = self._chosen[path].made
@@ -134,11 +122,7 @@ class Stream:
 
     @in_one_transaction
     def finish(self) -> Report:
-        """Quantize what has not arrived as a single weight, and return the report.
-
-        Raises:
-            ValueError: A weight is not finite.
-        """
+        """Quantize what has not arrived as a single weight, and return the report."""
         if self._waits:
             return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
         left_out = dict(self._report.left_out)
@@ -174,10 +158,8 @@ class Stream:
             return {path: maker.make(path, one) for path, one in ready.items()}
 
     def _prepared(self, path: str, one: Chosen) -> nn.Module | str:
-        try:
+        with placed(self._caller, path):
             return self._selector.prepare(one.module, one.layer, one.config)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{self._caller}: {path}: {error}") from error
 
     def _tie_again(self) -> None:
         """Tie the weights that have not arrived: the loader gave each of them values of its own."""

@@ -187,8 +187,7 @@ def undo_by(function: Callable[..., object], *args: Any) -> None:
 def keep(*collections: Any) -> None:
     """Note what dictionaries, lists, sets and deques hold, such as ``vars(module)``."""
     for held in collections if _open() is not None else ():
-        kind = next((kind for kind in (dict, set) if isinstance(held, kind)), list)
-        undo_by(refill, held, kind(held))
+        undo_by(as_it_is(held))
 
 
 def keep_all(model: nn.Module) -> None:
@@ -216,6 +215,12 @@ def write(tensor: Tensor, values: Tensor) -> None:
     """Write to a tensor of a model."""
     keep_values(tensor)
     tensor.copy_(values)
+
+
+def as_it_is(held: Any) -> Callable[[], None]:
+    """Return what lets a collection hold again what it holds now."""
+    kind = next((kind for kind in (dict, set) if isinstance(held, kind)), list)
+    return functools.partial(refill, held, kind(held))
 
 
 def refill(held: Any, saved: Any) -> None:
@@ -248,24 +253,25 @@ def restore_values(tensor: Tensor, copy: Tensor) -> None:
             tensor.copy_(copy)
 
 
-def generators() -> list[tuple[Callable[[Any], Any], Any]]:
-    """Return what sets the state of each generator of random numbers, and that state."""
-    found: list[tuple[Callable[[Any], Any], Any]] = [
-        (torch.set_rng_state, torch.get_rng_state()),
-        (random.setstate, random.getstate()),
+def generators_as_they_are() -> list[Callable[[], Any]]:
+    """Return what gives each generator of random numbers the state that it has now."""
+    found: list[Callable[[], Any]] = [
+        functools.partial(torch.set_rng_state, torch.get_rng_state()),
+        functools.partial(random.setstate, random.getstate()),
     ]
     if torch.cuda.is_initialized():
-        found.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+        states = torch.cuda.get_rng_state_all()
+        found.append(functools.partial(torch.cuda.set_rng_state_all, states))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        found.append((numpy.random.set_state, numpy.random.get_state()))
+        found.append(functools.partial(numpy.random.set_state, numpy.random.get_state()))
     return found
 
 
 def _keep_switches() -> None:
     """Note what is one for all models: random numbers, and modes of PyTorch for this thread."""
-    for set_state, state in generators():
-        undo_by(set_state, state)
+    for restore in generators_as_they_are():
+        undo_by(restore)
     undo_by(torch._C._set_grad_enabled, torch.is_grad_enabled())
     undo_by(_leave_modes, _python_dispatch._len_torch_dispatch_stack())
 

@@ -92,11 +92,7 @@ class Unpacked:
         return None
 
     def repack(self, swapped: set[str]) -> set[str]:
-        """Restore the modules of which no part will be swapped; return their paths.
-
-        Args:
-            swapped: The paths of the parts that will be swapped.
-        """
+        """Restore the modules with no path in ``swapped``, and return their paths."""
         used = {whole[0] for name in swapped if (whole := self.whole_of(name)) is not None}
         used |= swapped & self.before.keys()  # a layer whose weight was computed
         used_ids = {id(self.before[path]) for path in used}
@@ -124,15 +120,10 @@ class Unpacked:
 def unpack_modules(
     model: nn.Module, caller: str, filter_fn: FilterFn | None = None, *, computed: bool = True
 ) -> Unpacked:
-    """Unpack all modules of a model that can be unpacked.
+    """Unpack all modules of a model that can be unpacked and that a filter takes.
 
-    :meth:`Unpacked.release` has to be called in the end, unless it is undone.
-
-    Args:
-        model: Changed in place.
-        caller: The public function, for the messages.
-        filter_fn: Says whether to unpack a module; None: all that can be.
-        computed: Whether layers get the weights that parametrizations or hooks compute.
+    :meth:`Unpacked.release` has to be called in the end, unless it is undone. With ``computed``,
+    layers get the weights that parametrizations or hooks compute.
     """
     view = ModelView(model, caller)
 
@@ -203,9 +194,7 @@ def plain(module: nn.Module) -> nn.Module:
 def compute_as(prepared: nn.Module, module: nn.Module) -> None:
     """Let a prepared layer compute its tensors as a float one does, of the same parameters.
 
-    Args:
-        prepared: Made of ``plain(module)``. The hooks are still to be taken over.
-        module: The float layer.
+    It was made of ``plain(module)``. The hooks are still to be taken over.
     """
     for name in getattr(module, "parametrizations", ()):
         parametrize.register_parametrization(prepared, name, nn.Identity(), unsafe=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._table import placed
 from ..nn.training.quantizers import QuantizesWeight
 from .layers import (
     Layer,
@@ -75,10 +76,6 @@ class ModelView:
 
     It keeps no module but the model, so that a module that is replaced is freed. It has to look
     again before it is asked about a module that was put into the model.
-
-    Args:
-        model: The model.
-        caller: The public function, for messages.
 
     Attributes:
         seen: What was found of each module, by its id, in the order of ``model.modules()``.
@@ -325,11 +322,8 @@ def _decision(
             )
         if not all(answers):
             return FILTERED
-    try:
+    with placed(caller, names[0]):
         return decide(module, names[0])
-    except (ValueError, TypeError) as error:
-        where = f"{names[0]}: " if names[0] else ""
-        raise type(error)(f"{caller}: {where}{error}") from error
 
 
 def _is_sharded(module: nn.Module) -> bool:

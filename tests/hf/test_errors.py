@@ -127,7 +127,7 @@ def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
     """transformers itself would make one of its own, with a warning."""
     folder = served(tmp_path)
     tensors(lambda state: state.pop("model.embed_tokens.weight"))(folder)
-    message = r"from_pretrained: model.embed_tokens.weight: expected .* is missing; .*allow_missing"
+    message = r"from_pretrained: served: model.embed_tokens.weight: .*missing; .*allow_missing"
     with use_for_compressed_tensors(), pytest.raises(ValueError, match=message):
         load("llama", folder)
     with use_for_compressed_tensors(allow_missing=True):

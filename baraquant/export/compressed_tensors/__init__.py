@@ -16,12 +16,10 @@ from ...workflow.serialization.disk import check_absent, new_folder
 from ...workflow.transaction import changes_model
 from ..hf_folder import (
     copy_others,
-    save_tokenizer,
     source_folder,
     warn_of_unknown_tensors,
     write_card,
     write_config_json,
-    write_weights,
 )
 from .model import describe
 from .read import load_folder
@@ -111,7 +109,7 @@ def to_compressed_tensors(
         >>> torch.equal(fresh(x), model(x))
         True
     """
-    need(_TO, "huggingface_hub", "hf")
+    hub = need(_TO, "huggingface_hub", "hf")
     target = Path(folder)
     check_absent(_TO, target.resolve())
     origin = source_folder(_TO, model, source)
@@ -120,9 +118,15 @@ def to_compressed_tensors(
     dropped = warn_of_unknown_tensors(_TO, origin, model)
     with new_folder(_TO, target) as partial:
         write_config_json(model, config, partial)
-        write_weights(_TO, tensors, partial, max_shard_size)
+        size = max_shard_size  # one file, or shards with an index
+        hub.save_torch_state_dict(tensors, partial, max_shard_size=size, metadata={"format": "pt"})
         if tokenizer is not None:
-            save_tokenizer(_TO, tokenizer, partial)
+            if not hasattr(tokenizer, "save_pretrained"):
+                raise TypeError(
+                    f"{_TO}: expected tokenizer to have save_pretrained, but got "
+                    f"{type(tokenizer).__name__}"
+                )
+            tokenizer.save_pretrained(partial)
         if origin is not None:
             copy_others(origin, partial)
         write_card(_TO, model, config, partial, dropped)

@@ -42,15 +42,10 @@ Rule = Callable[[Exported], Iterator[str]]
 
 @dataclass(frozen=True)
 class OfLayers:
-    """A rule that asks each layer alone.
-
-    Attributes:
-        fails: Whether the rule does not hold for a layer.
-        reason: What is said then, with places for the layer's scheme and dtype.
-    """
+    """A rule that asks each layer alone."""
 
     fails: Callable[[IntegerLayer, Scheme], bool]
-    reason: str
+    reason: str  # with places for the layer's scheme and dtype
 
     def __call__(self, exported: Exported) -> Iterator[str]:
         """Yield the errors."""
@@ -62,18 +57,13 @@ class OfLayers:
 
 
 def check_server(exported: Exported, serve: str | None, allow: Iterable[str], caller: str) -> None:
-    """Check the rules of a server.
-
-    Args:
-        exported: What is about to be written.
-        serve: ``vllm``, ``sglang``, ``transformers``, or None for no rule.
-        allow: The names of rules that are not checked.
-        caller: The public function, for messages.
-
-    Raises:
-        ValueError: A rule does not hold, or a name is unknown.
-    """
-    allowed = _allowed(allow, caller)
+    """Check the rules of a server (None has none), but for those that ``allow`` names."""
+    allowed = {allow} if isinstance(allow, str) else set(allow)
+    unknown = sorted(allowed - RULES.keys())
+    if unknown:
+        raise ValueError(
+            f"{caller}: expected allow to name rules of {', '.join(RULES)}, but got {unknown[0]!r}"
+        )
     if serve is None:
         return
     if serve not in SERVERS:
@@ -88,16 +78,6 @@ def check_server(exported: Exported, serve: str | None, allow: Iterable[str], ca
         if found:
             more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
             raise ValueError(f"{caller}: {name}: {'; '.join(found[:3])}{more}")
-
-
-def _allowed(allow: Iterable[str], caller: str) -> set[str]:
-    names = {allow} if isinstance(allow, str) else set(allow)
-    unknown = sorted(names - RULES.keys())
-    if unknown:
-        raise ValueError(
-            f"{caller}: expected allow to name rules of {', '.join(RULES)}, but got {unknown[0]!r}"
-        )
-    return names
 
 
 def _kernels(exported: Exported) -> Iterator[str]:
@@ -282,15 +262,8 @@ def nudged_scale(scale: Tensor, zero_point: Tensor) -> Tensor | None:
     """Return a scale within four units in the last place that vLLM keeps the zero point of.
 
     vLLM on CUDA computes the ends of the range from the scale and the zero point, and from these
-    the scale and the zero point again, which it truncates.
-
-    Args:
-        scale: float32, of one element.
-        zero_point: Integer, of one element.
-
-    Returns:
-        float32 of the same shape: ``scale`` itself if it is good, else the nearest good one; None
-        if there is none.
+    the scale and the zero point again, which it truncates. Both have one element. The result is
+    ``scale`` itself if it is good, else the nearest good one; None if there is none.
     """
     step = torch.tensor([0, 1, -1, 2, -2, 3, -3, 4, -4], dtype=torch.int32)
     bits = scale.detach().cpu().to(torch.float32).reshape(1).view(torch.int32)

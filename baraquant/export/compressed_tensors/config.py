@@ -38,12 +38,7 @@ class CtConfig:
     save: str | None = None
 
     def scheme_of(self, path: str, module: nn.Module) -> Scheme | None:
-        """Return the scheme of a module; None if it stays floating.
-
-        Args:
-            path: Its path in the model.
-            module: The floating module.
-        """
+        """Return the scheme of a floating module; None if it stays so."""
         found = self.schemes.find(path, module)
         return found[0] if found and not self.ignored.find(path, module) else None
 
@@ -58,11 +53,7 @@ class CtConfig:
 
 
 def read_config(given: Any, caller: str) -> CtConfig:
-    """Check an object ``quantization_config``, and return it.
-
-    Raises:
-        ValueError: It is of another method, of a kind that baraquant has no layer for, or damaged.
-    """
+    """Check an object ``quantization_config``, and return it."""
     name = f"{caller}: quantization_config"
     if not isinstance(given, dict):
         raise ValueError(f"{name}: expected an object, but got {type(given).__name__}")
@@ -102,15 +93,10 @@ def read_config(given: Any, caller: str) -> CtConfig:
 def write_config(
     schemes: dict[str, Scheme], floating: list[str], by_class: str | None, head: str | None
 ) -> dict[str, Any]:
-    """Return the object ``quantization_config``.
+    """Return the object ``quantization_config`` for layers with schemes, and others that float.
 
-    Args:
-        schemes: The scheme of each quantized layer, by path.
-        floating: The paths of layers that stay floating and that a target could mean.
-        by_class: The class that all quantized layers have. If they have one scheme too, the class
-            is the target, as servers expect it of simple models. None: paths are the targets.
-        head: The path of the layer that gives the logits. In vLLM its class is not ``Linear``, so
-            it is a target of its own.
+    If all have the class ``by_class`` and one scheme, the class is the target, as servers expect it
+    of simple models. In vLLM the class of the head is not ``Linear``, so its path is a target too.
     """
     groups: dict[Scheme, list[str]] = {}
     for path, scheme in schemes.items():

@@ -89,14 +89,7 @@ def routers_of(model: nn.Module) -> list[str]:
 def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Places] | None:
     """Return where files of transformers have the rows of experts, by the names of the weights.
 
-    Args:
-        model: The model.
-        path: The path of the experts.
-        module: The experts, floating or quantized.
-
-    Returns:
-        None if files do not have a layer for each expert and projection, or the experts have
-        biases.
+    None: files do not have a layer for each expert and projection, or the experts have biases.
     """
     form = form_of(module)
     assert form is not None
@@ -124,12 +117,7 @@ def places_of(model: nn.Module, path: str, module: nn.Module) -> dict[str, Place
 def expert_layers(
     model: nn.Module, path: str, module: QuantizedExperts, caller: str
 ) -> dict[str, IntegerLayer]:
-    """Return a layer for each expert and projection, by their paths in files of transformers.
-
-    Raises:
-        ValueError: Files of transformers have no such layers for these experts, or the values do
-            not fit the widths.
-    """
+    """Return a layer for each expert and projection, by their paths in files of transformers."""
     form = form_of(module)
     assert form is not None
     if form.has_bias:

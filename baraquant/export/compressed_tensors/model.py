@@ -39,21 +39,9 @@ def describe(
     float_embeddings: bool = False,
     caller: str,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what goes into a folder.
+    """Return what goes into a folder: tensors by name, and the object ``quantization_config``.
 
-    Args:
-        model: A converted model.
-        serve: The server whose rules are checked: ``vllm``, ``sglang``, ``transformers`` or None.
-        allow: The names of rules that are not checked.
-        float_embeddings: Whether embeddings are written dequantized. Their values are the same.
-        caller: The public function, for messages.
-
-    Returns:
-        The tensors by name, and the object ``quantization_config``.
-
-    Raises:
-        TypeError: ``model`` is not a module.
-        ValueError: The format cannot hold a layer, or a rule of the server does not hold.
+    The arguments are those of ``to_compressed_tensors``.
     """
     layers = integer_layers(model, caller, expert_layers)
     _check_parts(model, caller)

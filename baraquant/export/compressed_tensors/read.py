@@ -60,11 +60,7 @@ class StoredExperts:
         return nn.Linear(columns, rows, bias=False, device="meta", dtype=weight.dtype)
 
     def built(self, tensors: Mapping[str, Tensor], caller: str) -> nn.Module:
-        """Return the quantized experts of the folder's tensors.
-
-        Raises:
-            ValueError: A tensor is missing or does not fit, or experts have different input scales.
-        """
+        """Return the quantized experts of the folder's tensors."""
         assert self.scheme is not None
         weight, input = self.scheme.weight, self.scheme.input
         given: dict[str, Tensor] = {}
@@ -120,15 +116,7 @@ def _shared(stored: list[Tensor | None], message: str) -> Tensor:
 
 
 class Files:
-    """The tensors of a folder under the names and in the shapes of a floating model in memory.
-
-    Args:
-        model: The model.
-        config: The configuration of the folder.
-
-    Raises:
-        ValueError: The layers of some experts have several schemes.
-    """
+    """The tensors of a folder under the names and in the shapes of a floating model in memory."""
 
     def __init__(self, model: nn.Module, config: CtConfig) -> None:
         self.experts: list[StoredExperts] = []
@@ -156,11 +144,7 @@ class Files:
         return [one for one in self.experts if one.scheme is not None]
 
     def entries(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
-        """Return the entries that the model has names for.
-
-        Raises:
-            ValueError: A weight of floating experts is missing, or its shape does not fit.
-        """
+        """Return the entries that the model has names for."""
         found = {self._name(n): e for n, e in entries.items() if not self._is_apart(n)}
         for name, places, like in self._floating():
             if name in found:
@@ -265,20 +249,14 @@ def _load(built: Built, opened: Opener, folder: str, caller: str, allow_missing:
 
 
 def _read_config(opened: Opener, caller: str) -> CtConfig:
-    """Read the configuration of a folder.
-
-    Raises:
-        FileNotFoundError: It has no config.json.
-        ValueError: config.json is damaged, or is not that of a model in this format.
-    """
+    """Read the configuration of a folder."""
     try:
         config = parse_json(opened("config.json").read())
     except ValueError as error:
         raise ValueError(f"{caller}: expected config.json to be JSON, but {error}") from None
-    given = config.get("quantization_config") if isinstance(config, dict) else None
-    given = (
-        config.get("compression_config") if given is None and isinstance(config, dict) else given
-    )
+    parts = config if isinstance(config, dict) else {}
+    names = ("quantization_config", "compression_config")
+    given = next((parts[name] for name in names if parts.get(name) is not None), None)
     if given is None:
         raise ValueError(
             f"{caller}: expected config.json with a quantization_config of {METHOD}, but it has "
@@ -459,11 +437,7 @@ def _check_ties(
     values: dict[str, Tensor],
     is_inside: Callable[[str], bool],
 ) -> None:
-    """Check that a folder has one value for what is one tensor or one layer in the model.
-
-    Raises:
-        ValueError: It has several values.
-    """
+    """Check that a folder has one value for what is one tensor or one layer in the model."""
     groups = [[n for n in one if not is_inside(n)] for one in _names_of_tensors(model).values()]
     for layer in plan.values():
         groups += [[f"{path}.{leaf}" for path in layer.paths] for leaf in TENSORS]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..._table import shown
@@ -47,14 +47,8 @@ class TensorScheme:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that stands in ``config.json``."""
-        return {
-            "num_bits": self.bits,
-            "type": "int",
-            "symmetric": self.symmetric,
-            "strategy": self.strategy,
-            "group_size": self.group_size,
-            "dynamic": self.dynamic,
-        }
+        plain = asdict(self)
+        return {"num_bits": plain.pop("bits"), "type": "int", **plain}
 
 
 @dataclass(frozen=True)
@@ -109,20 +103,10 @@ def scheme_of(layer: IntegerLayer) -> Scheme:
 
 
 def parse_scheme(name: str, group: Any, top_format: str | None) -> tuple[list[str], Scheme | None]:
-    """Read a group of ``config_groups``: its targets and its scheme.
+    """Read a group of ``config_groups``: its targets, and its scheme; None: it is floating.
 
-    Args:
-        name: The name of the group, for messages; a preset such as ``W4A16`` where the group is
-            a list of targets.
-        group: What stands there.
-        top_format: The format that the configuration names for groups without their own.
-
-    Returns:
-        The targets, and the scheme; None if the group leaves weights floating.
-
-    Raises:
-        ValueError: Something is missing, of another type, or of a kind that baraquant has no
-            layer for.
+    The name is a preset such as ``W4A16`` where the group is a list of targets. ``top_format`` is
+    the format that the configuration names for groups without their own.
     """
     if isinstance(group, list):
         return _texts(f"{name}", group), _preset(name)

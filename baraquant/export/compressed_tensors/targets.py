@@ -37,12 +37,8 @@ _HOLDERS: dict[str, Callable[[Any], list[Any]]] = {
 class Expression:
     """An expression that matches the start of a path, as ``re.match`` does.
 
-    Args:
-        text: The expression.
-
-    Raises:
-        ValueError: It is none, or one with what baraquant does not read: flags, references to
-            groups, conditions on what stands before, or more than three repetitions in each other.
+    Not read are flags, references to groups, conditions on what stands before, and more than three
+    repetitions in each other.
     """
 
     def __init__(self, text: str) -> None:
@@ -67,12 +63,6 @@ class Targets(Generic[T]):
 
     A target is the path of a module, an expression after ``re:`` that matches the start of its
     path, or the name of its class; the first kind that matches decides, and of one kind the first.
-
-    Args:
-        pairs: The targets, and what each stands for.
-
-    Raises:
-        ValueError: An expression is none, or they are too long in all.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, T]]) -> None:

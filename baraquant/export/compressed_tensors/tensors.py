@@ -36,14 +36,9 @@ _ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)
 
 
 def pack_rows(integers: Tensor, bits: int) -> Tensor:
-    """Pack each row of signed integers.
+    """Pack each row of signed integers ``[rows, columns]`` that have 2 to 8 bits.
 
-    Args:
-        integers: ``[rows, columns]``, in ``[-2^(bits-1), 2^(bits-1) - 1]``.
-        bits: 2 to 8.
-
-    Returns:
-        int32 ``[rows, ceil(columns * bits / 32)]``.
+    The result is int32 ``[rows, ceil(columns * bits / 32)]``.
     """
     rows, columns = integers.shape
     # Two's complement with its sign bit turned over is the integer with 2^(bits-1) added. 32
@@ -73,14 +68,10 @@ def packed_width(columns: int, bits: int) -> int:
 def tensors_of(layer: IntegerLayer, scheme: Scheme, scale_dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of a layer by their names in the file.
 
-    Args:
-        layer: The layer.
-        scheme: Its scheme.
-        scale_dtype: The dtype in which packed weights' scales are stored. The scales of layers
-            that multiply integers stay float32.
+    ``scale_dtype`` is for packed weights. Scales of layers that multiply integers stay float32.
     """
-    weight, scale, zero_point = layer.qweight, layer.grouped_scale, layer.grouped_zero_point
-    bits = scheme.weight.bits
+    weight, scale, bits = layer.qweight, layer.grouped_scale, scheme.weight.bits
+    zero_point = None if layer.zero_point is None else layer.zero_point.reshape(scale.shape)
     if scheme.format == PACKED:
         tensors = {
             "weight_packed": pack_rows(weight, bits),
@@ -105,12 +96,7 @@ def tensors_of(layer: IntegerLayer, scheme: Scheme, scale_dtype: torch.dtype) ->
 
 
 def expected_tensors(scheme: Scheme, module: nn.Module) -> Expected:
-    """Return the shapes and the possible dtypes of a layer's tensors, without its bias.
-
-    Args:
-        scheme: Its scheme.
-        module: The floating layer, a ``Linear`` or an ``Embedding``.
-    """
+    """Return the shapes and the possible dtypes of a layer's tensors, without its bias."""
     rows, columns = module.weight.shape
     weight = scheme.weight
     groups = columns // weight.group_size if weight.group_size else 1
@@ -136,11 +122,7 @@ def expected_tensors(scheme: Scheme, module: nn.Module) -> Expected:
 
 
 def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
-    """Check that baraquant has a quantized form of a floating layer with a scheme.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """Check that baraquant has a quantized form of a floating layer with a scheme."""
     kind = next((layer for layer in _readable() if layer.matches(module)), None)
     if kind is None:
         names = ", ".join(sorted(layer.name for layer in _readable()))
@@ -160,19 +142,7 @@ def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
 def build_layer(
     path: str, scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module, caller: str
 ) -> nn.Module:
-    """Build the quantized layer of a path.
-
-    Args:
-        path: Its path, for messages.
-        scheme: Its scheme.
-        tensors: Its tensors as in the file, and ``bias`` if it has one.
-        like: The floating layer that it replaces, whose dtype it takes.
-        caller: The public function, for messages.
-
-    Raises:
-        ValueError: The layer has no quantized form, a tensor is missing or does not fit, or a
-            value is out of its range.
-    """
+    """Build the quantized layer of a path from its tensors, in the dtype of ``like``."""
     try:
         check_layer(path, scheme, like)
         _check_tensors(path, scheme, tensors, like)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Convolutions that store integers; conv_transpose.py has more.
+"""Convolutions that store integers, ``[out_channels, in_channels / groups, ...]``.
 
-They multiply integers if their input is rounded, and compute in floating point otherwise.
+Those that are not transposed multiply integers if their input is rounded, and compute in floating
+point otherwise.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from typing_extensions import Self
 from ..._docstrings import documented
 from ..shared.convolution import (
     ConvolvesIntegers,
+    Transposes,
     is_channels_last,
     is_integer_conv,
     laid_out,
@@ -21,13 +24,13 @@ from ..shared.convolution import (
     words_of,
 )
 from ..shared.fake_quantize import FakeQuantize
-from ..shared.recomputed import product_of_integers
+from ..shared.product import product_of_integers
 from ..shared.straight_through import makes_graph, straight_through
 from ..shared.weight import Shaped
 from . import _arguments
-from ._dequantizes import Dequantizes
+from .integers import Dequantizes
 
-CONVOLUTION = """
+_CONVOLUTION = """
 The gradient is that of the prepared layer.
 
 Args:
@@ -63,18 +66,23 @@ each has one input (depthwise) or at least 16, and ``qweight[0]`` has at most 65
 Otherwise it computes in floating point.
 """
 
-OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
+_TRANSPOSED = f"""
+The integers have the output channels first, unlike PyTorch's weight. ``weight``, which is computed
+when it is read, has PyTorch's layout.
+{_CONVOLUTION}"""
+
+_OPTIONS = ("stride", "padding", "dilation", "groups", "padding_mode")
 
 
 class Convolution(Dequantizes):
     """The base of all convolutions, also the transposed ones; ``_float`` is PyTorch's class."""
 
     __constants__: tuple[str, ...] = (
-        *OPTIONS,
+        *_OPTIONS,
         *("output_padding", "in_channels", "out_channels", "kernel_size"),
     )
     _float: type[nn.Module]
-    _options: tuple[str, ...] = OPTIONS
+    _options: tuple[str, ...] = _OPTIONS
     padding: Any
     transposed_groups: Final[int]  # the groups of a transposed convolution; else 0
     # Whether the product is given a floating weight of this memory format, as the layer that this
@@ -177,13 +185,24 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
 
     def _store(self, *args: Any, **kwargs: Any) -> None:
         super()._store(*args, **kwargs)
-        rounder = self.input_fake_quant
+        rounder: Any = self.input_fake_quant
+        is_rounded = isinstance(rounder, FakeQuantize)
+        gives_int8 = (
+            is_rounded
+            and not rounder.is_observed
+            and rounder.granularity == "per_tensor"
+            and rounder.quant_min >= -128
+            and rounder.quant_max <= 127
+        )
         is_flat = self.weight_zero_point is None and self.group_size is None
         shape = tuple(self.qweight.shape)
-        self._set_integer(
-            is_integer_conv(_rounds_to_int8(rounder), is_flat, shape, self.groups),
-            not _is_around_zero(rounder),
+        is_integer = is_integer_conv(gives_int8, is_flat, shape, self.groups)
+        has_zero_point = is_rounded and not (  # unless it is surely 0
+            rounder.is_dynamic
+            and rounder.symmetric
+            and rounder.quant_min + rounder.quant_max + 1 in (0, 1)
         )
+        self._set_integer(is_integer, has_zero_point)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, in its dtype."""
@@ -216,26 +235,7 @@ class _QuantizedConv(ConvolvesIntegers, Convolution):
         return output
 
 
-def _rounds_to_int8(rounder: nn.Module) -> bool:
-    """Whether what rounds an input gives int8 with one scale."""
-    return (
-        isinstance(rounder, FakeQuantize)
-        and not rounder.is_observed
-        and rounder.granularity == "per_tensor"
-        and rounder.quant_min >= -128
-        and rounder.quant_max <= 127
-    )
-
-
-def _is_around_zero(rounder: nn.Module) -> bool:
-    """Whether the zero point of what rounds an input is surely 0."""
-    middle = rounder.quant_min + rounder.quant_max + 1 if isinstance(rounder, FakeQuantize) else 0
-    return not isinstance(rounder, FakeQuantize) or (
-        rounder.is_dynamic and rounder.symmetric and middle in (0, 1)
-    )
-
-
-@documented(_INTEGERS + CONVOLUTION, **words_of("Conv1d"))
+@documented(_INTEGERS + _CONVOLUTION, **words_of("Conv1d"))
 class QuantizedConv1d(_QuantizedConv):
     """A ``Conv1d`` that stores integers, and multiplies them if its input is rounded."""
 
@@ -243,7 +243,7 @@ class QuantizedConv1d(_QuantizedConv):
     _conv_forward = nn.Conv1d._conv_forward
 
 
-@documented(_INTEGERS + CONVOLUTION, **words_of("Conv2d"))
+@documented(_INTEGERS + _CONVOLUTION, **words_of("Conv2d"))
 class QuantizedConv2d(_QuantizedConv):
     """A ``Conv2d`` that stores integers, and multiplies them if its input is rounded."""
 
@@ -251,9 +251,88 @@ class QuantizedConv2d(_QuantizedConv):
     _conv_forward = nn.Conv2d._conv_forward
 
 
-@documented(_INTEGERS + CONVOLUTION, **words_of("Conv3d"))
+@documented(_INTEGERS + _CONVOLUTION, **words_of("Conv3d"))
 class QuantizedConv3d(_QuantizedConv):
     """A ``Conv3d`` that stores integers, and multiplies them if its input is rounded."""
 
     _float = nn.Conv3d
     _conv_forward = nn.Conv3d._conv_forward
+
+
+class _QuantizedConvTranspose(Transposes, Convolution):
+    """The base of the transposed convolutions."""
+
+    _options = (*_OPTIONS, "output_padding")
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            qweight,
+            weight_scale,
+            bias,
+            weight_zero_point=weight_zero_point,
+            group_size=group_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
+            input_fake_quant=input_fake_quant,
+            weight_bits=weight_bits,
+            dtype=dtype,
+        )
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return the transposed convolution of ``input``, in its dtype.
+
+        Args:
+            input: ``[batch, in_channels, ...]``, or without a batch.
+            output_size: The sizes of the output's dimensions after the channels, among those that
+                the stride allows. None: ``output_padding`` decides.
+        """
+        rounded = self.input_fake_quant(input)
+        if torch.jit.is_scripting():
+            weight = self._dequantized(input.dtype)
+            output = self._conv_transpose(rounded, weight, self.bias, output_size)
+        else:
+            product = functools.partial(self._conv_transpose, output_size=output_size)
+            output = product_of_integers(self, rounded, product)
+        return output
+
+
+@documented(_TRANSPOSED, **words_of("ConvTranspose1d"))
+class QuantizedConvTranspose1d(_QuantizedConvTranspose):
+    """A ``ConvTranspose1d`` that stores integers and computes in floating point."""
+
+    _float = nn.ConvTranspose1d
+
+
+@documented(_TRANSPOSED, **words_of("ConvTranspose2d"))
+class QuantizedConvTranspose2d(_QuantizedConvTranspose):
+    """A ``ConvTranspose2d`` that stores integers and computes in floating point."""
+
+    _float = nn.ConvTranspose2d
+
+
+@documented(_TRANSPOSED, **words_of("ConvTranspose3d"))
+class QuantizedConvTranspose3d(_QuantizedConvTranspose):
+    """A ``ConvTranspose3d`` that stores integers and computes in floating point."""
+
+    _float = nn.ConvTranspose3d

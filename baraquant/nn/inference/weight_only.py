@@ -13,7 +13,7 @@ from ..shared.product import fixing_bias
 from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
-from ._dequantizes import Dequantizes
+from .integers import Dequantizes
 from .weights import LaysOutWeight
 
 

@@ -341,11 +341,7 @@ class Int4Factors(IntegerLinear):
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def check_products(self) -> None:
-        """Check that every ``(u - z) * f`` is an int8.
-
-        Raises:
-            ValueError: One is not.
-        """
+        """Check that every ``(u - z) * f`` is an int8."""
         numbers = torch.stack([self.packed & 15, self.packed >> 4], dim=2).flatten(1)
         numbers = numbers[:, : self.in_features].to(torch.int16)
         factor, zero_point = self.group_factor, self.group_zero_point

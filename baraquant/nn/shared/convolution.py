@@ -35,11 +35,8 @@ def is_integer_conv(
 ) -> bool:
     """Whether a convolution multiplies integers in evaluation, and once it is converted.
 
-    Args:
-        rounds: Whether its input is rounded to int8 with one scale.
-        is_flat: Whether its weight has a scale for each output channel and no zero point.
-        weight_shape: ``[out_channels, in_channels / groups, ...]``.
-        groups: Of its channels.
+    ``rounds``: its input is rounded to int8 with one scale. ``is_flat``: its weight has a scale for
+    each output channel and no zero point.
     """
     inputs, depth = weight_shape[1], math.prod(weight_shape[1:])
     fits = groups == 1 or inputs == 1 or inputs >= _LEAST_INPUTS

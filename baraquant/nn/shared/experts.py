@@ -151,13 +151,9 @@ def _gate(module: nn.Module) -> Any:
 
 
 class RunsExperts(nn.Module):  # type: ignore[misc]
-    """Experts that replace floating ones: everything except the weights and the two products.
+    """Experts that replace floating ones: everything except the weights and the two products."""
 
-    Attributes:
-        form: The form of the floating class.
-    """
-
-    form: Form
+    form: Form  # of the floating class
     num_experts: int
     _shell: nn.Module  # of the floating class, with all it had but weights
 
@@ -204,13 +200,8 @@ class RunsExperts(nn.Module):  # type: ignore[misc]
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         """Return the product of rows with the weight of this name, ``[T, N]``.
 
-        Args:
-            name: The name of the weight.
-            input: ``[T, K]``, sorted by expert; or any number of rows where ``token`` is given.
-            offsets: int32 ``[E]``, where the rows of each expert end. Rows after the last end give
-                0.
-            token: ``[T]``: for each row, the row of the input to take. None takes the rows in
-                order.
+        The rows of the input ``[T, K]`` are sorted by expert; with ``token`` ``[T]`` the input has
+        any number of rows, and ``token`` says which one each row is.
         """
         raise NotImplementedError
 
@@ -320,15 +311,10 @@ def float_grouped_linear(
     out_features: int,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return ``torch.nn.functional.linear`` of each row with its expert's weight.
+    """Return ``torch.nn.functional.linear`` of each row ``[K]`` with its expert's weight.
 
-    Args:
-        input: Floating ``[T, K]``.
-        weight_of: Returns the weight of an expert, floating ``[N, K]``. It is called only for
-            experts that have rows.
-        offsets: int32 ``[E]``.
-        out_features: N.
-        bias: ``[E, N]``.
+    ``weight_of`` returns the weight of an expert, floating ``[N, K]``. It is called only for
+    experts that have rows. The bias is ``[E, N]``.
     """
     rows = input.shape[0]
     if offsets.is_meta:
@@ -362,22 +348,10 @@ def integer_output(
     token: Tensor | None,
     symmetric: bool,
 ) -> Tensor:
-    """Return the integer product, without a gradient.
+    """Return the integer product ``[T, N]`` in the input's dtype, without a gradient.
 
-    Each token is quantized once, however many experts it goes to.
-
-    Args:
-        quantizer: The fake quantizer of the input.
-        input: ``[tokens, K]``.
-        weight: int8 ``[E, N, K]``.
-        offsets: int32 ``[E]``.
-        weight_scale: ``[E, N]``.
-        bias: ``[E, N]``.
-        token: ``[T]``: the row of the input that each row is; None: they are in order.
-        symmetric: Whether the zero point of the input is 0.
-
-    Returns:
-        ``[T, N]``, of the input's dtype.
+    Each token is quantized once, however many experts it goes to. The input is ``[tokens, K]``, the
+    weight int8 ``[E, N, K]``, its scale and the bias ``[E, N]``; ``token`` is as in ``_product``.
     """
     integers, scale, zero_point = quantized_by(quantizer, input.detach())
     if quantizer.granularity == "per_token":

@@ -9,8 +9,7 @@ from torch import Tensor
 from ... import ops
 from ...configs import SCALE_DTYPES
 from ...ops.recompute import unless_recomputing
-from . import quantizer_arguments
-from .arguments import check_choice
+from . import arguments
 from .by_granularity import ByGranularity
 from .observed_range import ObservedRange
 from .precision import compute_dtype
@@ -132,7 +131,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         scale_dtype: str = "float32",
     ) -> None:
         super().__init__()
-        quantizer_arguments.check_mode(
+        arguments.check_mode(
             mode,
             symmetric,
             scale=scale,
@@ -141,10 +140,10 @@ class FakeQuantize(ByGranularity, ObservedRange):
             averaging_constant=averaging_constant,
             channels=channels,
         )
-        quantizer_arguments.check_granularity(granularity, axis, group_size)
-        quantizer_arguments.check_range(mode, symmetric, quant_min, quant_max)
+        arguments.check_granularity(granularity, axis, group_size)
+        arguments.check_range(mode, symmetric, quant_min, quant_max)
         self._name = "FakeQuantize"
-        check_choice(self._name, "scale_dtype", scale_dtype, SCALE_DTYPES)
+        arguments.check_choice(self._name, "scale_dtype", scale_dtype, SCALE_DTYPES)
         self.scale_dtype = scale_dtype
         self.rounds_scale = scale_dtype != "float32"
         self.mode = mode
@@ -158,15 +157,13 @@ class FakeQuantize(ByGranularity, ObservedRange):
         # float.
         self.averaging_constant = None if averaging_constant is None else float(averaging_constant)
         if self.is_observed:
-            quantizer_arguments.check_observed(granularity, channels, averaging_constant)
+            arguments.check_observed(granularity, channels, averaging_constant)
             self._register_range(() if channels is None else (channels,))
         else:
             self._rounds = True
         if scale is not None:
-            scale = rounded_scale(quantizer_arguments.scale_tensor(scale, granularity), scale_dtype)
-            zero_point = quantizer_arguments.zero_point_tensor(
-                zero_point, scale, quant_min, quant_max
-            )
+            scale = rounded_scale(arguments.scale_tensor(scale, granularity), scale_dtype)
+            zero_point = arguments.zero_point_tensor(zero_point, scale, quant_min, quant_max)
             self.register_buffer("scale", scale)
             self.register_buffer("zero_point", zero_point)
         scales = 0 if self.is_dynamic else self.scale.numel()
@@ -306,7 +303,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             output = self._dynamic_fake_quantize(input, self.symmetric)
         else:
-            self._check_range()
+            if self.is_observed:
+                self.check_seen()
             output = self._fake_quantize(input, self.scale, self.zero_point, self.save_mask)
         return output
 
@@ -322,14 +320,11 @@ class FakeQuantize(ByGranularity, ObservedRange):
         elif self.is_dynamic:
             result = self._dynamic_quantize(input, self.symmetric)
         else:
-            self._check_range()
+            if self.is_observed:
+                self.check_seen()
             integers = self._quantize(input, self.scale, self.zero_point)
             result = integers, self.scale, self.zero_point
         return result
-
-    def _check_range(self) -> None:
-        if self.is_observed:
-            self.check_seen()
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def enable_observer(self, enabled: bool = True) -> None:

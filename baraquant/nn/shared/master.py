@@ -15,16 +15,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def check_unrounded(name: str, dtype: torch.dtype, held: torch.dtype, master: str) -> None:
-    """Check that no wrapper has rounded the parameters of a module.
+    """Check that no wrapper has rounded parameters of ``dtype``, which the optimizer holds.
 
-    Args:
-        name: Of the module's class.
-        dtype: The dtype in which the module gets its parameters.
-        held: The dtype in which the optimizer holds them.
-        master: As in :func:`round_master`.
-
-    Raises:
-        RuntimeError: They were rounded, and not to the master.
+    They may be rounded to the ``master``.
     """
     is_rounded = dtype in _HALVES and dtype != held
     if not is_rounded or (master != "" and dtype == _dtype_of(master)):
@@ -43,11 +36,8 @@ def check_unrounded(name: str, dtype: torch.dtype, held: torch.dtype, master: st
 def round_master(parameter: Tensor, master: str) -> Tensor:
     """Return a parameter rounded to a dtype, in its own dtype; the gradient goes straight through.
 
-    This is the only place that rounds masters.
-
-    Args:
-        parameter: A weight, a bias or a learned scale.
-        master: ``bfloat16`` or ``float16``; empty returns the parameter itself.
+    ``master`` is ``bfloat16`` or ``float16``; empty returns the parameter itself. This is the only
+    place that rounds masters.
     """
     if master == "" or parameter.dtype == _dtype_of(master):
         return parameter
@@ -76,11 +66,7 @@ class HoldsMaster(ChecksState):
         return self._parameters.get("weight")
 
     def _rounded_master(self, parameter: Tensor) -> Tensor:
-        """Return what stands for a parameter: itself, or rounded to the master.
-
-        Raises:
-            RuntimeError: A wrapper has rounded it to another dtype.
-        """
+        """Return what stands for a parameter: itself, or rounded to the master."""
         if not torch.jit.is_scripting():
             self._check_unrounded(parameter.dtype)
         return round_master(parameter, self.master)

@@ -55,9 +55,6 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
         The values are read until they are known: also by a script, and by a trace, a compiled graph
         or a strict export when it is made. A non-strict export has no values, and a captured graph
         cannot read them.
-
-        Raises:
-            ValueError: No batch has set it.
         """
         if torch.jit.is_scripting():
             if not self._is_seen and not self.scale.is_meta:

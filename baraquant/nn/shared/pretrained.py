@@ -29,9 +29,6 @@ def refuse_save_pretrained() -> None:
     continue with random weights. The model may be a parent of the quantized part, so only the call
     stack shows that ``save_pretrained`` is running. Adapters of peft are saved separately and are
     not refused.
-
-    Raises:
-        RuntimeError: A ``save_pretrained`` of a ``modeling_utils`` module is being executed.
     """
     if _is_allowed.get():
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Computes the scale and zero point of an observed range, and its union over processes."""
+"""Computes scales and zero points: of ranges, which processes may unite, and by search."""
 
 from typing import Any
 
@@ -48,6 +48,20 @@ def qparams_of_range(
         min_val, max_val, quant_min, quant_max, symmetric, scale_dtype
     )
     return qparams
+
+
+def searched_factors(
+    rows: Tensor, group_size: int, symmetric: bool, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
+
+    The rows are a weight ``[N, K]`` whose K groups divide. For each group all factors are tried,
+    and the one with the minimum squared error is taken; ``csrc/search/weights.h`` has the formulas.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._search_int4_factors(
+        rows, group_size, symmetric, scale
+    )
+    return found
 
 
 def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:

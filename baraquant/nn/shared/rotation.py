@@ -22,14 +22,9 @@ MARK = "rotation"
 
 
 def turned(weight: Tensor, block: int, is_transposed: bool) -> Tensor:
-    """Return a weight in the other basis: rotated, or rotated back.
+    """Return a weight ``[out_features, in_features]`` in the other basis: rotated, or rotated back.
 
     It is computed in float32 (float64 for float64) and rounded once, to the weight's dtype.
-
-    Args:
-        weight: ``[out_features, in_features]``.
-        block: The number of neighbours that are rotated.
-        is_transposed: Whether the weight is ``[in_features, out_features]``.
     """
     if not is_transposed:
         return ops.hadamard(weight, block)
@@ -37,13 +32,7 @@ def turned(weight: Tensor, block: int, is_transposed: bool) -> Tensor:
 
 
 def other_mark(layer: Any, state: Mapping[str, Any], prefix: str) -> list[str]:
-    """Return an error if a state dict holds a prepared layer's weight in another basis.
-
-    Args:
-        layer: The layer, whose ``rotate`` is its block, or 0.
-        state: The state dict.
-        prefix: The path of the layer in it, with a dot.
-    """
+    """Return an error if a state dict holds a prepared layer's weight in another basis."""
     mark = state.get(f"{prefix}{MARK}")
     if f"{prefix}weight" not in state or (isinstance(mark, Tensor) and mark.is_meta):
         return []

@@ -73,16 +73,7 @@ def _conv_through(
 ) -> Tensor:
     """Return ``output`` with the gradient of a convolution if one is asked for at the call.
 
-    Args:
-        output: What the product of integers gave.
-        input: The rounded input.
-        weight: The rounded weight; int8 with ``weight_scale``, which dequantizes it.
-        weight_scale: ``[out_channels]``.
-        bias: ``[out_channels]``.
-        stride: As in ``torch.nn.functional.conv2d``, and so are the others.
-        padding: See there.
-        dilation: See there.
-        groups: See there.
+    Input and weight are rounded; the weight is int8 with ``weight_scale``, ``[out_channels]``.
     """
     if _asks_for_gradient(input, weight, bias):
         if weight_scale is not None:
@@ -108,15 +99,10 @@ def _experts_through(
     offsets: Tensor,
     bias: Tensor | None,
 ) -> Tensor:
-    """Return ``output`` with the gradient of experts if one is asked for at the call.
+    """Return ``output`` ``[rows, N]`` with the gradient of experts if one is asked for at the call.
 
-    Args:
-        output: ``[rows, N]``: what the product of integers gave.
-        input: ``[rows, K]``, sorted by expert: the rounded input.
-        weight: ``[E, N, K]``, rounded; int8 with ``weight_scale``, which dequantizes it.
-        weight_scale: ``[E, N]``.
-        offsets: int32 ``[E]``: the rows of expert ``e`` end before ``offsets[e]``.
-        bias: ``[E, N]``.
+    The input is ``[rows, K]``, sorted by expert, and the weight ``[E, N, K]``. Both are rounded;
+    the weight is int8 with ``weight_scale``, ``[E, N]``. The bias is ``[E, N]``.
     """
     if _asks_for_gradient(input, weight, bias):
         if weight_scale is not None:

@@ -25,13 +25,7 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 @functools.cache
 def subclassed(own: Any, kind: Any, parent: Any) -> type[Any]:
-    """Return ``kind`` with the forward of ``own``.
-
-    Args:
-        own: A subclass of ``parent`` with a forward that calls its parent's.
-        kind: The quantized class that replaces the parent.
-        parent: PyTorch's class.
-    """
+    """Return ``kind``, which replaces PyTorch's ``parent``, with the forward of its subclass."""
     if not issubclass(kind, parent):  # so that `own` is satisfied with `kind` for its parent
         kind_of_parent: type = type(kind.__name__, (kind, parent), {})
     else:
@@ -63,10 +57,7 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
     """Return ``new`` with the forward of ``old``, and with what else ``old`` has registered.
 
-    Args:
-        new: A quantized layer.
-        old: The layer that it replaces: of PyTorch's class, of a subclass, or quantized.
-        parent: PyTorch's class.
+    ``old`` is of PyTorch's class ``parent``, of a subclass, or quantized.
     """
     own = _own_class(old, parent)
     further = _further(old, parent)
@@ -94,7 +85,8 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
         carried = {name: value for name, value in getattr(old, kind).items() if name in further}
         for name, value in carried.items():
             is_there = name in own and own[name] is value  # the layer shares all of them
-            if not is_there and (name in vars(new) or any(name in each for each in _all_of(new))):
+            others = [vars(new), *(getattr(new, each) for each in _REGISTERED)]
+            if not is_there and any(name in each for each in others):
                 raise ValueError(
                     f"expected a layer without {name!r} beside its weight and bias, as a "
                     f"{type(new).__name__} has a {name} of its own, but got one; rename it"
@@ -102,10 +94,6 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
         own.update(carried)
     new._non_persistent_buffers_set.update(old._non_persistent_buffers_set & further)
     vars(new)["_further"] = tuple(sorted(further))
-
-
-def _all_of(module: nn.Module) -> list[dict[str, Any]]:
-    return [getattr(module, kind) for kind in _REGISTERED]
 
 
 def own_names(module: nn.Module, parent: type[nn.Module]) -> set[str] | None:

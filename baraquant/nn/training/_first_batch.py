@@ -27,9 +27,6 @@ def check_unwrapped(quantizer: nn.Module) -> None:
     With DistributedDataParallel, which broadcasts parameters only when it is constructed, each
     process would set them from its own data. With ``fully_shard`` they would be set in a copy that
     is discarded.
-
-    Raises:
-        RuntimeError: There is such a wrapper. The message has the module's path within it.
     """
     for wrapper, model in _wrapped():
         for name, module in model.named_modules():

@@ -19,8 +19,7 @@ from ...configs import Config, QuantConfig
 from ...schemes import quant_config
 from ..shared.convolution import ConvolvesIntegers, Transposes, is_integer_conv, words_of
 from ..shared.straight_through import makes_graph, straight_through, without_gradient
-from ._drop_in import DropIn
-from .quantizers import QuantizesWeight, check_groups
+from .quantizers import DropIn, QuantizesWeight, check_groups
 
 _ARGUMENTS = """
 Args:

@@ -7,8 +7,7 @@ from torch.nn import functional as F
 from ... import ops
 from ...configs import Config
 from ...schemes import quant_config
-from ._drop_in import DropIn
-from .quantizers import QuantizesWeight, check_groups
+from .quantizers import DropIn, QuantizesWeight, check_groups
 
 
 class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
@@ -54,7 +53,8 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
         """Return the rounded rows for the indices ``[...]``: ``[..., embedding_dim]``."""
         if self.rounds_rows:
             rows = self._rounded_master(self._rows(input, self.float_weight()))
-            return self._round_rows(rows) if self._rounds() else rows
+            rounds = self.weight_fake_quant._rounds or not self.training
+            return self._round_rows(rows) if rounds else rows
         return self._rows(input, self.fake_quantized_weight())
 
     def _rows(self, input: Tensor, weight: Tensor) -> Tensor:
@@ -67,10 +67,6 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
             self.scale_grad_by_freq,
             self.sparse,
         )
-
-    def _rounds(self) -> bool:
-        is_on: bool = self.weight_fake_quant._rounds
-        return is_on or not self.training
 
     def _round_rows(self, rows: Tensor) -> Tensor:
         if self.rounds_scale:  # no op of rows does it

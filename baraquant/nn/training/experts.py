@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
-from ...configs import Config, QuantConfig, TensorConfig
+from ...configs import Config, QuantConfig
 from ...schemes import quant_config
 from ..shared.experts import (
     RunsExperts,
@@ -94,11 +94,8 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
                 check_config(qat, weight.shape[-1])
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
-            rows = weight.reshape(-1, _row_length(qat.weight, weight))
-            self.add_module(
-                f"{name}_weight_fake_quant",
-                _of_weight(of_rows, rows, qat.weight.group_size, qat),
-            )
+            quantizer = _of_weight(of_rows, self._rows_of(weight), qat.weight.group_size, qat)
+            self.add_module(f"{name}_weight_fake_quant", quantizer)
             rounder = _of_activation(qat.activation, qat, weight)
             self.add_module(f"{name}_input_fake_quant", rounder)
 
@@ -141,8 +138,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             point, ``[E, N]``, or ``[E, N, groups]`` for groups.
         """
         weight = self.weight_to_round(name).detach()
-        rows = weight.reshape(-1, _row_length(self.config.weight, weight))
-        integers, scale, zero_point = self._weight_quantizer(name).quantize(rows)
+        integers, scale, zero_point = self._weight_quantizer(name).quantize(self._rows_of(weight))
         experts, channels, _ = weight.shape
         shape: tuple[int, ...] = (experts, channels)
         if self.config.weight.granularity == "per_tensor":
@@ -158,12 +154,8 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
 
     def weight_rows(self) -> dict[str, Tensor]:
         """Return the inputs of the weights' fake quantizers, by the names of these modules."""
-        rows = {}
-        for name in self.form.weights:
-            weight = self.weight_to_round(name).detach()
-            length = _row_length(self.config.weight, weight)
-            rows[f"{name}_weight_fake_quant"] = weight.reshape(-1, length)
-        return rows
+        weights = {name: self.weight_to_round(name).detach() for name in self.form.weights}
+        return {f"{name}_weight_fake_quant": self._rows_of(w) for name, w in weights.items()}
 
     def input_quantizers(self) -> dict[str, nn.Module]:
         """Return the fake quantizers of inputs by the names of these modules."""
@@ -172,24 +164,10 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         names = [f"{name}_input_fake_quant" for name in self.form.weights]
         return {name: self._modules[name] for name in names}
 
-    def _observed_product(
-        self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
-    ) -> Tensor:
-        """Return the floating product; the input's quantizer observes the input."""
-        weights = self.weight_to_round(name).unbind(0)
-        self._input_quantizer(name)(input)
-        return float_grouped_linear(
-            taken(input, token),
-            lambda expert: weights[expert],
-            offsets,
-            weights[0].shape[0],
-            self.bias_to_add(name),
-        )
-
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         input = of_dtype(input, self.float_weight(name).dtype)
         if self.is_observing:
-            return self._observed_product(name, input, offsets, token)
+            return self._float_output(name, input, offsets, token)
         is_autocast = torch.is_autocast_enabled(input.device.type)  # casts an input first
         if self.is_whole and (self._is_on(name) if self.training else not is_autocast):
             return self._whole(name, taken(input, token), offsets)
@@ -215,15 +193,18 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
     def _float_output(
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
-        weights = self._rounded(name).unbind(0)
+        weight = self.weight_to_round(name) if self.is_observing else self._rounded(name)
+        weights, is_part = weight.unbind(0), self.training or self.is_observing
 
         def weight_of(expert: int) -> Tensor:
             # In evaluation this is a separate tensor, as in the converted layer: the last bit of a
             # product may depend on its alignment.
-            return weights[expert] if self.training else weights[expert].clone()
+            return weights[expert] if is_part else weights[expert].clone()
 
         rounder: Any = self._input_quantizer(name)
-        if self.config.activation is not None:
+        if self.is_observing:
+            rounder(input)
+        elif self.config.activation is not None:
             input = rounder(input) if self.training else rounder.round(input)
         return float_grouped_linear(
             taken(input, token), weight_of, offsets, weights[0].shape[0], self.bias_to_add(name)
@@ -257,10 +238,18 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
     def _rounded(self, name: str) -> Tensor:
         """Return the weight ``[E, N, K]`` as the quantizer rounds it."""
         weight = self.weight_to_round(name)
-        rows = weight.reshape(-1, _row_length(self.config.weight, weight))
-        quantizer = self._weight_quantizer(name)
+        rows, quantizer = self._rows_of(weight), self._weight_quantizer(name)
         rows = quantizer(rows) if self.training else quantizer.round(rows)
         return rows.reshape(weight.shape)
+
+    def _rows_of(self, weight: Tensor) -> Tensor:
+        """Return a weight ``[E, N, K]`` as the rows that its quantizer takes."""
+        config, length = self.config.weight, weight.shape[2]
+        if config.granularity == "per_tensor":
+            length *= weight.shape[1]
+        elif config.group_size is not None and not (config.dynamic or config.learned):
+            length = config.group_size
+        return weight.reshape(-1, length)
 
     def _weight_quantizer(self, name: str) -> Any:
         return self._modules[f"{name}_weight_fake_quant"]
@@ -294,13 +283,3 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             for name in self.form.weights
         )
         return f"{shapes}, bias={self.form.has_bias}, {self.config}"
-
-
-def _row_length(config: TensorConfig, weight: Tensor) -> int:
-    """Return the length of the rows that a weight ``[E, N, K]`` is cut into for its quantizer."""
-    channels, features = int(weight.shape[1]), int(weight.shape[2])
-    if config.granularity == "per_tensor":
-        return channels * features
-    is_observed = not config.dynamic and not config.learned
-    size = config.group_size
-    return size if is_observed and size is not None else features

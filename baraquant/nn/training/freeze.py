@@ -29,11 +29,7 @@ def is_unseen(quantizer: nn.Module) -> bool:
 
 
 def frozen(quantizer: nn.Module) -> FakeQuantize | None:
-    """Return the module that rounds the input from now on; None if there is none.
-
-    Raises:
-        ValueError: The scale is unknown, because training has seen no batch, or it is not finite.
-    """
+    """Return the module that rounds the input from now on; None if there is none."""
     if isinstance(quantizer, LearnedFakeQuantize):
         scale, zero_point = quantizer.calculate_qparams()
         if not quantizer._is_initialized() and not scale.is_meta:
@@ -55,11 +51,7 @@ def frozen(quantizer: nn.Module) -> FakeQuantize | None:
 
 
 def check_scale(what: str, scale: Tensor, scale_dtype: str = "float32") -> None:
-    """Check that a scale is finite; ``scale_dtype`` is what it was rounded to.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Check that a scale is finite; ``scale_dtype`` is what it was rounded to."""
     if scale.is_meta or bool(scale.isfinite().all()):
         return
     if scale_dtype == "float32":

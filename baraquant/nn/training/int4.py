@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from ..shared import quantizer_arguments
-from ..shared.int4_search import searched_factors
+from ..shared.arguments import check_int4
 from ..shared.quantizer import Quantizer
+from ..shared.range import searched_factors
 from ..shared.straight_through import straight_through, without_gradient
 
 
@@ -27,8 +27,8 @@ class RoundsToInt4(Quantizer):
         raise NotImplementedError
 
     def smooth(self, input: Tensor) -> Tensor:
-        """Return what gives ``round`` its gradient; its value is near that of ``round``."""
-        raise NotImplementedError
+        """Return what gives ``round`` its gradient, and is near it: ``input``, straight through."""
+        return input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def round(self, input: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class FakeQuantizeInt4(RoundsToInt4):
     ) -> None:
         super().__init__()
         given = (scale, group_factor, group_zero_point)
-        quantizer_arguments.check_int4(group_size, *given)
+        check_int4(group_size, *given)
         self.granularity = "per_group"
         self.group_size = group_size
         self.symmetric = symmetric
@@ -155,10 +155,6 @@ class FakeQuantizeInt4(RoundsToInt4):
             group_factor=factor,
             group_zero_point=zero_point,
         )
-
-    def smooth(self, input: Tensor) -> Tensor:
-        """Return ``input``: the gradient goes straight through."""
-        return input
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""

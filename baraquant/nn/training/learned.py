@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...configs import MASTERS, SCALE_DTYPES
-from ..shared import quantizer_arguments
-from ..shared.arguments import check, check_choice
+from ..shared.arguments import check, check_choice, check_granularity
 from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
 from ..shared.precision import compute_dtype
@@ -102,7 +101,7 @@ class LearnedFakeQuantize(ByGranularity):
         master: str | None = None,
     ) -> None:
         super().__init__()
-        quantizer_arguments.check_granularity(granularity, axis, group_size)
+        check_granularity(granularity, axis, group_size)
         name = self._name = "LearnedFakeQuantize"
         check_choice(name, "scale_dtype", scale_dtype, SCALE_DTYPES)
         if master is not None:
@@ -153,12 +152,7 @@ class LearnedFakeQuantize(ByGranularity):
             self._note_if_known()
 
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
-        """Set the parameters from the finite values of ``input``.
-
-        Args:
-            input: The values.
-            only_unknown: Whether parameters that are known stay as they are.
-        """
+        """Set the parameters, or only those that are unknown, from finite values of ``input``."""
         with torch.no_grad():
             step, zeros = torch.ops.baraquant._first_learned_qparams(
                 self._segments(input.detach()).to(self.scale.dtype),

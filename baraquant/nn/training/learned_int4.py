@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..shared import quantizer_arguments
-from ..shared.arguments import check_sizes
-from ..shared.int4_search import searched_factors
+from ..shared.arguments import check_learned_int4, check_sizes
 from ..shared.master import round_master
 from ..shared.precision import compute_dtype
+from ..shared.range import searched_factors
 from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
@@ -91,7 +90,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         dtype: torch.dtype = torch.float32,
         master: str | None = None,
     ) -> None:
-        quantizer_arguments.check_learned_int4(group_size, shape, scale_rule, dtype)
+        check_learned_int4(group_size, shape, scale_rule, dtype)
         super().__init__(
             "per_group",
             group_size=group_size,
@@ -137,21 +136,11 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             scale, factor, zeros = ops.choose_int4_qparams(
                 rows, self.group_size, symmetric=self.symmetric
             )
-        self._set(scale, factor, zeros, self._is_new(scale, self.largest_step, only_unknown))
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def start_from(self, scale: Tensor, group_factor: Tensor, group_zero_point: Tensor) -> None:
-        """Set the parameters to given factors, as :func:`baraquant.ops.choose_int4_qparams`'s."""
-        self._set(scale, group_factor, group_zero_point, torch.ones_like(scale, dtype=torch.bool))
-        self._initialized = True
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _set(self, scale: Tensor, factor: Tensor, zero_point: Tensor, is_new: Tensor) -> None:
-        """Set the parameters of some rows to given factors."""
+        is_new = self._is_new(scale, self.largest_step, only_unknown)
         values = [(self.scale, scale[:, None] * factor)]
         values += [(self.largest_step, scale * self.largest_factor)]
         if self.zero_point is not None:
-            values += [(self.zero_point, zero_point.to(self.zero_point.dtype) - 8)]
+            values += [(self.zero_point, zeros.to(self.zero_point.dtype) - 8)]
         with torch.no_grad():
             for parameter, value in values:
                 rows = is_new.to(parameter.device)

@@ -120,11 +120,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     def sharing(cls, linear: nn.Module, config: Config, *, is_rotated: bool = False) -> Self:
         """Return a layer that shares the parameters of ``linear`` and leaves them as they are.
 
-        Args:
-            linear: The floating layer.
-            config: As in the constructor.
-            is_rotated: Whether the weight is rotated already. Otherwise call
-                :meth:`rotate_weight_` or :meth:`with_rotated_weight` before the layer is used.
+        If the weight is not rotated already, call :meth:`rotate_weight_` or
+        :meth:`with_rotated_weight` before the layer is used.
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The fake quantizers of a layer in training, made from its configuration."""
+"""The bases of layers in training: their fake quantizers, made from a configuration."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ...configs import QuantConfig, TensorConfig
+from ...configs import Config, QuantConfig, TensorConfig
+from ...schemes import W8A8
 from ..shared.convolution import swap_channels
 from ..shared.fake_quantize import FakeQuantize
 from ..shared.master import HoldsMaster
@@ -22,6 +23,7 @@ from .ternary import FakeQuantizeTernary
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
+M = TypeVar("M", bound=nn.Module)
 
 
 class Integers(NamedTuple):
@@ -266,6 +268,35 @@ class QuantizesWeight(HoldsMaster):
         if self.training:
             return self.input_fake_quant(input)
         return self.input_fake_quant.round(input)
+
+
+class DropIn(QuantizesWeight):
+    """A mixin for a PyTorch module: its constructor takes PyTorch's arguments and ``config``."""
+
+    def __init__(self, *args: Any, config: Config | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._set_config(W8A8() if config is None else config)
+
+    @classmethod
+    def from_float(cls, module: nn.Module, config: Config) -> Self:
+        """Return a layer of the same kind as ``module`` that shares its parameters."""
+        layer = _like(cls, module)
+        layer._set_config(config)
+        return layer
+
+    def _set_config(self, config: Config) -> None:
+        raise NotImplementedError
+
+
+def _like(cls: type[M], module: nn.Module) -> M:
+    """Return a module of a subclass that shares everything with ``module`` except its hooks."""
+    new: M = object.__new__(cls)
+    nn.Module.__init__(new)
+    own = vars(new).keys()
+    vars(new).update({name: value for name, value in vars(module).items() if name not in own})
+    new._parameters.update(module._parameters)
+    new.train(module.training)
+    return new
 
 
 def check_groups(config: TensorConfig, features: int, name: str) -> None:

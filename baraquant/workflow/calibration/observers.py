@@ -204,12 +204,7 @@ class MSEObserver(_HistogramObserver):
 
 
 class Through:
-    """A watcher of what is made of each input, such as its product with a matrix.
-
-    Args:
-        watcher: Sees the results.
-        make: Returns the result for an input.
-    """
+    """A watcher of what ``make`` returns for each input, such as its product with a matrix."""
 
     def __init__(self, watcher: Any, make: Callable[[Tensor], Tensor]) -> None:
         self.watcher, self._make = watcher, make
@@ -247,24 +242,36 @@ class FiniteCalls:
     Attributes:
         skipped_batches: The number of calls with a NaN or an infinity, int64 ``[]``; None if there
             was no call.
+        known: How many of them a warning has named already.
     """
 
+    known = 0
+
     def __init__(self) -> None:
-        self.skipped_batches: Tensor | None = None
+        self._skipped: Tensor | None = None
         self._calls = 0
+
+    @property
+    def skipped_batches(self) -> Tensor | None:
+        """The number of calls with a NaN or an infinity beyond the known ones."""
+        return None if self._skipped is None else self._skipped - self.known
+
+    def count(self) -> int:
+        """Return the number of calls with a NaN or an infinity."""
+        return 0 if self._skipped is None else int(self._skipped)
 
     def begin(self, *tensors: Tensor) -> Tensor:
         """Count a call, and return whether all of its tensors are finite, bool ``[]``."""
         self._calls += 1
         is_finite = torch.stack([tensor.detach().isfinite().all() for tensor in tensors]).all()
-        if self.skipped_batches is None:
-            self.skipped_batches = torch.zeros((), dtype=torch.int64, device=is_finite.device)
-        self.skipped_batches += ~is_finite
+        if self._skipped is None:
+            self._skipped = torch.zeros((), dtype=torch.int64, device=is_finite.device)
+        self._skipped += ~is_finite
         return is_finite
 
     def unusable(self) -> Tensor | None:
         """Return whether no call was finite, bool ``[]``; None if there was no call."""
-        return None if self.skipped_batches is None else self.skipped_batches == self._calls
+        return None if self._skipped is None else self._skipped == self._calls
 
 
 class Seen(FiniteCalls):
@@ -274,10 +281,6 @@ class Seen(FiniteCalls):
         """Count ``input`` unless it is empty."""
         if input.numel() > 0:
             self.begin(input)
-
-    def count(self) -> int:
-        """Return the number of inputs that are not finite."""
-        return 0 if self.skipped_batches is None else int(self.skipped_batches)
 
 
 class NearOne:
@@ -295,11 +298,7 @@ class NearOne:
         self._largest: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of a call times the power, and what earlier sums are to be multiplied by.
-
-        Args:
-            rows: Not empty, float32 or float64.
-        """
+        """Return rows, floating and not empty, times the power, and the factor of earlier sums."""
         largest = rows.abs().amax()
         if self._largest is not None:
             largest = torch.maximum(largest, self._largest)
@@ -312,16 +311,9 @@ class NearOne:
 
 
 class OutputErrors(FiniteCalls):
-    """The sums of squared errors of one layer.
+    """The sums of squared errors of one layer, float64 ``[count]``.
 
     A call with a NaN or an infinity is counted, and adds nothing.
-
-    Args:
-        count: The number of sums.
-        device: The device of the layer.
-
-    Attributes:
-        errors: The sums, float64 ``[count]``.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -329,14 +321,7 @@ class OutputErrors(FiniteCalls):
         self.errors = torch.zeros(count, dtype=torch.float64, device=device)
 
     def add(self, index: int, got: Tensor, wanted: Tensor, is_finite: Tensor) -> None:
-        """Add the squared error of one output of a call.
-
-        Args:
-            index: The sum.
-            got: The output with its error.
-            wanted: The output without it, of the same shape.
-            is_finite: What :meth:`begin` returned for the call.
-        """
+        """Add the squared error of one output of a call that :meth:`begin` has counted."""
         difference = got - wanted
         # Squares near 1 neither overflow nor vanish.
         power = power_to_one(difference.abs().amax())

@@ -8,7 +8,6 @@ numbers.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import random
 import sys
@@ -16,21 +15,20 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from typing_extensions import Self
 
 from ..._table import some
 from ..transaction import (
-    generators,
+    as_it_is,
+    generators_as_they_are,
     in_one_transaction,
-    refill,
     restore_values,
     switch_off_fast_path,
     undo_by,
@@ -68,18 +66,10 @@ class Watcher(Counts, Protocol):
 
 @runtime_checkable
 class CallWatcher(Counts, Protocol):
-    """Observes the calls of one module."""
+    """Observes the calls of one module; a method ``before_call`` is called before each of them."""
 
     def observe_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Observe one call: what ``forward`` was given, after pre-hooks, and what it returned."""
-
-
-@runtime_checkable
-class StateWatcher(CallWatcher, Protocol):
-    """Observes the calls of one module, and what it holds before them."""
-
-    def before_call(self) -> None:
-        """Note what the module holds before a call."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +109,7 @@ class Run:
         calibrate(self.model, self.data, watchers, progress=False, where=self.where)
 
     def check_repeatable(self, times: str) -> None:
-        """Check that the data can be gone through more than once.
-
-        Args:
-            times: How often, for the message: ``"2 times"``.
+        """Check that the data can be gone through as often as ``times`` says, as in ``"2 times"``.
 
         Raises:
             ValueError: It is a generator or another iterator.
@@ -176,15 +163,13 @@ def calibrate(
             the counts.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
-    with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
-        bar = stack.enter_context(ProgressBar(description, length(calibration), progress))
+    with evaluating(model), counting(description, length(calibration), progress) as advance:
         for path, watcher in watchers.items():
-            stack.enter_context(watching(modules[path], watcher))
+            watch(modules[path], watcher)
         is_empty = True
         for _ in _run(model, calibration, where):
             is_empty = False
-            bar.advance()
+            advance()
     if is_empty:
         raise ValueError(f"{where}: expected calibration data, but got no batch")
     unreached = [path for path, watcher in watchers.items() if watcher.unusable() is None]
@@ -276,10 +261,8 @@ def length(calibration: Calibration) -> int | None:
         return None
 
 
-@contextmanager
-def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None]:
-    """Let ``watcher`` see each call of ``module``, or the first argument of each call."""
-    handles = []
+def watch(module: nn.Module, watcher: Watcher | CallWatcher) -> None:
+    """Let a watcher see a module's calls, or first arguments, until :func:`evaluating` ends."""
     if isinstance(watcher, CallWatcher):
         observe_call = watcher.observe_call
 
@@ -287,10 +270,10 @@ def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None
             observe_call(args, kwargs, out)
 
         # Before other hooks, which may change the output.
-        handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True))
-        if isinstance(watcher, StateWatcher):
-            before_call = watcher.before_call
-            handles.append(module.register_forward_pre_hook(lambda _, args: before_call()))
+        module.register_forward_hook(after, with_kwargs=True, prepend=True)
+        before_call = getattr(watcher, "before_call", None)
+        if before_call is not None:
+            module.register_forward_pre_hook(lambda _, args: before_call())
     else:
         observe = watcher.observe
 
@@ -299,12 +282,7 @@ def watching(module: nn.Module, watcher: Watcher | CallWatcher) -> Iterator[None
             if isinstance(value, Tensor):
                 observe(value)
 
-        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def import_apart(name: str) -> None:
@@ -342,53 +320,35 @@ def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------
 
 
-class ProgressBar:
-    """Counts steps on standard error, and prints nothing if that is not a terminal.
+@contextmanager
+def counting(description: str, total: int | None, shown: bool) -> Iterator[Callable[[], object]]:
+    """Yield a function that counts a step on standard error, if that is a terminal.
 
-    Args:
-        description: What is being done.
-        total: The number of steps; None if it is unknown.
-        shown: Whether to show the bar.
+    The number of steps is None if it is unknown.
     """
+    bar = _bar() if shown else None
+    if bar is None:
+        yield lambda: None
+    else:
+        with bar:
+            yield partial(bar.advance, bar.add_task(description, total=total))
 
-    def __init__(self, description: str, total: int | None, shown: bool = True) -> None:
-        self._progress: Any = None
-        if not shown:
-            return
-        with contextlib.suppress(ImportError):
-            from rich import progress
-            from rich.console import Console
 
-            console = Console(stderr=True)
-            if console.is_terminal:
-                self._progress = progress.Progress(
-                    progress.TextColumn("{task.description}"),
-                    progress.BarColumn(),
-                    progress.MofNCompleteColumn(),
-                    progress.TimeElapsedColumn(),
-                    progress.TimeRemainingColumn(),
-                    console=console,
-                )
-                self._task = self._progress.add_task(description, total=total)
-
-    def advance(self) -> None:
-        """Count one step."""
-        if self._progress is not None:
-            self._progress.advance(self._task)
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+def _bar() -> Any:
+    try:
+        from rich import progress
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console(stderr=True)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(*columns, console=console) if console.is_terminal else None
 
 
 # ---- What calls of a model may change, so that a run leaves it as it was ------------------------
@@ -401,31 +361,26 @@ _FOREIGN = {"accelerate", "baraquant", "deepspeed", "lightning", "pytorch_lightn
 
 
 class State:
-    """The state of modules as it is now: buffers, attributes, and random numbers.
+    """The state of modules, and of all that are in them, as it is now; and that of random numbers.
 
     Tensors are copied, and so are collections and objects with what they hold. Parameters are not:
     that would take the memory of a second model. Where calls change parameters, as models do that
     divide their weights once, attributes stay as the calls have left them: they may say so.
-
-    Args:
-        roots: The modules, with all that are in them.
     """
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         modules = {id(module): module for root in roots for module in root.modules()}
         self._modules = list(modules.values())
         self._marks = _marks(self._modules)
-        self._attributes = [(vars(module), dict(vars(module))) for module in self._modules]
-        # What gives a tensor, a collection or a generator its state back, and the two arguments.
-        self._saved: list[tuple[Callable[..., object], Any, Any]] = [
-            (_call_with, set_state, value) for set_state, value in generators()
-        ]
+        self._attributes = [as_it_is(vars(module)) for module in self._modules]
+        # What gives a tensor, a collection or a generator its state back.
+        self._saved = generators_as_they_are()
         self._seen: dict[int, Any] = {}
         with torch.no_grad():
-            for _, own in self._attributes:
-                for name, value in own.items():
+            for module in self._modules:
+                for name, value in vars(module).items():
                     if name.endswith("_hooks") and isinstance(value, dict):
-                        self._saved.append((refill, value, dict(value)))  # what watches goes on
+                        self._saved.append(as_it_is(value))  # what watches goes on
                     elif name not in _KEPT:
                         self._visit(value)
         self._seen.clear()
@@ -433,10 +388,10 @@ class State:
     def restore(self) -> None:
         """Put everything back that has changed since; it can be called several times."""
         if self._marks == _marks(self._modules):
-            for own, saved in self._attributes:
-                refill(own, saved)
-        for restore, value, saved in self._saved:
-            restore(value, saved)
+            for restore in self._attributes:
+                restore()
+        for restore in self._saved:
+            restore()
 
     def _visit(self, value: Any, depth: int = 0) -> None:
         """Note a value and what it holds; ``depth`` objects lead to it. Modules are noted apart."""
@@ -445,27 +400,19 @@ class State:
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
             if not is_lazy(value) and not value.is_meta:
-                self._saved.append((restore_values, value, value.detach().clone()))
+                self._saved.append(partial(restore_values, value, value.detach().clone()))
         elif isinstance(value, torch.Generator):
-            self._saved.append((_call_with, value.set_state, value.get_state()))
+            self._saved.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
-            self._saved.append((_call_with, value.setstate, value.getstate()))
-        elif isinstance(value, dict):
-            self._saved.append((refill, value, dict(value)))
-            self._visit(tuple(value.values()), depth)
-        elif isinstance(value, (list, deque, set)):
-            saved: Any = set(value) if isinstance(value, set) else list(value)
-            self._saved.append((refill, value, saved))
-            self._visit(tuple(value), depth)
+            self._saved.append(partial(value.setstate, value.getstate()))
+        elif isinstance(value, (dict, list, deque, set)):
+            self._saved.append(as_it_is(value))
+            self._visit(tuple(value.values() if isinstance(value, dict) else value), depth)
         elif isinstance(value, (tuple, frozenset)):
             for one in value:
                 self._visit(one, depth)
         elif depth < _DEPTH and _is_record(value):
             self._visit(vars(value), depth + 1)
-
-
-def _call_with(set_state: Callable[[Any], Any], state: Any) -> None:
-    set_state(state)
 
 
 def _is_record(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
-from ...nn.shared.int4_search import searched_factors
+from ...nn.shared.range import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.observers import FiniteCalls, NearOne
 
@@ -27,7 +27,7 @@ _BLOCK = 128
 _LEAST_DAMPING, _FACTOR, _MOST_DAMPING = 1e-6, 10.0, 1.0
 
 
-class Hessian:
+class Hessian(FiniteCalls):
     """Adds up ``X^T X`` of one layer's inputs, and keeps nothing else.
 
     The inputs are multiplied by a power of two, as :class:`NearOne` does.
@@ -40,8 +40,9 @@ class Hessian:
 
     Attributes:
         matrix: The sum, ``[K, K]``; None if no input was seen.
-        near_one: Has the power of two.
     """
+
+    _axes = 2  # of the sum
 
     def __init__(
         self,
@@ -50,9 +51,9 @@ class Hessian:
         as_multiplied: Callable[[Tensor], Tensor] = lambda rows: rows,
         known: int = 0,
     ) -> None:
+        super().__init__()
         self._features, self._dtype = features, dtype
-        self._as_multiplied, self._known = as_multiplied, known
-        self._calls = FiniteCalls()
+        self._as_multiplied, self.known = as_multiplied, known
         self.near_one = NearOne()
         self.matrix: Tensor | None = None
 
@@ -62,9 +63,9 @@ class Hessian:
             return  # the layer itself raises the error of a wrong shape
         input = input.detach()
         if self.matrix is None:
-            size = (self._features, self._features)
+            size = [self._features] * self._axes
             self.matrix = torch.zeros(size, dtype=self._dtype, device=input.device)
-        is_finite = self._calls.begin(input)
+        is_finite = self.begin(input)
         rows = input.reshape(-1, self._features).to(self.matrix)
         with torch.autocast(rows.device.type, enabled=False):
             self._add(*self.near_one(self._as_multiplied(torch.where(is_finite, rows, 0.0))))
@@ -72,16 +73,6 @@ class Hessian:
     def _add(self, rows: Tensor, change: Tensor) -> None:
         assert self.matrix is not None
         self.matrix.mul_(change.square()).addmm_(rows.t(), rows)
-
-    def unusable(self) -> Tensor | None:
-        """Return whether no finite input was seen; None if no input was seen."""
-        return self._calls.unusable()
-
-    @property
-    def skipped_batches(self) -> Tensor | None:
-        """The number of ignored inputs beyond the known ones; None if no input was seen."""
-        skipped = self._calls.skipped_batches
-        return None if skipped is None else skipped - self._known
 
 
 def rounded(
@@ -118,7 +109,12 @@ def rounded(
         order = hessian.diagonal().argsort(descending=True, stable=True)
         columns, hessian = columns[order], hessian[order][:, order]
     factor, used = inverse_factor(hessian, damping)
-    grid = grid_of(rows.to(compute), quantizer, searches, fixed=act_order)
+    rows = rows.to(compute)
+    grid = (
+        FactorGrid(rows, quantizer, searches, fixed=act_order)
+        if isinstance(quantizer, FakeQuantizeInt4)
+        else Grid(rows, quantizer, searches, fixed=act_order)
+    )
     integers = torch.empty(columns.shape, dtype=torch.int8, device=rows.device)
     places = order.tolist()
     for start, stop in _blocks(len(columns), grid.size, block):
@@ -150,25 +146,11 @@ def _blocks(columns: int, size: int, block: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + block, end)
 
 
-def check_finite(hessian: Tensor) -> None:
-    """Raise a ValueError unless a Hessian is finite."""
-    if not bool(hessian.isfinite().all()):
-        raise ValueError(
-            "expected a finite Hessian, but rotating or rounding the inputs overflows; scale the "
-            "calibration data, or leave the layer out with filter_fn"
-        )
-
-
 def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
-    """Return the upper triangular ``U`` with ``U^T U = (H + damping mean(diag H) I)^-1``.
+    """Return the upper triangular ``U`` with ``U^T U = (H + d mean(diag H) I)^-1``, and ``d``.
 
-    Args:
-        hessian: ``[K, K]``, float64. Columns of a zero diagonal are replaced by those of ``I``.
-        damping: The share of the mean of the other diagonal elements. If it does not suffice,
-            larger ones are tried.
-
-    Returns:
-        ``U``, ``[K, K]``, and the damping that sufficed.
+    The Hessian is ``[K, K]``, float64. Columns of a zero diagonal are replaced by those of ``I``,
+    and have no part in the mean. Where the given damping does not suffice, ``d`` is a larger one.
 
     Raises:
         ValueError: No damping up to 1 suffices, or the Hessian is not finite.
@@ -176,7 +158,11 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     diagonal = hessian.diagonal()
     is_dead = diagonal == 0
     mean = diagonal.sum() / (~is_dead).sum().clamp_min(1)
-    check_finite(hessian)
+    if not bool(hessian.isfinite().all()):
+        raise ValueError(
+            "expected a finite Hessian, but rotating or rounding the inputs overflows; scale the "
+            "calibration data, or leave the layer out with filter_fn"
+        )
     tried = damping
     while True:
         damped = torch.where(is_dead, 1.0, diagonal + tried * mean)
@@ -198,26 +184,14 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor, float]:
     return torch.linalg.solve_triangular(lower.flip(0, 1), one, upper=True), tried
 
 
-def grid_of(
-    rows: Tensor, quantizer: FakeQuantize | FakeQuantizeInt4, searches: bool, *, fixed: bool
-) -> Grid | FactorGrid:
-    """Return the grid of a weight.
+class Grid:
+    """The scales and zero points of a weight, one pair for each row and group.
 
     Args:
         rows: The weight, ``[N, K]``, in the dtype of the scales.
         quantizer: The dynamic quantizer of the weight.
         searches: Whether to search the scales, or the factors.
         fixed: Whether to find those of groups now, from the weight itself.
-    """
-    if isinstance(quantizer, FakeQuantizeInt4):
-        return FactorGrid(rows, quantizer, searches, fixed=fixed)
-    return Grid(rows, quantizer, searches, fixed=fixed)
-
-
-class Grid:
-    """The scales and zero points of a weight, one pair for each row and group.
-
-    The arguments are those of :func:`grid_of`.
 
     Attributes:
         size: The number of neighbouring columns that share a scale.

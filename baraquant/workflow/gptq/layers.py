@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
+from ..._table import placed
 from ...nn import FakeQuantizedLinear
 from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.observers import Seen
-from ..calibration.run import ProgressBar, Run
+from ..calibration.run import Run, counting
 from ..convert import Maker
 from ..passes import Chosen, Pass, register_pass
 from ..replace import put
@@ -68,7 +69,7 @@ class GPTQPass(Pass):
             layers[path].remark += _UNREACHED
         maker = Maker((one.prepared for one in chosen.values()), run.where)
         made: dict[str, nn.Module] = {}
-        with undone(), ProgressBar("GPTQ", len(calls.sets), run.progress) as bar:
+        with undone(), counting("GPTQ", len(calls.sets), run.progress) as advance:
             for paths in calls.sets:
                 hessians = _hessians({p: layers[p] for p in paths}, run, seen)
                 for path in paths:
@@ -79,7 +80,7 @@ class GPTQPass(Pass):
                 # floating in the runs.
                 own = [(path, layers[path]) for path in paths if layers[path].divisor is None]
                 put(run.model, [(one.module, made[path]) for path, one in own])
-                bar.advance()
+                advance()
         self._made = set(made)
 
 
@@ -109,7 +110,7 @@ def _integers(
 ) -> Integers | Int4Integers:
     assert isinstance(one.config, GPTQ) and hessian is not None
     scheme, damping = one.scheme, float(one.config.damping)
-    try:
+    with placed(where, path):
         integers, used = rounded(
             prepared.rows_of_weight(),
             hessian,
@@ -118,8 +119,6 @@ def _integers(
             damping=damping,
             act_order=one.config.act_order,
         )
-    except ValueError as error:
-        raise ValueError(f"{where}: {path}: {error}") from error
     if not math.isclose(used, damping):
         warnings.warn(
             f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "

@@ -19,11 +19,7 @@ from ..serialization.packing import own_tensors, place_of
 
 
 class Groups:
-    """Sets of layers that are merged.
-
-    Args:
-        names: All paths of each layer, by its first one.
-    """
+    """Sets of layers that are merged; ``names`` has all paths of each, by its first one."""
 
     def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
         self._names, self._parent = names, {path: path for path in names}
@@ -55,8 +51,7 @@ class Groups:
     def join_together(self, together: list[list[str]], caller: str) -> None:
         """Merge the layers that match one list of patterns where the wildcards stand for the same.
 
-        Raises:
-            ValueError: A pattern matches no layer.
+        A pattern that matches no layer is an error.
         """
         for patterns in together:
             first: dict[tuple[str, ...], str] = {}
@@ -78,12 +73,7 @@ class Groups:
 
 
 def check_together(together: object, caller: str) -> list[list[str]]:
-    """Return the lists of patterns.
-
-    Raises:
-        TypeError: It is no sequence of sequences of patterns.
-        ValueError: A list is empty.
-    """
+    """Return the lists of patterns; an empty one, or anything else, is an error."""
 
     def is_list(value: object) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, (str, bytes))

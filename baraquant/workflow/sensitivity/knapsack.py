@@ -124,10 +124,7 @@ def _greedy(
 class _Relaxed:
     """The least error of the groups that remain if options may be mixed, for any budget.
 
-    Args:
-        fronts: The options of all groups.
-        steps: The steps along all hulls, the steepest first.
-        order: The groups in the order in which they will leave.
+    The steps are those along all hulls, the steepest first. The groups leave in the given order.
     """
 
     def __init__(

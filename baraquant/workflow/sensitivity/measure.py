@@ -36,12 +36,7 @@ _CHUNK = 1 << 22  # elements of an output at a time, so that the temporaries sta
 
 
 class Errors(OutputErrors):
-    """The squared errors of an output, and last the square of the output.
-
-    Args:
-        module: The float layer.
-        layers: The layers to compare with it.
-    """
+    """The squared errors of some layers' outputs, and last the square of the float layer's."""
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module]) -> None:
         super().__init__(len(layers) + 1, weights_of(module)[0].device)
@@ -56,7 +51,7 @@ class Errors(OutputErrors):
     def compare(
         self, index: int, got: list[Tensor], wanted: list[Tensor], is_finite: Tensor
     ) -> None:
-        """Add the squared error of one layer; ``is_finite`` is what :meth:`begin` returned."""
+        """Add the squared error of one layer."""
         for one, other in zip(got, wanted, strict=True):
             dtype = torch.float64 if other.dtype == torch.float64 else torch.float32
             parts = one.reshape(-1).split(_CHUNK), other.reshape(-1).split(_CHUNK)
@@ -73,10 +68,8 @@ class Errors(OutputErrors):
     ) -> None:
         """Add the errors of one call of the whole model, with one layer quantized at a time.
 
-        Args:
-            call: Calls the model again with the same inputs, and returns its floating outputs.
-            wanted: Those of the float model.
-            before: The state in which the float model was called.
+        ``call`` calls the model again with the same inputs, and returns its floating outputs. Those
+        of the float model, called in the state ``before``, are ``wanted``.
         """
         is_finite = self.begin(*wanted).to(self.errors.device)
         for index, layer in enumerate(self._layers):
@@ -141,19 +134,12 @@ class _Model:
         self._state: State | None = None  # before the call
         self.calls = 0
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        handles = [
-            self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            self._model.register_forward_hook(self._after),
-        ]
+    def watch(self) -> None:
+        """Watch until the context of :func:`evaluating` ends."""
+        self._model.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True)
+        self._model.register_forward_hook(self._after)
         for path, one in self._layers.items():
-            handles.append(one._module.register_forward_pre_hook(partial(self._reach, path)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            one._module.register_forward_pre_hook(partial(self._reach, path))
 
     def _reach(self, path: str, module: nn.Module, args: Any) -> None:
         if not self._repeats:
@@ -201,14 +187,10 @@ class _Model:
 
 
 def measure_output(run: Run, layers: Mapping[str, Errors]) -> None:
-    """Run the model on the data, and again for each layer and configuration in its place.
-
-    Raises:
-        ValueError: The data does not call the model itself, or it returns no floating tensor.
-    """
+    """Run the model on the data, and again for each layer and configuration in its place."""
     watcher = _Model(run.model, layers, run.where)
-    with watcher.watching():
-        run({}, "errors of the output")
+    watcher.watch()
+    run({}, "errors of the output")
     if watcher.calls == 0:
         raise ValueError(
             f"{run.where}: expected the calibration function to call the model itself with "
@@ -371,11 +353,7 @@ class _Measured:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def convert(self, filter_fn: FilterFn | None, parts: Unpacked, run: Run) -> None:
-        """Make the layers of each configuration.
-
-        Raises:
-            ValueError: There is no layer for any of them.
-        """
+        """Make the layers of each configuration; if none has any, that is an error."""
         found: dict[str, nn.Module] = {}
         for name, config in self.configs.items():
             rules = Rules(config, _CALLER, trains=False)

@@ -44,11 +44,7 @@ _KINDS |= {f"dict[str, {name}]": _maps(_KINDS[name]) for name in ("int", "float"
 
 
 def _check_fields(place: str, data: Any, of: type[Any], *more: str) -> None:
-    """Check that a dictionary has the fields of a class, each of its type, and some members more.
-
-    Raises:
-        ValueError: It has not.
-    """
+    """Check that a dictionary has the fields of a class, each of its type, and some more."""
     types = {entry.name: str(entry.type) for entry in fields(of)}
     if not isinstance(data, dict) or data.keys() != types.keys() | set(more):
         names = ", ".join([*more, *types])

@@ -28,9 +28,7 @@ _TOKEN = "[0-9a-f]{16}"
 def open_file(path: str | os.PathLike[str], folder: int | None = None) -> BinaryIO:
     """Open a file to read it. It stays the same file if another one takes its path.
 
-    Args:
-        path: The file.
-        folder: The descriptor of its folder, which may have another path by now.
+    It is sought in the ``folder`` of a descriptor, which may have another path by now.
 
     Raises:
         OSError: It does not exist, or is a folder, a pipe, a socket or a device.
@@ -53,11 +51,7 @@ def open_file(path: str | os.PathLike[str], folder: int | None = None) -> Binary
 
 @contextmanager
 def opened_folder(caller: str, path: Path) -> Iterator[Callable[[str], BinaryIO]]:
-    """Yield a function that opens files of a folder, also when another folder has taken its path.
-
-    Raises:
-        NotADirectoryError: There is no such folder.
-    """
+    """Yield a function that opens files of a folder, also when another has taken its path."""
     if not path.is_dir():
         raise NotADirectoryError(f"{caller}: expected a folder, but {path} is none")
     with ExitStack() as stack:
@@ -102,12 +96,8 @@ def new_file(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
 def new_folder(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``, which is moved there if no error was raised.
 
-    Args:
-        caller: The public function, for messages.
-        path: A folder that does not exist yet, or that is empty. Its parent must exist.
-
     Raises:
-        FileExistsError: Something is there already.
+        FileExistsError: Something is there already, but for an empty folder.
         OSError: The parent does not exist, or cannot be written to.
     """
     target = Path(path).resolve()
@@ -126,11 +116,7 @@ def new_folder(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_absent(caller: str, path: Path) -> None:
-    """Check that a folder can be made at ``path``: nothing is there, or an empty folder.
-
-    Raises:
-        FileExistsError: Something is there already.
-    """
+    """Check that a folder can be made at ``path``: nothing is there, or an empty folder."""
     with contextlib.suppress(FileNotFoundError):  # somebody may take it away
         if path.is_dir() and not any(path.iterdir()):
             return

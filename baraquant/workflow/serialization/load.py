@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..._table import one_line, some
+from ..._table import one_line, placed, some
 from ...nn.shared.subclassed import plain_type
 from ..fused_ops import swap_fused
 from ..layers import (
@@ -88,7 +88,7 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
         with open_file(path) as file:
             header = read_header(file)
             manifest = _manifest(header)
-            metas = Metas(header.tensors, manifest)
+            metas = _meta_tensors(header.tensors, manifest)
             swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
             swap_fused(model, _CALLER, manifest.fused)
             unpack_modules(model, _CALLER, lambda _, name: name in swapped)
@@ -128,10 +128,8 @@ def _read(file: BinaryIO, header: Header, manifest: Manifest) -> dict[str, Tenso
 
 
 def _integers(name: str, packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
-    try:
+    with placed(name):
         check_spare_bits(packed, bits, math.prod(shape))
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     integers = unpack(packed, bits, shape)
     return ops.pack_int4(integers) if name.endswith(".packed") else integers
 
@@ -159,44 +157,38 @@ def _build(built: Built, manifest: Manifest, values: dict[str, Tensor]) -> dict[
     own = by_module(manifest, values)
     for path, stored in manifest.modules.items():
         modules[path] = build_module(path, stored, own[path], at[path])
-        try:
+        with placed(path):
             stored.form.check_values(modules[path])
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
     return modules
 
 
 # ---- Whether a file fits a model: on the meta device, without the data --------------------------
 
 
-class Metas:
-    """The tensors and modules of a file on the meta device, which is everything except the data."""
-
-    def __init__(self, entries: dict[str, Entry], manifest: Manifest) -> None:
-        self.tensors = {
-            name: on_meta(name, entry.shape, entry.dtype) for name, entry in entries.items()
-        }
-        packed = [
-            (f"{path}.{name}", shape, stored)
-            for path, stored in manifest.modules.items()
-            for name, shape in stored.packed.items()
-        ]
-        for name, shape, stored in packed:
-            _check_packed(name, entries.get(name), shape, stored)
-            if name in self.tensors:
-                self.tensors[name] = _unpacked(name, shape)
-        for alias, name in manifest.shared_tensors.items():
-            if name not in self.tensors or alias in self.tensors:
-                raise ValueError(
-                    f"{alias}: expected to be the same tensor as {name}, but the file has "
-                    f"{'both' if alias in self.tensors else 'none'}"
-                )
-        self.tensors |= {a: self.tensors[n] for a, n in manifest.shared_tensors.items()}
-        for name, _, _ in packed:
-            if name not in self.tensors:
-                path, _, own = name.rpartition(".")
-                raise ValueError(f"{path}: expected a tensor {own}, but there is none")
-        self.modules: dict[str, nn.Module] = {}  # built when their places are known
+def _meta_tensors(entries: dict[str, Entry], manifest: Manifest) -> dict[str, Tensor]:
+    """Return the tensors of a file on the meta device, by all of their names."""
+    tensors = {name: on_meta(name, entry.shape, entry.dtype) for name, entry in entries.items()}
+    packed = [
+        (f"{path}.{name}", shape, stored)
+        for path, stored in manifest.modules.items()
+        for name, shape in stored.packed.items()
+    ]
+    for name, shape, stored in packed:
+        _check_packed(name, entries.get(name), shape, stored)
+        if name in tensors:
+            tensors[name] = _unpacked(name, shape)
+    for alias, name in manifest.shared_tensors.items():
+        if name not in tensors or alias in tensors:
+            raise ValueError(
+                f"{alias}: expected to be the same tensor as {name}, but the file has "
+                f"{'both' if alias in tensors else 'none'}"
+            )
+    tensors |= {alias: tensors[name] for alias, name in manifest.shared_tensors.items()}
+    for name, _, _ in packed:
+        if name not in tensors:
+            path, _, own = name.rpartition(".")
+            raise ValueError(f"{path}: expected a tensor {own}, but there is none")
+    return tensors
 
 
 def _unpacked(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -246,7 +238,7 @@ def _check_packed(
         )
 
 
-def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+def check_fits(model: nn.Module, manifest: Manifest, metas: dict[str, Tensor]) -> None:
     """Check the file's modules, and all its tensors, against the model."""
     paths = paths_of(model)
     at = dict(model.named_modules(remove_duplicate=False))
@@ -255,14 +247,15 @@ def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
             got = type(at[path]).__name__ if path in at else "no such module"
             names = ", ".join(sorted({kind.__name__ for kind in UNPACKED}))
             raise ValueError(f"{path}: expected a module of {names}, but the model has {got}")
-    own = by_module(manifest, metas.tensors)
+    own = by_module(manifest, metas)
     shared: dict[str, list[str]] = {path: [path] for path in manifest.modules}
     for alias, path in manifest.shared_modules.items():
         shared.setdefault(path, []).append(alias)
+    built: dict[str, nn.Module] = {}
     for path, stored in manifest.modules.items():
         _check_kind(path, at.get(path), stored)
-        metas.modules[path] = build_module(path, stored, own[path], at[path])
-        _check_place(path, at[path], stored, metas.modules[path])
+        built[path] = build_module(path, stored, own[path], at[path])
+        _check_place(path, at[path], stored, built[path])
         if sorted(shared[path]) != sorted(paths[id(at[path])]):
             raise ValueError(
                 f"{path}: expected a module shared by {some(sorted(shared[path]), 9)}, but the "
@@ -271,6 +264,10 @@ def check_fits(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
     unknown = set(manifest.shared_modules.values()) - manifest.modules.keys()
     if unknown:
         raise ValueError(f"{min(unknown)}: expected a module of the file, but there is none")
+    for path, name in manifest.shared_modules.items():
+        for key in built[name].state_dict():
+            if manifest.shared_tensors.get(f"{path}.{key}") is None:
+                raise ValueError(f"{path}.{key}: expected to be the tensor of {name}")
     _check_tensors(model, manifest, metas)
 
 
@@ -326,17 +323,13 @@ def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: 
         )
 
 
-def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
+def _check_tensors(model: nn.Module, manifest: Manifest, metas: dict[str, Tensor]) -> None:
     at = dict(model.named_modules(remove_duplicate=False))
     quantized = {path: at[path] for path in (*manifest.modules, *manifest.shared_modules)}
     is_inside = inside(quantized)
     wanted = {n: t for n, t in model.state_dict().items() if not is_inside(n)}
     constants = set(manifest.constants.values()) - wanted.keys()
-    given = {n: t for n, t in metas.tensors.items() if not is_inside(n) and n not in constants}
-    for path, name in manifest.shared_modules.items():
-        for key in metas.modules[name].state_dict():
-            if manifest.shared_tensors.get(f"{path}.{key}") is None:
-                raise ValueError(f"{path}.{key}: expected to be the tensor of {name}")
+    given = {n: t for n, t in metas.items() if not is_inside(n) and n not in constants}
     if wanted.keys() != given.keys():
         raise ValueError(
             f"expected the tensors of the model, but {_few(wanted.keys() - given.keys())} missing "
@@ -349,11 +342,11 @@ def _check_tensors(model: nn.Module, manifest: Manifest, metas: Metas) -> None:
             )
         check_alike(name, tensor, given[name])
     for name, tensor_name in manifest.constants.items():
-        if tensor_name not in metas.tensors:
+        if tensor_name not in metas:
             raise ValueError(
                 f"{name}: expected a tensor {tensor_name} in the file, but it has none"
             )
-    buffers = {name: metas.tensors[stored] for name, stored in manifest.constants.items()}
+    buffers = {name: metas[stored] for name, stored in manifest.constants.items()}
     check_constants(model, buffers, is_inside, "baraquant.load_(lambda: Model(...), path)")
     _check_ties(model, manifest, is_inside)
 

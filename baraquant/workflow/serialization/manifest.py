@@ -28,30 +28,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
-from ..._table import shown
+from ..._table import placed, shown
 from ...nn.inference.conv import Convolution
 from ..layers import form_named, form_names
 from ..served import Form
 from .tensor_file import DTYPES, bytes_of, is_sizes, parse_json
 
 FORMAT = 1
-_KEYS = {
-    "channels_last",
-    "constants",
-    "format",
-    "fused",
-    "modules",
-    "sha256",
-    "shared_modules",
-    "shared_tensors",
-    "unpacked",
-    "writer",
-}
 _CHECKSUM = ', "sha256": "{}"}}'
 _LENGTH = len(_CHECKSUM.format("0" * 64))
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -107,11 +95,7 @@ class Manifest:
 
 
 def parse_manifest(text: str) -> Manifest:
-    """Parse and check the JSON that :mod:`.save` has written.
-
-    Raises:
-        ValueError: The file is of another format, or the JSON is invalid.
-    """
+    """Parse and check the JSON that :mod:`.save` has written."""
     try:
         data = parse_json(text)
     except ValueError as error:
@@ -123,9 +107,10 @@ def parse_manifest(text: str) -> Manifest:
             f"expected format {FORMAT}, but got {shown(version)}, which {shown(writer, 40)} has "
             "written"
         )
-    if data.keys() != _KEYS:
+    keys = {field.name for field in fields(Manifest)} - {"text"} | {"format", "writer", "sha256"}
+    if data.keys() != keys:
         got = shown(sorted(data), 200)
-        raise ValueError(f"expected its configuration to have {sorted(_KEYS)}, but got {got}")
+        raise ValueError(f"expected its configuration to have {sorted(keys)}, but got {got}")
     modules = data["modules"]
     if not isinstance(modules, dict) or not modules:
         raise ValueError("expected its configuration to name modules, but it names none")
@@ -165,10 +150,8 @@ def _module(path: str, value: Any) -> StoredModule:
         name in form.tensors and is_sizes(shape) for name, shape in packed.items()
     ):
         raise ValueError(f"{path}: expected packed to hold shapes, but got {shown(packed)}")
-    try:
+    with placed(path):
         options = form.parse(value["options"])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     shapes = {key: tuple(shape) for key, shape in packed.items()}
     return StoredModule(form, options, shapes, set(further))
 
@@ -193,12 +176,7 @@ def _names(what: str, value: Any) -> dict[str, str]:
 
 
 def write_manifest(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the JSON that :func:`parse_manifest` reads.
-
-    Args:
-        plain: Everything except the checksum.
-        tensors: All stored tensors, on the CPU.
-    """
+    """Return the JSON that :func:`parse_manifest` reads: plain data, and the checksum."""
     text = json.dumps(plain, sort_keys=True, ensure_ascii=False).removesuffix("}")
     return text + _checksum(text, tensors)
 

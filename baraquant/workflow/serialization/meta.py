@@ -25,15 +25,7 @@ from ..view import Swap
 
 
 class Built:
-    """A model, and the devices on which its parameters were created.
-
-    Args:
-        model: A model, or a function that builds one.
-        caller: The public function, for messages.
-
-    Raises:
-        TypeError: ``model`` is neither.
-    """
+    """A model, given or built by a function, and the devices where its parameters were created."""
 
     def __init__(self, model: nn.Module | Callable[[], nn.Module], caller: str) -> None:
         if not isinstance(model, nn.Module) and not callable(model):
@@ -102,18 +94,11 @@ def check_alike(name: str, wanted: Tensor, stored: Tensor) -> None:
 
 
 def check_constants(
-    model: nn.Module,
-    constants: Mapping[str, Tensor],
-    is_inside: Callable[[str], bool],
-    call: str,
+    model: nn.Module, constants: Mapping[str, Tensor], is_inside: Callable[[str], bool], call: str
 ) -> None:
-    """Check that the file holds what is on the meta device and in no state dict.
+    """Check that the file holds what is on the meta device and in no state dict, outside of layers.
 
-    Args:
-        model: The float model.
-        constants: The buffers of the file, on the meta device.
-        is_inside: Whether a name lies within a module that will be swapped.
-        call: A call of the public function with a function that builds the model, for messages.
+    ``call`` is one of the public function with a function that builds the model, for messages.
 
     Raises:
         ValueError: The file lacks a buffer or holds a different one, or a tensor is not a buffer.
@@ -183,14 +168,6 @@ def put_constants(
         model.get_submodule(path)._buffers[own] = new
 
 
-def put_aliases(model: nn.Module, news: Mapping[int, Tensor]) -> None:
-    """Update plain attributes that refer to a replaced tensor."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, Tensor) and id(value) in news:
-                object.__setattr__(module, name, news[id(value)])
-
-
 def put(
     model: nn.Module,
     caller: str,
@@ -198,14 +175,9 @@ def put(
     values: Mapping[str, Tensor],
     constants: Mapping[str, Tensor],
 ) -> None:
-    """Change the model. What its own hooks raise undoes all of it.
+    """Change the model: modules by first paths, tensors, and buffers that are in no state dict.
 
-    Args:
-        model: The model.
-        caller: The public function, for messages.
-        modules: The quantized modules, by the first path of the module that each replaces.
-        values: All tensors that were read, by name; the same object for one with several names.
-        constants: The values of buffers that are in no state dict.
+    A tensor with several names is the same object in ``values``. What hooks raise undoes all of it.
     """
     before = registered(model)
 
@@ -239,7 +211,11 @@ def put(
     model.load_state_dict(rest, strict=False, assign=True)
     put_constants(model, constants, is_inside)
     after = registered(model)
-    put_aliases(model, {id(old): after[name] for name, old in before.items() if name in after})
+    news = {id(old): after[name] for name, old in before.items() if name in after}
+    for module in model.modules():  # plain attributes that refer to a replaced tensor
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor) and id(value) in news:
+                object.__setattr__(module, name, news[id(value)])
 
 
 def registered(model: nn.Module) -> dict[str, Tensor]:

@@ -26,11 +26,7 @@ def packed_size(numel: int, bits: int) -> int:
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """Pack signed integers, each as two's complement of ``bits`` bits.
-
-    Args:
-        integers: int8, of any shape, in ``[-2^(bits-1), 2^(bits-1) - 1]``.
-        bits: 2 to 8.
+    """Pack signed integers, int8 of any shape, each as two's complement of 2 to 8 bits.
 
     Returns:
         uint8 ``[packed_size(numel, bits)]``, on the CPU.
@@ -40,16 +36,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def check_spare_bits(packed: Tensor, bits: int, numel: int) -> None:
-    """Check that the bits after the last integer are 0, so that each tensor has one encoding.
-
-    Args:
-        packed: uint8 ``[packed_size(numel, bits)]``, on the CPU.
-        bits: 2 to 8.
-        numel: The number of integers.
-
-    Raises:
-        ValueError: One of these bits is 1.
-    """
+    """Check that the bits after the last integer are 0, so that each tensor has one encoding."""
     used = numel * bits % 8
     if used > 0 and int(packed[-1]) >> used != 0:
         raise ValueError(
@@ -59,13 +46,7 @@ def check_spare_bits(packed: Tensor, bits: int, numel: int) -> None:
 
 
 def unpack(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
-    """Undo :func:`pack`: int8 integers of the given shape.
-
-    Args:
-        packed: uint8 ``[packed_size(numel, bits)]``, on the CPU.
-        bits: 2 to 8.
-        shape: The shape that the integers had.
-    """
+    """Undo :func:`pack`: return int8 integers of the given shape for its uint8, on the CPU."""
     integers: Tensor = torch.ops.baraquant._unpack_bits(packed, bits, shape)
     return integers
 
@@ -74,19 +55,16 @@ def unpack(packed: Tensor, bits: int, shape: Sequence[int]) -> Tensor:
 
 
 def packed_shapes(module: nn.Module) -> dict[str, list[int]]:
-    """Return a module's integer tensors that are wider in memory than in a file, as int8.
-
-    Returns:
-        The shapes of the integers that they stand for, by the names of the tensors.
-    """
+    """Return the shapes of a module's integers that are wider in memory than in a file, as int8."""
     form = form_of(module)
     if form is None or getattr(module, "weight_bits", 8) == 8:
         return {}
     if isinstance(module, WeightOnlyInt4Linear):  # four bits are stored as they are
         shape = [module.out_features, module.in_features]
         return {"packed": shape} if module.weight_bits < 4 else {}
-    own = module.state_dict()
-    return {name: list(own[name].shape) for name in form.integers() if name in own}
+    own = module.state_dict().items()
+    names = [name for name in form.tensors if name.endswith("qweight")]
+    return {name: list(tensor.shape) for name, tensor in own if name in names}
 
 
 def integers_of(module: nn.Module, name: str) -> Tensor:
@@ -96,11 +74,9 @@ def integers_of(module: nn.Module, name: str) -> Tensor:
 
 
 def place_of(tensor: Tensor, bits: int | None) -> tuple[Any, ...]:
-    """Return what two tensors have in common if the file holds them once.
+    """Return what two tensors with data have in common if the file holds them once.
 
-    Args:
-        tensor: A tensor with data.
-        bits: The width of the integers in the file; None: the tensor is stored unchanged.
+    ``bits`` is the width of the integers in the file; None: the tensor is stored unchanged.
     """
     where = (tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride())
     return (*where, tensor.dtype, bits)
@@ -114,22 +90,18 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 class Counter:
-    """Counts the bytes of tensors, each once. The tensors have to stay in memory.
+    """Counts the bytes of tensors, each once, and not those that another one has counted.
 
-    Args:
-        before: Counted tensors that count no more.
+    The tensors have to stay in memory.
     """
 
     def __init__(self, before: Counter | None = None) -> None:
         self._places: set[tuple[Any, ...]] = set() if before is None else set(before._places)
 
     def add(self, tensor: Tensor, bits: int | None = None, numel: int | None = None) -> int:
-        """Return the bytes that a tensor adds.
+        """Return the bytes that a tensor adds, with ``bits`` as in :func:`place_of`.
 
-        Args:
-            tensor: The tensor.
-            bits: As in :func:`place_of`.
-            numel: How many integers the file has for it. None: as many as it has elements.
+        ``numel`` says how many integers the file has for it, if not as many as it has elements.
         """
         place = place_of(tensor, bits)
         if tensor.numel() == 0 or place in self._places:

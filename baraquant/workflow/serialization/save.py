@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from baraquant._C import build_info
 
+from ..._table import placed
 from ...nn.shared.subclassed import plain_type
 from ..fused_ops import fused_paths
 from ..layers import form_of, further_names, inside, is_prepared
@@ -101,11 +102,9 @@ def _entry(name: str, module: nn.Module) -> dict[str, Any]:
     """Return the configuration's entry for a module, whose values are checked first."""
     form = form_of(module)
     assert form is not None
-    try:
+    with placed(_CALLER, name):
         form.check_values(module)
         options = form.read(module)
-    except ValueError as error:
-        raise ValueError(f"{_CALLER}: {name}: {error}") from None
     return {
         "class": plain_type(module).__name__,
         "options": options,

@@ -72,11 +72,7 @@ class Header:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON, refusing repeated keys, NaN, infinity, deep nests and what UTF-8 cannot hold.
-
-    Raises:
-        ValueError: The text is not JSON, or contains one of those.
-    """
+    """Parse JSON, refusing repeated keys, NaN, infinity, deep nests and what UTF-8 cannot hold."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -116,14 +112,10 @@ def _check_depth(value: Any) -> None:
 
 
 def read_header(file: BinaryIO, expected: str = "a file of baraquant.save") -> Header:
-    """Read and check the header of a file.
-
-    Args:
-        file: The file, as ``open_file`` opens it.
-        expected: What it should be, for the message about another kind of file.
+    """Read and check the header of a file, which ``open_file`` has opened.
 
     Raises:
-        ValueError: The file is truncated, is of another kind, or its header is inconsistent.
+        ValueError: The file is truncated, is not what is expected, or its header is inconsistent.
         OSError: The file cannot be read.
     """
     size = os.fstat(file.fileno()).st_size
@@ -212,11 +204,7 @@ def _check_places(tensors: dict[str, Entry], size: int) -> None:
 
 
 def on_meta(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor on the meta device.
-
-    Raises:
-        ValueError: No tensor can have the shape.
-    """
+    """Return a tensor on the meta device; a ValueError says that none can have the shape."""
     try:
         return torch.empty(shape, dtype=dtype, device="meta")
     except RuntimeError:  # a dimension of 0 beside others whose product 64 bits do not hold
@@ -249,17 +237,7 @@ def bytes_of(tensor: Tensor) -> Any:
 def write_tensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], caller: str
 ) -> None:
-    """Write a whole file.
-
-    Args:
-        file: The file.
-        tensors: On the CPU and contiguous.
-        metadata: Texts for its header.
-        caller: The public function, for messages.
-
-    Raises:
-        ImportError: safetensors is not installed.
-    """
+    """Write a whole file of tensors, on the CPU and contiguous, with texts for its header."""
     safetensors = import_safetensors(caller)
     described: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -276,15 +254,7 @@ def write_tensors(
 
 
 def read_tensors(file: BinaryIO, header: Header) -> dict[str, Tensor]:
-    """Read all tensors of a file, in memory of their own.
-
-    Args:
-        file: The file.
-        header: Its header.
-
-    Raises:
-        ValueError: The file was cut off since its header was read.
-    """
+    """Read all tensors, in memory of their own, of a file that may have been cut off since."""
     tensors: dict[str, Tensor] = {}
     for name, entry in header.tensors.items():
         tensor = tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")

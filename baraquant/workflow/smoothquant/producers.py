@@ -268,16 +268,10 @@ def _is_known(module: nn.Module) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _read_in_branches(code: CodeType, line: int, now: int) -> str | None:
-    """Return the line that reads what a call gave, under a condition.
+    """Return the line that reads under a condition what the call in a line gave.
 
-    Args:
-        code: The function that made the call.
-        line: The line of the call.
-        now: The line at which the function is now, where it reads what the call gave.
-
-    Returns:
-        None if no line does, if the value was read before it got a name, or if the source is not
-        known.
+    None if no line does, if the value was read before it got a name, or if the source is not known.
+    ``now`` is the line at which the function is now, where it reads what the call gave.
     """
     source = _parsed(code)
     if source is None:
@@ -342,13 +336,8 @@ def other_use(
 ) -> bool:
     """Return whether other calls may use a module, as far as the code of its owner shows.
 
-    Args:
-        owner: The module whose function called it.
-        producer: The module.
-        code: That function.
-        line: The line of the call.
-        is_part: Whether the owner is a part of a repeated block. Its function may bind what the
-            module gives in several places, since only the block reads what it returns.
+    The owner's function called it in a line. If the owner is a part of a repeated block, that
+    function may bind what the module gives in several places: only the block reads what it returns.
     """
     source = _parsed(code)
     if source is None:

@@ -78,10 +78,10 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class Flow(TorchDispatchMode):  # type: ignore[misc]
-    """A context that follows the outputs of ``producers`` while the model runs.
+    """A context that follows the outputs of ``producers`` while the model's own ``forward`` runs.
 
     Args:
-        model: The model, which must be run by its own ``forward``.
+        model: The model.
         producers: Modules that can absorb a factor for each output channel, by path, with the
             number of channels.
         consumers: The linear layers, by path. Their forward is that of ``nn.Linear``.
@@ -291,12 +291,8 @@ def find_groups(
     """Run the model once; return the groups, and the paths of layers that saw no input.
 
     Each layer that the data reaches and that is not fixed is in one group, which is not scaled yet.
-
-    Args:
-        run: The calibration.
-        watchers: What sees the inputs of linear layers in this run, by the layer's path.
-        fixed: Those of the layers whose weights must not change.
-        description: The label of the progress bar.
+    ``watchers`` see the inputs of linear layers in this run. The weights of the ``fixed`` ones must
+    not change.
     """
     at = dict(run.model.named_modules(remove_duplicate=False))
     able = {
@@ -355,16 +351,14 @@ class ChannelRange(MinMaxObserver):
 
 
 def smoothing(absmax: Tensor, weights: Sequence[Tensor], alpha: float | None) -> Tensor:
-    """Return the factors ``s`` that divide the input and multiply the weights.
+    """Return the factors ``s`` that divide the input and multiply the weights, ``[K]``.
 
     Args:
         absmax: The largest absolute value of each channel of the input, ``[K]``.
         weights: ``[N, K]`` each: all weights that are multiplied with this input.
-        alpha: The share of the outliers that moves into the weights, in [0, 1]; None: none, so
-            ``s = 1``.
+        alpha: The share of the outliers that moves into the weights, in [0, 1]; None: ``s = 1``.
 
-    Returns:
-        ``[K]``, of the dtype of ``absmax``; 1 if the channel or its weights are all zero.
+    A factor is 1 if the channel or its weights are all zero.
     """
     if alpha is None:
         return torch.ones_like(absmax)
@@ -382,8 +376,7 @@ class AlphaSearch(OutputErrors):
     Args:
         weight: The weight of the layer, ``[N, K]``.
         factors: The smoothing factors of each alpha, ``[A, K]``.
-        channels: The range of the input's channels, for static activations. None: dynamic
-            activations, with a scale for each token.
+        channels: The range of the channels of static inputs; None: a scale for each token.
         symmetric: Whether the activations have no zero point.
         scale_dtype: The dtype that the scales of the weights are rounded to.
         magnitudes: About the largest magnitudes of the inputs and of the weights, ``[]`` each, of
@@ -450,13 +443,8 @@ def find_smoothings(
 ) -> dict[str, Scaling]:
     """Run the calibration, up to three times, and return what to do with each layer it reaches.
 
-    Args:
-        config: The scheme.
-        run: The calibration.
-        weights: The weights of the linear layers to quantize, ``[out_features, in_features]``, by
-            the layers' paths.
-        fixed: Layers whose weights must not change, because other modules share them. They are not
-            smoothed.
+    ``weights``, ``[out_features, in_features]``, are those of the linear layers to quantize. Other
+    modules share those of the ``fixed`` layers, which are not smoothed.
     """
     scheme = config.activation
     observer = scheme.observer if scheme.is_static else None
