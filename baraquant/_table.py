@@ -42,7 +42,8 @@ def placed(*places: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise type(error)(": ".join([*filter(None, places), str(error)])) from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(": ".join([*filter(None, places), str(error)])) from error
 
 
 class Table:
