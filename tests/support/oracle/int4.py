@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of four bits in NumPy, element by element, independent of the reference.
+"""Weights of four bits in NumPy, independent of the reference.
 
 scale = max |w| / 112 of a row (1 for zeros, at least the smallest normal number)
 f = ceil((max |w| / 7) / scale) of a group, or ceil((high / 15 - low / 15) / scale)
@@ -60,31 +60,28 @@ def choose(weight: Tensor, group_size: int, symmetric: bool) -> Qparams:
     return Qparams(scale, factor, zero_point)
 
 
+def _of_elements(groups: np.ndarray, columns: int, group_size: int) -> np.ndarray:
+    """That of each element's group, as whole numbers."""
+    return groups.astype(np.int64)[:, np.arange(columns) // group_size]
+
+
 def quantize(weight: Tensor, q: Qparams, group_size: int) -> np.ndarray:
     """The numbers of four bits, not packed."""
     w = _numbers(weight)
-    compute = w.dtype.type
-    u = np.zeros(w.shape, np.uint8)
+    f, z = (_of_elements(t, w.shape[1], group_size) for t in (q.factor, q.zero_point))
     with np.errstate(all="ignore"):
-        for n, k in np.ndindex(*w.shape):
-            f, z = int(q.factor[n, k // group_size]), int(q.zero_point[n, k // group_size])
-            v = np.rint(w[n, k] / (q.scale[n] * compute(f))) + compute(z)
-            fits = [i for i in range(16) if -128 <= (i - z) * f <= 127]
-            u[n, k] = z if np.isnan(v) else int(min(max(v, fits[0]), fits[-1]))
-    return u
+        v = np.rint(w / (q.scale[:, None] * f.astype(w.dtype))) + z.astype(w.dtype)
+        products = (np.arange(16)[:, None, None] - z) * f
+        fits = (products >= -128) & (products <= 127)
+        first, last = fits.argmax(0), 15 - fits[::-1].argmax(0)
+        return np.where(np.isnan(v), z, np.clip(v, first, last)).astype(np.uint8)
 
 
 def packed(u: np.ndarray) -> np.ndarray:
-    rows, columns = u.shape
-    result = np.zeros((rows, (columns + 1) // 2), np.uint8)
-    for n, k in np.ndindex(*u.shape):
-        result[n, k // 2] |= u[n, k] << 4 * (k % 2)
-    return result
+    even = np.pad(u, ((0, 0), (0, u.shape[1] % 2)))
+    return even[:, ::2] | even[:, 1::2] << 4
 
 
 def expanded(u: np.ndarray, q: Qparams, group_size: int) -> np.ndarray:
-    result = np.zeros(u.shape, np.int64)
-    for n, k in np.ndindex(*u.shape):
-        g = k // group_size
-        result[n, k] = (int(u[n, k]) - int(q.zero_point[n, g])) * int(q.factor[n, g])
-    return result
+    f, z = (_of_elements(t, u.shape[1], group_size) for t in (q.factor, q.zero_point))
+    return (u.astype(np.int64) - z) * f
