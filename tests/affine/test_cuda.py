@@ -25,12 +25,12 @@ from tests.support.cuda import (
     spots,
 )
 from tests.support.family_cases.on_cuda import OnCuda, Step
+from tests.support.marks import by_kind
 from tests.support.oracle.affine import Affine
 
 RANGE = (-100, 90)
 SHAPE = (33, 67, 129)
 VERBS = ("fake_quantize", "quantize", "dequantize", "learned")
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 
 pytestmark = pytest.mark.cuda
 

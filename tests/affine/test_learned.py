@@ -17,10 +17,10 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.marks import by_dtype
 from tests.support.oracle.affine import Affine, assert_sum_close, round_to
 from tests.support.saved_tensors import saved_tensors, storages
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 RANGE = (-8, 7)
 SHAPE = (21, 67, 101)  # 142,107 elements: more than one chunk for any way of splitting the work
 GRANULARITIES = (

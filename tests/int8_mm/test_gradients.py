@@ -16,12 +16,9 @@ from tests.int8_mm.exact_layers import ENDS, Layer, ends_of, exact_layer
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.family_cases.int8_mm import clipped
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle.range import Dynamic
 from tests.support.saved_tensors import saved_tensors, storages
-
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-
 
 # --- integers, for which every order of summation is exact ---------------------------------------
 
@@ -101,12 +98,7 @@ def test_double_backward(kind: str, dtype: torch.dtype, device: str) -> None:
 
 
 def layer_of(
-    shape: Sequence[int],
-    n: int,
-    dtype: torch.dtype,
-    symmetric: bool,
-    device: str,
-    seed: int = 0,
+    shape: Sequence[int], n: int, dtype: torch.dtype, symmetric: bool, device: str, seed: int = 0
 ) -> Layer:
     gen = cases.generator(seed)
     shapes = (tuple(shape), (n, shape[-1]), (n,), (*shape[:-1], n))

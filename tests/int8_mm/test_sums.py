@@ -14,8 +14,8 @@ from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case
+from tests.support.marks import by_dtype
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
 OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
 OF_RESCALE = ("input_scale", "weight_scale", "bias", "dtype")

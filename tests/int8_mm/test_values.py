@@ -14,9 +14,7 @@ from tests.support.checks.int8_mm import call, check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case, integers
 from tests.support.family_cases.range import characterful
-
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+from tests.support.marks import by_dtype, by_mode
 
 # --- sizes ---------------------------------------------------------------------------------------
 

@@ -15,12 +15,11 @@ from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, expected_step, flag
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle.affine import Affine
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_axis = pytest.mark.parametrize("axis", (None, 0, 1, 2, -1))
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 
 by_module = pytest.mark.parametrize("module", (torch.ops.baraquant, reference), ids=("ops", "ref"))
 
