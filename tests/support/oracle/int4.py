@@ -8,13 +8,14 @@ u = clamp(rint(w / (scale * f)) + z, 0, 15), where (u - z) * f fits into int8
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from tests.support.bits import to_numpy
+from tests.support.cases import per_group
+from tests.support.oracle.range import extremes
 
 
 class Qparams(NamedTuple):
@@ -28,36 +29,23 @@ def _numbers(weight: Tensor) -> np.ndarray:
     return x if x.dtype == np.float64 else x.astype(np.float32)
 
 
-def _clamped(x: float, low: int, high: int) -> int:
-    return low if math.isnan(x) or x < low else high if x > high else int(x)
+def _clamped(x: np.ndarray, low: int, high: int) -> np.ndarray:
+    return np.clip(np.where(np.isnan(x), low, x), low, high).astype(np.uint8)
 
 
 def choose(weight: Tensor, group_size: int, symmetric: bool) -> Qparams:
     w = _numbers(weight)
-    compute = w.dtype.type
-    rows, columns = w.shape
-    groups = math.ceil(columns / group_size)
-    scale = np.ones(rows, w.dtype)
-    factor = np.zeros((rows, groups), np.uint8)
-    zero_point = np.zeros((rows, groups), np.uint8)
+    c = w.dtype.type
+    low, high = extremes(w, per_group(group_size, 1))
     with np.errstate(all="ignore"):
-        for n in range(rows):
-            amax = compute(np.abs(w[n]).max(initial=0))
-            if amax != 0:
-                scale[n] = np.maximum(amax / compute(112), np.finfo(w.dtype).tiny)
-            for g in range(groups):
-                part = w[n, g * group_size : (g + 1) * group_size]
-                low, high = compute(part.min(initial=0)), compute(part.max(initial=0))
-                if symmetric:
-                    steps = compute(np.abs(part).max(initial=0)) / compute(7) / scale[n]
-                else:
-                    steps = (high / compute(15) - low / compute(15)) / scale[n]
-                f = _clamped(float(np.ceil(steps)), 1, 16)
-                z = 8
-                if not symmetric:
-                    z = _clamped(float(np.rint(-low / (scale[n] * compute(f)))), 0, 15)
-                factor[n, g], zero_point[n, g] = f, z
-    return Qparams(scale, factor, zero_point)
+        low, high = np.minimum(low, c(0)), np.maximum(high, c(0))
+        amax = np.abs(w).max(1, initial=0)
+        scale = np.where(amax == 0, c(1), np.maximum(amax / c(112), np.finfo(w.dtype).tiny))
+        of_row = scale[:, None]
+        steps = np.maximum(-low, high) / c(7) if symmetric else high / c(15) - low / c(15)
+        factor = _clamped(np.ceil(steps / of_row), 1, 16)
+        zero_point = _clamped(np.rint(-low / (of_row * factor.astype(w.dtype))), 0, 15)
+    return Qparams(scale, factor, np.full_like(factor, 8) if symmetric else zero_point)
 
 
 def _of_elements(groups: np.ndarray, columns: int, group_size: int) -> np.ndarray:
