@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the affine family, often wrong: see `random_calls.py`."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

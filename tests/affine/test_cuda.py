@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has: streams, graphs, no synchronisation, memory, more than 2^31 elements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """dequantize and its backward: every pair of dtypes, extreme scales, one rounding at the end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients in the input: the analytic rule bit for bit, double backward, and what is held."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -5,8 +5,6 @@ The order of summation is the library's own, so a sum is compared twice: on data
 are exact in any order, bit for bit; on any data, within the error that a float64 sum can have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Per tensor, scale and zero point as numbers: either, both, or none of them; the same bits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

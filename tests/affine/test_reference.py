@@ -4,8 +4,6 @@
 The programs of random calls compare it with every op.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Forward values of the affine family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

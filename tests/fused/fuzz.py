@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the fused family, often wrong."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fused family on a GPU: the CPU's bits for every team of threads, and rows of any length."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -4,8 +4,6 @@
 An op that quantizes is its float op followed by dynamic_range_quantize_per_token.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

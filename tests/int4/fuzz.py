@@ -4,8 +4,6 @@
 A tensor on another device breaks a rule of its own.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

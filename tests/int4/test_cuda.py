@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has for four bits: the kernel that decodes the weight in registers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights of four bits against the NumPy oracle, bit for bit; the reference too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any

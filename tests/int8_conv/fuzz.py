@@ -4,8 +4,6 @@
 Right ones have the same bits by the copy of patches that CUDA makes.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

@@ -5,8 +5,6 @@ A right one gives the bits of the op for one weight, group by group, and 0 behin
 does not know the values of offsets.
 """
 
-from __future__ import annotations
-
 from random import Random
 
 import torch

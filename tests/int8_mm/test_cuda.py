@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has in the integer matrix family: every kernel, graphs, streams, alignment."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator

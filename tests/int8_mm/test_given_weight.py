@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """qat_linear of a weight whose integers are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

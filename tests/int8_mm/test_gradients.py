@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of qat_linear: those of a float layer of fake-quantized tensors, once and twice."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

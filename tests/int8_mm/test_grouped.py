@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Grouped products: the bits of the op for one weight, group by group; gradients; tools."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix family of `baraquant.reference` against the NumPy oracle, bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

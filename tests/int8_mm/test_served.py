@@ -4,8 +4,6 @@
 dx = inside ? dy @ w^ : 0        w^ = C(w) * sw, rounded to the input's dtype
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

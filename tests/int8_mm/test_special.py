@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Exact sums and special values of the integer matrix family, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """static_quantized_linear: the oracle's bits, and those of the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_product and rescale_product, the halves of int8_linear: values and plans."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

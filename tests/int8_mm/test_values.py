@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the integer matrix family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -7,8 +7,6 @@ on contiguous copies, and those of `baraquant.reference` where that takes the ar
 are asked for where there are any. `--only N` makes one call alone, and shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import faulthandler

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A NaN of any sign and payload, also one that an op makes itself, stays visible in its segment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the range family, often wrong."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The range family on CUDA: streams, graphs, no synchronisation, memory, many shapes as on CPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

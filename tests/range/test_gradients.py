@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of dynamic_fake_quantize: identity or mask bit for bit, twice, and what is held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The range family on more than 2^31 elements, on CUDA."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

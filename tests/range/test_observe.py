@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Running ranges in place, and the op that observes and fake-quantizes with device flags."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """observe_fake_quantize in autograd: what it saves, repeats, in-place state, flags."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the range family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

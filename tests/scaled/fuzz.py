@@ -4,8 +4,6 @@
 The gradients are those of `qat_linear` with a backward of integers.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

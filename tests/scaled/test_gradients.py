@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """qat_linear with a backward of integers: gradients against the oracle and floating ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Stochastic rounding: unbiased, independent bits, the same for the same state; and its states."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

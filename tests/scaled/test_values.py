@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled ops against the NumPy oracle, bit for bit; the reference too; layouts and shapes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

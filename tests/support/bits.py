@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The values of a tensor in NumPy, and whether two tensors have the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ The sums of a right one are the oracle's within their bound; a packed weight giv
 integers as int8; and where the CPU has a kernel of its own, each token those that it has alone.
 """
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

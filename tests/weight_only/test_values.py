@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear against the NumPy oracle: weights bit for bit, sums within their bound."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How a call goes wrong, and every op of the affine family with a right call and the wrong ones."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The grouped ops of the integer matrix family with calls that are right, and ways to be wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

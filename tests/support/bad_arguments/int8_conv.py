@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_conv with calls that are right, and the ways to get them wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the integer matrix family with calls that are right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

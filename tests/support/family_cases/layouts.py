@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any strides in: the bits of contiguous copies, in strides that a rule gives, on Meta the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar

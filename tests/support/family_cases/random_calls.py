@@ -10,8 +10,6 @@ Meta and through `baraquant.ops`. Run in a process of its own (`test_errors.py`)
 a failure like any other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

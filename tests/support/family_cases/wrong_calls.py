@@ -4,8 +4,6 @@
 A wrong call has an exception's type and words, on Meta the same.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

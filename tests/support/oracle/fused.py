@@ -5,8 +5,6 @@ The activations have no oracle here: their exact values are known, and tests/fus
 compares with those.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

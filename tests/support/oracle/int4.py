@@ -6,8 +6,6 @@ f = ceil((max |w| / 7) / scale) of a group, or ceil((high / 15 - low / 15) / sca
 u = clamp(rint(w / (scale * f)) + z, 0, 15), where (u - z) * f fits into int8
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

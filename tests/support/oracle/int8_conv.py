@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The contract's convolution of integers: whole numbers of each patch, rescaled in NumPy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

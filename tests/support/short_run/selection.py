@@ -7,8 +7,6 @@ every value of every axis at least once (cover.py), for each device alike. All o
 unless it is also marked `smoke`. CONTRIBUTING.md says how to choose.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
