@@ -216,4 +216,4 @@ def make(rng: Random) -> calls.Call:
 
 
 if __name__ == "__main__":
-    calls.run(make, broken_rules, check_values, 300)
+    calls.run(make, broken_rules, check_values, 1000)

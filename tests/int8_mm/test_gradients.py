@@ -2,7 +2,6 @@
 """Gradients of qat_linear: those of a float layer of fake-quantized tensors, once and twice."""
 
 import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -93,16 +92,6 @@ def test_double_backward(kind: str, dtype: torch.dtype, device: str) -> None:
 
 
 # --- any numbers ---------------------------------------------------------------------------------
-
-
-def layer_of(
-    shape: Sequence[int], n: int, dtype: torch.dtype, symmetric: bool, device: str, seed: int = 0
-) -> Layer:
-    gen = cases.generator(seed)
-    shapes = (tuple(shape), (n, shape[-1]), (n,), (*shape[:-1], n))
-    made = (torch.randn(s, generator=gen, dtype=torch.float64).to(dtype) for s in shapes)
-    leaves = (t.to(device).requires_grad_() for t in made)
-    return Layer(*leaves, symmetric=symmetric)
 
 
 POISON = {
