@@ -1,49 +1,39 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the affine family, often wrong: see `random_calls.py`."""
 
-from __future__ import annotations
-
 import math
+from random import Random
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import ALL_CALLS
 from tests.support.calls.affine import Call as AffineCall
 from tests.support.cases import Granularity
-from tests.support.family_cases.random_calls import (
-    DTYPES,
-    SHAPES,
-    Call,
-    changed_calls,
-    right_calls,
-    run,
-    tensor,
-)
+from tests.support.family_cases import random_calls as calls
+from tests.support.family_cases.int8_mm import POINT_DTYPES
 from tests.support.oracle import affine as oracle
 
-POINT_DTYPES = (torch.int32, torch.int64, torch.int8, torch.uint8, torch.int16)
 OPTIONS = {
     ("quant_min", "quant_max"): ((-128, 127), (-8, 7), (0, 127), (-1, 300)),
     ("dtype",): [(dtype,) for dtype in (*cases.QUANTIZED_DTYPES, torch.int8)],
 }
 
 
-def of_integers(draw: st.DrawFn, call: Call) -> None:
+def of_integers(rng: Random, call: calls.Call) -> None:
     """What is to be dequantized is of any dtype; so is a zero point."""
     a = call.arguments
-    if call.verb == "dequantize" and draw(st.booleans()):
-        dtype = draw(st.sampled_from((*cases.INTEGER_DTYPES, *DTYPES)))
-        a["input"] = tensor(tuple(a["input"].shape), dtype, 7)
-    point = draw(st.sampled_from((*POINT_DTYPES, None)))
-    if "zero_point" in a and not is_number(call) and draw(st.booleans()):
+    if call.verb == "dequantize" and calls.one_in(rng, 2):
+        dtype = rng.choice((*cases.INTEGER_DTYPES, *calls.DTYPES))
+        a["input"] = calls.tensor(tuple(a["input"].shape), dtype, 7)
+    point = rng.choice((*POINT_DTYPES, None))
+    if "zero_point" in a and not is_number(call) and calls.one_in(rng, 2):
         a["zero_point"] = None if point is None else a["zero_point"].to(point)
 
 
-def is_number(call: Call) -> bool:
+def is_number(call: calls.Call) -> bool:
     return isinstance(call.arguments["scale"], float)
 
 
@@ -70,7 +60,7 @@ def right_shapes(granularity: Granularity, shape: tuple[int, ...]) -> list[tuple
     return [granularity.param_shape(shape)]
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a, verb = call.all, call.verb
     found: set[type[Exception]] = set()
@@ -95,7 +85,9 @@ def broken_rules(call: Call) -> set[type[Exception]]:
         if a["scale"].dtype not in compute:
             found.add(TypeError)
         point = a.get("zero_point")
-        allowed = POINT_DTYPES + (floating if verb.startswith("fake_quantize") else ())
+        allowed = (*POINT_DTYPES, torch.uint32) + (
+            floating if verb.startswith("fake_quantize") else ()
+        )
         if point is not None and point.dtype not in allowed:
             found.add(TypeError)
         if not wrong_granularity(call.granularity, shape):
@@ -106,7 +98,7 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found | wrong_range(call, dtype)
 
 
-def wrong_numbers(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
+def wrong_numbers(call: calls.Call, dtype: torch.dtype) -> set[type[Exception]]:
     """A scale that is no positive finite number in C; a zero point outside the range."""
     a = call.all
     compute = cases.compute_dtype(dtype)
@@ -121,7 +113,7 @@ def wrong_numbers(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
     return found
 
 
-def wrong_range(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
+def wrong_range(call: calls.Call, dtype: torch.dtype) -> set[type[Exception]]:
     a, found = call.all, set[type[Exception]]()
     output = a.get("dtype")
     rightful = cases.QUANTIZED_DTYPES if call.verb == "quantize" else cases.FLOAT_DTYPES
@@ -136,7 +128,7 @@ def wrong_range(call: Call, dtype: torch.dtype) -> set[type[Exception]]:
     return found
 
 
-def check_values(call: Call, got: Any) -> None:
+def check_values(call: calls.Call, got: Any) -> None:
     """The oracle's bits."""
     a, verb = call.all, call.verb
     like = a["input"] if "input" in a else a["grad"]
@@ -163,10 +155,16 @@ def check_values(call: Call, got: Any) -> None:
             expected = getattr(rule, verb)(a["grad"])
         else:
             expected = rule.quantize(a["dtype"]) if verb == "quantize" else rule.fake_quantize()
-    assert_same_bits(got, expected, str(call))
+    assert_same_bits(got, expected)
+
+
+CALLS = [call for call in ALL_CALLS if isinstance(call, AffineCall)]
+
+
+def make(rng: Random) -> calls.Call:
+    right = calls.right_call(rng, CALLS, calls.SHAPES)
+    return calls.changed(rng, right, OPTIONS, also=of_integers)
 
 
 if __name__ == "__main__":
-    calls = [call for call in ALL_CALLS if isinstance(call, AffineCall)]
-    right = right_calls(calls, SHAPES)
-    run(changed_calls(right, OPTIONS, also=of_integers), broken_rules, check_values, 1500)
+    calls.run(make, broken_rules, check_values, 1500)

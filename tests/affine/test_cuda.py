@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has: streams, graphs, no synchronisation, memory, more than 2^31 elements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -25,12 +23,12 @@ from tests.support.cuda import (
     spots,
 )
 from tests.support.family_cases.on_cuda import OnCuda, Step
+from tests.support.marks import by_kind
 from tests.support.oracle.affine import Affine
 
 RANGE = (-100, 90)
 SHAPE = (33, 67, 129)
 VERBS = ("fake_quantize", "quantize", "dequantize", "learned")
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 
 pytestmark = pytest.mark.cuda
 

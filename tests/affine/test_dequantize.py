@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """dequantize and its backward: every pair of dtypes, extreme scales, one rounding at the end."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,18 +8,13 @@ from torch import Tensor
 import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import (
-    PER_TOKEN,
-    QUANTIZED_DTYPES,
-    Granularity,
-    per_channel,
-)
+from tests.support.cases import PER_TOKEN, QUANTIZED_DTYPES, Granularity, per_channel
+from tests.support.marks import by_kind
 from tests.support.oracle import affine as oracle
 
 OUTPUTS = (None, *cases.FLOAT_DTYPES)
 by_input = pytest.mark.parametrize("dtype", QUANTIZED_DTYPES, ids=cases.name_of)
 by_scale = pytest.mark.parametrize("scale_dtype", cases.SCALE_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 
 
 def integers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:

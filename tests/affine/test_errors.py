@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input: the right exception with the right words, before any kernel, alike on all devices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`baraquant.ops` calls its ops past `torch.ops`: whatever it is given, the outcome is the same."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients in the input: the analytic rule bit for bit, double backward, and what is held."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,12 +9,11 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
+from tests.support.marks import by_dtype, by_kind
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
 from tests.support.saved_tensors import assert_freed_after, saved_tensors, storages
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 by_save_mask = pytest.mark.parametrize("save_mask", (None, True, False))
 by_leaf = pytest.mark.parametrize("leaf", (True, False), ids=("leaf", "activation"))
 by_verb = pytest.mark.parametrize("verb", ("fake_quantize", "quantize", "dequantize"))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any strides in; out come those of a dense input, or contiguous ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ The order of summation is the library's own, so a sum is compared twice: on data
 are exact in any order, bit for bit; on any data, within the error that a float64 sum can have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -17,10 +15,10 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.marks import by_dtype
 from tests.support.oracle.affine import Affine, assert_sum_close, round_to
 from tests.support.saved_tensors import saved_tensors, storages
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 RANGE = (-8, 7)
 SHAPE = (21, 67, 101)  # 142,107 elements: more than one chunk for any way of splitting the work
 GRANULARITIES = (

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Per tensor, scale and zero point as numbers: either, both, or none of them; the same bits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -13,10 +11,10 @@ from torch import Tensor
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+from tests.support.marks import by_dtype
 
 VERBS = ("quantize", "dequantize", "fake_quantize")
 by_verb = pytest.mark.parametrize("verb", VERBS)
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 SCALE, POINT = 0.02, 3
 
 

@@ -4,8 +4,6 @@
 The programs of random calls compare it with every op.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -15,11 +13,10 @@ from torch import Tensor
 from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
-from tests.support.cases import FLOAT_DTYPES, OP_NAMES, Granularity, function_of
+from tests.support.cases import OP_NAMES, Granularity, function_of
+from tests.support.marks import by_dtype, by_kind
 from tests.support.oracle import affine as oracle
 
-by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 RANGE = (-8, 7)
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Forward values of the affine family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -21,10 +19,8 @@ from tests.support.cases import (
     per_channel,
     per_group,
 )
+from tests.support.marks import by_dtype, by_kind
 from tests.support.oracle.affine import Affine
-
-by_float_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
 
 
 def arguments(
@@ -68,7 +64,7 @@ def check_forward(
         assert (same | expected.nan).all(), f"{note}: fake_quantize is not dequantize(quantize)"
 
 
-@by_float_dtype
+@by_dtype
 @pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
 def test_every_shape_and_granularity(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
@@ -78,7 +74,7 @@ def test_every_shape_and_granularity(
         check_forward(device, *args, granularity, (-128, 127), (torch.int8, torch.float32))
 
 
-@by_float_dtype
+@by_dtype
 @by_kind
 @pytest.mark.parametrize("quant_range", cases.RANGES, ids=str)
 def test_every_range_and_output_dtype(
@@ -89,7 +85,7 @@ def test_every_range_and_output_dtype(
     check_forward(device, *args[:2], None, granularity, quant_range)
 
 
-@by_float_dtype
+@by_dtype
 def test_widest_ranges_of_floating_outputs(dtype: torch.dtype, device: str) -> None:
     """Up to the last width at which each output dtype, and C, still holds every integer."""
     for output, limit in cases.INTEGER_LIMIT.items():
@@ -101,7 +97,7 @@ def test_widest_ranges_of_floating_outputs(dtype: torch.dtype, device: str) -> N
         check_forward(device, x, scale, None, per_channel(0), (limit - 3, limit), (output,))
 
 
-@by_float_dtype
+@by_dtype
 def test_special_scales_and_zero_points(dtype: torch.dtype, device: str) -> None:
     """Zero, negative, NaN, infinite and extreme scales with zero points up to int32's ends."""
     scale = cases.special_scales(cases.compute_dtype(dtype))
@@ -157,7 +153,7 @@ def test_every_exponent(dtype: torch.dtype, device: str) -> None:
         check_forward(device, x, scale, points, per_channel(0), quant_range, cases.INTEGER_DTYPES)
 
 
-@by_float_dtype
+@by_dtype
 @by_kind
 def test_zero_point_dtypes(granularity: cases.Granularity, dtype: torch.dtype, device: str) -> None:
     """Any integer dtype; int64 beyond int32 saturates and never wraps."""
@@ -180,7 +176,7 @@ def test_zero_point_dtypes(granularity: cases.Granularity, dtype: torch.dtype, d
             check_forward(device, x, scale, points, granularity, quant_range, outputs)
 
 
-@by_float_dtype
+@by_dtype
 @by_kind
 def test_floating_zero_point(
     granularity: cases.Granularity, dtype: torch.dtype, device: str

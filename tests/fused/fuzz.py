@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the fused family, often wrong."""
 
-from __future__ import annotations
-
 import math
+from random import Random
 from typing import Any
 
 import torch
@@ -16,23 +15,15 @@ from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE, QUANTIZE_CALLS
 from tests.support.cases import PER_TOKEN
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.fused import ACTIVATION_DTYPES, LENGTHS, rows
-from tests.support.family_cases.random_calls import (
-    FLOATS,
-    SHAPES_OF_ROWS,
-    Call,
-    changed_calls,
-    right_calls,
-    run,
-    tensor,
-)
 from tests.support.family_cases.range import RANGES, characterful, finite_patterns
 from tests.support.oracle import fused as oracle
 from tests.support.oracle.range import Dynamic
 
 LONG_LENGTHS = (2880, 4095, 4096, 4097, 9000, 2**15, 2**15 + 1)
 SHAPES = (
-    *(*SHAPES_OF_ROWS, (0,), (2, 0), (3, 0, 4)),
+    *(*calls.SHAPES_OF_ROWS, (0,), (2, 0), (3, 0, 4)),
     *((2, length) for length in LENGTHS),
     *((3, length) for length in LONG_LENGTHS),
 )
@@ -41,7 +32,7 @@ EPS = (0, 0.0, -0.0, 1, 1e-5, 1e-3, 0.5, 1e-38, 1e-45, 1e-46, 5e-324, 1e30, 3e38
 BAD_EPS = (-1, -1e-5, -1e-46, -5e-324, -1e300)
 APPROXIMATIONS = ("none", "tanh")
 OPTIONS = {
-    ("eps",): [(eps,) for eps in (*EPS, *EPS, *FLOATS, *BAD_EPS)],
+    ("eps",): [(eps,) for eps in (*EPS, *EPS, *calls.FLOATS, *BAD_EPS)],
     ("block",): [(block,) for block in (*BLOCKS[:5], *BLOCKS)],
     ("approximate",): [(text,) for text in (*APPROXIMATIONS, *APPROXIMATIONS, "Tanh", "none\0")],
     ("symmetric",): ((True,), (False,)),
@@ -60,7 +51,7 @@ def cancelling(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 
 MAKERS = (
-    tensor,
+    calls.tensor,
     cancelling,
     rows,
     lambda shape, dtype, seed: rows(shape, dtype, seed, "plain"),
@@ -77,18 +68,18 @@ def dtypes_of(base: str) -> tuple[torch.dtype, ...]:
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def base_of(call: Call) -> str:
+def base_of(call: calls.Call) -> str:
     """The float op's name."""
     return call.name.removesuffix(QUANTIZE)
 
 
-def scheme_of(call: Call) -> dict[str, Any]:
+def scheme_of(call: calls.Call) -> dict[str, Any]:
     """That of the quantization, with its defaults."""
     scheme = {"quant_min": -128, "quant_max": 127, "symmetric": True, "dtype": torch.int8}
     return {name: call.arguments.get(name, default) for name, default in scheme.items()}
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a, found = call.arguments, set[type[Exception]]()
     first = next(iter(a.values()))
@@ -105,12 +96,12 @@ def broken_rules(call: Call) -> set[type[Exception]]:
         if value.shape != (first.shape[-1:] if vector else first.shape):
             found.add(ValueError)
     if call.name != base_of(call):
-        quantization = Call(call.name, scheme_of(call))
+        quantization = calls.Call(call.name, scheme_of(call))
         found |= ranges.wrong_range(quantization, first.dtype)
     return found
 
 
-def has_wrong_numbers(call: Call) -> bool:
+def has_wrong_numbers(call: calls.Call) -> bool:
     """An eps that is negative, or not finite in C; a block that does not fit."""
     a = call.arguments
     compute = cases.compute_dtype(next(iter(a.values())).dtype)
@@ -125,7 +116,7 @@ def has_wrong_numbers(call: Call) -> bool:
     return block not in BLOCKS or length % block != 0
 
 
-def check_values(call: Call, got: Any) -> None:
+def check_values(call: calls.Call, got: Any) -> None:
     """The oracle's results; an activation has only the reference, which is compared for all ops."""
     assert all(result.is_contiguous() for result in outputs(got))
     a, base = call.arguments, base_of(call)
@@ -144,9 +135,13 @@ def check_values(call: Call, got: Any) -> None:
         rule = Dynamic(y, PER_TOKEN, **scheme)
         results = (rule.quantize(dtype), rule.scale, rule.zero_point, *sums)
     for actual, wanted in zip(outputs(got), results, strict=True):
-        assert_same_bits(actual, wanted, str(call))
+        assert_same_bits(actual, wanted)
+
+
+def make(rng: Random) -> calls.Call:
+    right = calls.right_call(rng, (*FLOAT_CALLS, *QUANTIZE_CALLS), SHAPES)
+    return calls.changed(rng, right, OPTIONS, MAKERS)
 
 
 if __name__ == "__main__":
-    right = right_calls((*FLOAT_CALLS, *QUANTIZE_CALLS), SHAPES)
-    run(changed_calls(right, OPTIONS, MAKERS), broken_rules, check_values, 2000)
+    calls.run(make, broken_rules, check_values, 2000)

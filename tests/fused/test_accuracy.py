@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The activations against their exact values, over numbers of every size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fused family on a GPU: the CPU's bits for every team of threads, and rows of any length."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +13,7 @@ from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS, FusedCall
 from tests.support.family_cases.fused import LENGTHS, LONG_LENGTHS, LONGEST_LENGTHS
 from tests.support.family_cases.on_cuda import Step, check_graph
+from tests.support.marks import by_dtype
 
 pytestmark = [pytest.mark.cuda, pytest.mark.exhaustive]
 CALLS = (*FLOAT_CALLS, *QUANTIZE_CALLS)
@@ -24,7 +23,6 @@ by_call_and_dtype = pytest.mark.parametrize(
     [(c, d) for c in CALLS for d in cases.FLOAT_DTYPES if c.takes_float64 or d != torch.float64],
     ids=str,
 )
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 
 
 def check(call: FusedCall, shape: tuple[int, ...], dtype: torch.dtype) -> None:

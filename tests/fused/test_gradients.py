@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of the float ops: numerically, against PyTorch's own, twice; and with fake quantize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

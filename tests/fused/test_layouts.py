@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any strides and sizes: the values of the contiguous copy, contiguous; Meta says so too."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@
 An op that quantizes is its float op followed by dynamic_range_quantize_per_token.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -17,17 +15,10 @@ from torch import Tensor
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import FLOAT_DTYPES
-from tests.support.family_cases.fused import (
-    ACTIVATION_DTYPES,
-    LENGTHS,
-    LONG_LENGTHS,
-    hostile,
-    rows,
-)
+from tests.support.family_cases.fused import ACTIVATION_DTYPES, LENGTHS, LONG_LENGTHS, hostile, rows
+from tests.support.marks import by_dtype
 from tests.support.oracle import fused as oracle
 
-by_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
 by_activation_dtype = pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)
 by_base = pytest.mark.parametrize("base", ["rms_norm", "layer_norm"])
 SCHEMES: tuple[dict[str, Any], ...] = (

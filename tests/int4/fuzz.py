@@ -4,13 +4,11 @@
 A tensor on another device breaks a rule of its own.
 """
 
-from __future__ import annotations
-
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.int4.test_values import SIBLINGS
@@ -21,19 +19,12 @@ from tests.support.bad_arguments.int4 import CHOOSE, EXPAND, PACK, QUANTIZE
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, INTEGERS, LINEARS
 from tests.support.cases import INT64_MAX
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.int8_mm import (
     DEEPEST,
     DEEPEST_SHIFTED,
     OTHER_RANGES,
     SYMMETRIC_RANGES,
-)
-from tests.support.family_cases.random_calls import (
-    SHAPES_OF_ROWS,
-    Call,
-    changed_calls,
-    right_calls,
-    run,
-    tensor,
 )
 from tests.support.oracle import int4 as oracle
 from tests.support.oracle import int8_mm as int8_oracle
@@ -52,58 +43,57 @@ def count(k: int, size: int) -> int:
     return -(-k // size)
 
 
-def of_any_numbers(draw: st.DrawFn, call: Call) -> None:
+def of_any_numbers(rng: Random, call: calls.Call) -> None:
     """Groups of any size, and of any bytes where they are not made; another shape of a scale."""
     a = call.arguments
-    if "group_size" in a and draw(st.booleans()):
-        size = a["group_size"] = draw(st.sampled_from((*GROUP_SIZES, *GROUP_SIZES, 3, 2**31)))
+    if "group_size" in a and calls.one_in(rng, 2):
+        size = a["group_size"] = rng.choice((*GROUP_SIZES, *GROUP_SIZES, 3, 2**31))
         rows = a.get("input", a.get("weight"))
         columns = a["in_features"] if rows is None else rows.shape[-1]
         for seed, name in enumerate(("group_zero_point", "group_factor")):
             if name in a:
                 shape, random = (len(a[name]), count(columns, size)), cases.generator(seed)
                 a[name] = torch.randint(seed, 16 + seed, shape, generator=random).to(torch.uint8)
-    if call.name in (EXPAND, *LINEARS) and draw(st.integers(0, 4)) == 0:
+    if call.name in (EXPAND, *LINEARS) and calls.one_in(rng, 5):
         for name in ("group_factor", "group_zero_point"):
             if name in a:
-                a[name] = tensor(tuple(a[name].shape), torch.uint8, 3)
+                a[name] = calls.tensor(tuple(a[name].shape), torch.uint8, 3)
     for name in POINT_NAMES:
-        if name in a and draw(st.booleans()):
-            a[name] = a[name].to(draw(st.sampled_from((torch.int64, torch.int16))))
-    if "input_scale" in a and draw(st.booleans()):
-        a["input_scale"] = draw(st.sampled_from((a["input_scale"].unsqueeze(-1), torch.ones(1))))
+        if name in a and calls.one_in(rng, 2):
+            a[name] = a[name].to(rng.choice((torch.int64, torch.int16)))
+    if "input_scale" in a and calls.one_in(rng, 2):
+        a["input_scale"] = rng.choice((a["input_scale"].unsqueeze(-1), torch.ones(1)))
     if "in_features" in a:
-        a["in_features"] -= draw(st.sampled_from((0, 0, 1)))
+        a["in_features"] -= rng.choice((0, 0, 1))
 
 
-@st.composite
-def calls_of_no_rows(draw: st.DrawFn) -> Call:
-    """Right ones, of rows that are too long for memory."""
-    name, k = draw(st.sampled_from((CHOOSE, QUANTIZE, EXPAND, PACK))), draw(st.sampled_from(HUGE))
-    size = draw(st.sampled_from(GROUP_SIZES))
+def call_of_no_rows(rng: Random) -> calls.Call:
+    """A right one, of rows that are too long for memory."""
+    name, k = rng.choice((CHOOSE, QUANTIZE, EXPAND, PACK)), rng.choice(HUGE)
+    size = rng.choice(GROUP_SIZES)
 
     def rows(length: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         return torch.empty(0, length, dtype=dtype)
 
     if name == PACK:
-        return Call(name, {"integers": rows(k, torch.int8)})
+        return calls.Call(name, {"integers": rows(k, torch.int8)})
     arguments: dict[str, Any] = {"group_size": size}
     if name == EXPAND:
         arguments |= {"packed": rows(count(k, 2)), "in_features": k}
     else:
         arguments["weight"] = rows(k, torch.float32)
     if name == CHOOSE:
-        return Call(name, arguments | {"symmetric": draw(st.booleans())})
+        return calls.Call(name, arguments | {"symmetric": calls.one_in(rng, 2)})
     if name == QUANTIZE:
         arguments["scale"] = torch.empty(0)
     groups = rows(count(k, size))
-    return Call(name, arguments | {"group_factor": groups, "group_zero_point": groups})
+    return calls.Call(name, arguments | {"group_factor": groups, "group_zero_point": groups})
 
 
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a, name = call.all, call.name
     allowed = {
@@ -124,7 +114,7 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found
 
 
-def has_right_sizes(call: Call) -> bool:
+def has_right_sizes(call: calls.Call) -> bool:
     """Of the weight and its groups."""
     a = call.all
     stored = next(a[key] for key in ("integers", "weight", "packed") if key in a)
@@ -145,7 +135,7 @@ def has_right_sizes(call: Call) -> bool:
     return right and ("scale" not in a or tuple(a["scale"].shape) == (n,))
 
 
-def of_int8(call: Call, weight: Tensor | None = None) -> Call:
+def of_int8(call: calls.Call, weight: Tensor | None = None) -> calls.Call:
     """The call of the op for int8 that a product is equal to; the weight may be a mere shape."""
     own = ("packed", "group_factor", "group_zero_point", "group_size")
     a = {k: v for k, v in call.arguments.items() if k not in own and v is not None}
@@ -158,16 +148,16 @@ def of_int8(call: Call, weight: Tensor | None = None) -> Call:
     for key in POINT_NAMES:
         if key in a and a[key].dtype in POINT_DTYPES:  # one of those that the op for int8 knows
             a[key] = torch.from_numpy(weight_only_oracle.saturated(a[key]))
-    return Call(SIBLINGS[call.name].__name__, {"weight": weight, **a})
+    return calls.Call(SIBLINGS[call.name].__name__, {"weight": weight, **a})
 
 
-def is_huge(call: Call) -> bool:
+def is_huge(call: calls.Call) -> bool:
     """Whether NumPy has no array of such sizes, even if one of them is 0."""
     tensors = (v for v in call.arguments.values() if isinstance(v, Tensor))
-    return any(size > 2**31 for tensor in tensors for size in tensor.shape)
+    return any(size > 2**31 for t in tensors for size in t.shape)
 
 
-def groups_of(call: Call) -> oracle.Qparams:
+def groups_of(call: calls.Call) -> oracle.Qparams:
     a = call.all
     factor = to_numpy(a["group_factor"])
     point = a.get("group_zero_point")
@@ -176,7 +166,7 @@ def groups_of(call: Call) -> oracle.Qparams:
     return oracle.Qparams(scale, factor, z)
 
 
-def check_values(call: Call, got: Any) -> None:
+def check_values(call: calls.Call, got: Any) -> None:
     """The oracle's bits."""
     if is_huge(call):
         return
@@ -185,36 +175,45 @@ def check_values(call: Call, got: Any) -> None:
     if name == CHOOSE:
         expected = oracle.choose(a["weight"], size, a["symmetric"])
         for mine, right in zip(got, expected, strict=True):
-            assert_same_bits(mine, right, str(call))
+            assert_same_bits(mine, right)
         return
     if name != QUANTIZE:
         assert got.is_contiguous()
     if name == PACK:
         u = (to_numpy(a["integers"]).astype(np.int64) + 8) & 15
-        assert_same_bits(got, oracle.packed(u.astype(np.uint8)), str(call))
+        assert_same_bits(got, oracle.packed(u.astype(np.uint8)))
         return
     groups = groups_of(call)
     if name == QUANTIZE:
         u = oracle.quantize(a["weight"], groups, size)
-        assert_same_bits(got, oracle.packed(u), str(call))
+        assert_same_bits(got, oracle.packed(u))
         return
     k = a["in_features"] if name == EXPAND else a["input"].shape[-1]
     u = to_numpy(weight_only_oracle.unpacked(a["packed"], k)) + np.int8(8)
     w8 = oracle.expanded(u, groups, size).astype(np.int8)  # modulo 256
     if name == EXPAND:
-        assert_same_bits(got, w8, str(call))
+        assert_same_bits(got, w8)
         return
     sibling = of_int8(call, torch.from_numpy(w8))
     expected = getattr(int8_oracle, sibling.name)(**sibling.arguments)
-    assert_same_bits(got, expected, str(call))
+    assert_same_bits(got, expected)
+
+
+LINEAR_CALLS = [call for call in INT4_CALLS if call.verb in LINEARS]
+SHAPES = (*calls.SHAPES_OF_ROWS, (5, 34), (3, 130), (2, 0))
+DEEP = [(2, k) for k in (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)]
+
+
+def make(rng: Random) -> calls.Call:
+    kind = rng.randrange(14)
+    if kind == 0:
+        right = call_of_no_rows(rng)
+    elif kind == 1:
+        right = calls.right_call(rng, LINEAR_CALLS, DEEP)
+    else:
+        right = calls.right_call(rng, INT4_CALLS, SHAPES)
+    return calls.changed(rng, right, {("quant_min", "quant_max"): RANGES}, also=of_any_numbers)
 
 
 if __name__ == "__main__":
-    shapes = (*SHAPES_OF_ROWS, (5, 34), (3, 130), (2, 0))
-    deep = [(2, k) for k in (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)]
-    linears = [call for call in INT4_CALLS if call.verb in LINEARS]
-    options = {("quant_min", "quant_max"): RANGES}
-    any_right = [*[right_calls(INT4_CALLS, shapes)] * 12, right_calls(linears, deep)]
-    right = st.one_of(*any_right, calls_of_no_rows())
-    calls = changed_calls(right, options, also=of_any_numbers)
-    run(calls, broken_rules, check_values, 300)
+    calls.run(make, broken_rules, check_values, 1000)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has for four bits: the kernel that decodes the weight in registers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
@@ -17,6 +15,7 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import moved
 from tests.support.cuda import capture, rows_decoded_in_registers
+from tests.support.marks import by_dtype
 
 pytestmark = pytest.mark.cuda
 
@@ -68,7 +67,7 @@ def test_the_bits_of_int8(size: tuple[int, int], kind: torch.dtype, cuda: str) -
             assert_same_bits(*product(x, packed, given), f"{m} {group_size} {bytes_are}")
 
 
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
 def test_all_that_follows_the_sum(dtype: torch.dtype, cuda: str) -> None:
     n, k, m = 200, 512, 13
     packed, groups = weight(n, k, 64, extreme=False, asymmetric=True)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input to the ops of four-bit weights: the exception and its words, on all devices."""
 
-from __future__ import annotations
-
 from tests.support.bad_arguments.int4 import OPS, PAIRS
 from tests.support.family_cases.wrong_calls import RandomCalls, RecordedCalls, WrongDtypes
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights of four bits against the NumPy oracle, bit for bit; the reference too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,11 +14,11 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
 from tests.support.checks.int8_mm import moved
+from tests.support.marks import by_dtype
 from tests.support.oracle import int4 as oracle
 
 SHAPES = ((5, 7), (16, 64), (3, 100), (9, 33), (1, 1), (4, 300), (7, 128), (0, 5), (5, 0))
 SIZES = (2, 10, 32, 64, 128)
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_symmetric = pytest.mark.parametrize("symmetric", (True, False))
 by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
 
@@ -243,7 +241,7 @@ def test_few_rows(m: int, kind: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize("call", [c for c in INT4_CALLS if c.differentiable], ids=str)
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
 def test_gradients(call: Int4Call, dtype: torch.dtype, device: str) -> None:
     """Those of the op for int8, bit for bit; the result is that of a call without them."""
     _, given = call.arguments(*call.tensors((4, 6, 34), dtype, device))

@@ -4,32 +4,26 @@
 Right ones have the same bits by the copy of patches that CUDA makes.
 """
 
-from __future__ import annotations
-
 import math
+from random import Random
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support import cases
 from tests.support.bad_arguments.int8_conv import ONES, VECTORS
 from tests.support.bits import assert_same_bits
 from tests.support.cases import INT32_MAX
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.int8_conv import FORMATS, Case, options
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
 from tests.support.family_cases.int8_mm import POINT_DTYPES as SOME_POINT_DTYPES
-from tests.support.family_cases.random_calls import Call, changed_calls, outcome, run
 from tests.support.oracle.int8_conv import for_each, int8_conv
 
 POINT_DTYPES = (*SOME_POINT_DTYPES, torch.uint16, torch.uint32, torch.uint64)
 # The least number of each.
-STEPS = {
-    "stride": 1,
-    "padding": 0,
-    "dilation": 1,
-}
+STEPS = {"stride": 1, "padding": 0, "dilation": 1}
 DEEP = [
     Case(k, 2, 1, (2,), (1,), input=kind, dtype=torch.float32, shift=shift)
     for k in (DEEPEST, DEEPEST_SHIFTED, DEEPEST + 1, DEEPEST_SHIFTED + 1)
@@ -43,24 +37,20 @@ OPTIONS = {
 }
 
 
-@st.composite
-def right(draw: st.DrawFn) -> Call:
-    """One of the cases of this family."""
-    case = draw(st.sampled_from([*options(), *DEEP * 2]))
-    return Call("int8_conv", case.arguments(draw(st.integers(0, 99))))
+CASES = [*options(), *DEEP * 2]
 
 
-def of_any_dtype(draw: st.DrawFn, call: Call) -> None:
+def of_any_dtype(rng: Random, call: calls.Call) -> None:
     """A zero point of any integer dtype that holds it; another number of groups."""
     a = call.arguments
     if "input_zero_point" in a:
-        dtype = draw(st.sampled_from((torch.int64, torch.int32, torch.int16)))
+        dtype = rng.choice((torch.int64, torch.int32, torch.int16))
         a["input_zero_point"] = a["input_zero_point"].to(dtype)
-    if draw(st.integers(0, 9)) == 0:
-        a["groups"] = draw(st.sampled_from((0, -1, 2, 3, 7, 2**31, 2**62)))
+    if calls.one_in(rng, 10):
+        a["groups"] = rng.choice((0, -1, 2, 3, 7, 2**31, 2**62))
 
 
-def consistent(call: Call) -> None:
+def consistent(call: calls.Call) -> None:
     """Sums that are given are those of the weight; so much padding would fill all memory."""
     a = call.arguments
     sums, weight = a.get("weight_sum"), a["weight"]
@@ -75,7 +65,7 @@ def consistent(call: Call) -> None:
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a = call.all
     output = a.get("dtype", a["weight_scale"].dtype)
@@ -127,21 +117,25 @@ def check_strides(x: Tensor, weight: Tensor, got: Tensor) -> None:
     assert right, f"strides {got.stride()} for an input of {x.stride()}"
 
 
-def check_values(call: Call, got: Tensor) -> None:
+def check_values(call: calls.Call, got: Tensor) -> None:
     a, ops = call.arguments, torch.ops.baraquant
     assert got.dtype == a.get("dtype", a["weight_scale"].dtype)
     check_strides(a["input"], a["weight"], got)
-    assert_same_bits(got, int8_conv(**a), str(call))
+    assert_same_bits(got, int8_conv(**a))
     ops._force_patches(True)
     try:
-        patched, error = outcome(call, "cpu", ops)
+        patched, error = calls.outcome(call, "cpu", ops)
     finally:
         ops._force_patches(False)
     assert error is None, f"right, but of patches {type(error).__name__}: {error}"
     assert patched.stride() == got.stride()
-    assert_same_bits(patched, got, str(call))
+    assert_same_bits(patched, got)
+
+
+def make(rng: Random) -> calls.Call:
+    right = calls.Call("int8_conv", rng.choice(CASES).arguments(rng.randrange(100)))
+    return calls.changed(rng, right, OPTIONS, also=of_any_dtype, last=consistent)
 
 
 if __name__ == "__main__":
-    calls = changed_calls(right(), OPTIONS, also=of_any_dtype, last=consistent)
-    run(calls, broken_rules, check_values, 1500)
+    calls.run(make, broken_rules, check_values, 1500)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Wrong calls of the convolution of integers, and what is not differentiable."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

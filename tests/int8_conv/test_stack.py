@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The convolution of integers under the tools of PyTorch."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The convolution of integers against whole numbers: every option, size and layout."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers of whole numbers, for which every order of summation is exact, and their gradients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the integer matrix family, often wrong."""
 
-from __future__ import annotations
-
 import math
+from random import Random
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support import cases
@@ -14,6 +12,7 @@ from tests.support.bad_arguments.int8_mm import INTEGER_INPUT
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, SERVED_CALLS
 from tests.support.checks.int8_mm import OPS
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.int8_mm import (
     DEEPEST,
     DEEPEST_SHIFTED,
@@ -22,13 +21,6 @@ from tests.support.family_cases.int8_mm import (
     POINT_DTYPES,
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
-)
-from tests.support.family_cases.random_calls import (
-    SHAPES_OF_ROWS,
-    Call,
-    changed_calls,
-    right_calls,
-    run,
 )
 from tests.support.oracle import int8_mm as int8_oracle
 
@@ -42,29 +34,29 @@ POINTS = (0, 3, -7, 127, -128, 255, 256, -129, 2**31, cases.INT64_MAX, cases.INT
 BEYOND = (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)
 
 
-def of_rows(draw: st.DrawFn, call: Call) -> None:
+def of_rows(rng: Random, call: calls.Call) -> None:
     """A scale and a zero point may be one for all, or have no last 1; a zero point any dtype."""
     a = call.arguments
     for name in ("input_scale", "input_zero_point", "act_zero_point"):
         if isinstance(a.get(name), Tensor) and a[name].numel() > 0:
             shapes = ((), (1,), a[name].shape, a[name].shape[:-1])
             of_one = a[name].reshape(-1)[0]
-            wanted = draw(st.sampled_from(shapes))
+            wanted = rng.choice(shapes)
             a[name] = a[name].reshape(wanted) if math.prod(wanted) > 1 else of_one.expand(wanted)
             if "point" in name:
-                a[name] = a[name].to(draw(st.sampled_from(POINT_DTYPES)))
+                a[name] = a[name].to(rng.choice(POINT_DTYPES))
     if isinstance(a.get("act_zero_point"), int):
-        a["act_zero_point"] = draw(st.sampled_from((None, *POINTS)))
-    if "bias" in a and draw(st.booleans()):
+        a["act_zero_point"] = rng.choice((None, *POINTS))
+    if "bias" in a and calls.one_in(rng, 2):
         a["bias"] = a["bias"].to(a.get("dtype", a["input"].dtype))
     if "dtype" in call.all and a["weight_scale"].dtype == torch.float32:
-        a["dtype"] = draw(st.sampled_from((torch.float32, torch.float16, torch.bfloat16)))
+        a["dtype"] = rng.choice((torch.float32, torch.float16, torch.bfloat16))
 
 
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a, found = call.all, set[type[Exception]]()
     x, weight = a["input"], a["weight"]
@@ -72,7 +64,12 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     output = a.get("dtype", x.dtype)
     if x.dtype not in rightful or output not in cases.FLOAT_DTYPES:
         found.add(TypeError)
-    if weight.dtype != (x.dtype if call.name == "qat_linear" else torch.int8):
+    if call.name == "qat_linear":  # whose weight may be wider than the input, or narrower
+        of_input = cases.compute_dtype(x.dtype)
+        weights = [dtype for dtype in rightful if cases.compute_dtype(dtype) == of_input]
+    else:
+        weights = [torch.int8]
+    if weight.dtype not in weights:
         found.add(TypeError)
     found |= wrong_sizes(call)
     compute = cases.compute_dtype(output)
@@ -94,7 +91,7 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found | wrong_numbers(call, compute)
 
 
-def wrong_sizes(call: Call) -> set[type[Exception]]:
+def wrong_sizes(call: calls.Call) -> set[type[Exception]]:
     a = call.all
     x, weight = a["input"], a["weight"]
     if x.dim() == 0:
@@ -121,7 +118,7 @@ def wrong_sizes(call: Call) -> set[type[Exception]]:
     return set() if right else {ValueError}
 
 
-def wrong_numbers(call: Call, compute: torch.dtype) -> set[type[Exception]]:
+def wrong_numbers(call: calls.Call, compute: torch.dtype) -> set[type[Exception]]:
     """A scale that is no positive finite number in C; a zero point outside the input's range; a
     range that int8 does not hold, or whose middle is not 0 where it has to be.
     """
@@ -143,15 +140,21 @@ def wrong_numbers(call: Call, compute: torch.dtype) -> set[type[Exception]]:
     return set() if right else {ValueError}
 
 
-def check_values(call: Call, got: Tensor) -> None:
-    assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments), str(call))
+def check_values(call: calls.Call, got: Tensor) -> None:
+    assert_same_bits(got, getattr(int8_oracle, call.name)(**call.arguments))
+
+
+CALLS = [c for c in (*INT8_CALLS, *QAT_CALLS, *SERVED_CALLS) if c.verb in OPS and not c.given]
+OF_INTEGERS = [call for call in CALLS if call.integer_input]
+
+
+def make(rng: Random) -> calls.Call:
+    if calls.one_in(rng, 13):
+        right = calls.right_call(rng, OF_INTEGERS, [(2, k) for k in BEYOND])
+    else:
+        right = calls.right_call(rng, CALLS, (*calls.SHAPES_OF_ROWS, (3, 0), (70, 33)))
+    return calls.changed(rng, right, OPTIONS, also=of_rows)
 
 
 if __name__ == "__main__":
-    calls = [c for c in (*INT8_CALLS, *QAT_CALLS, *SERVED_CALLS) if c.verb in OPS]
-    calls = [call for call in calls if not call.given]
-    integers = [call for call in calls if call.integer_input]
-    right = right_calls(calls, (*SHAPES_OF_ROWS, (3, 0), (70, 33)))
-    deep = right_calls(integers, [(2, k) for k in BEYOND])
-    made = changed_calls(st.one_of(*[right] * 12, deep), OPTIONS, also=of_rows)
-    run(made, broken_rules, check_values, 1000)
+    calls.run(make, broken_rules, check_values, 1000)

@@ -5,10 +5,9 @@ A right one gives the bits of the op for one weight, group by group, and 0 behin
 does not know the values of offsets.
 """
 
-from __future__ import annotations
+from random import Random
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 import baraquant.ops
@@ -17,6 +16,7 @@ from tests.int8_mm import fuzz as products
 from tests.support import cases
 from tests.support.bad_arguments.grouped import INTEGERS, OF_ROWS, TRAINED, VECTORS
 from tests.support.bits import assert_same_bits
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.grouped import (
     CASES,
     SIZES,
@@ -32,15 +32,6 @@ from tests.support.family_cases.int8_mm import (
     OTHER_RANGES,
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
-)
-from tests.support.family_cases.random_calls import (
-    Call,
-    assert_refused,
-    changed_calls,
-    choose,
-    judged,
-    outcome,
-    run,
 )
 
 BAD_OFFSETS = (-1, -(2**31), 2**31 - 1)
@@ -59,32 +50,31 @@ DEEP = [
 ]
 
 
-@st.composite
-def right(draw: st.DrawFn) -> Call:
+def right(rng: Random) -> calls.Call:
     """One of the cases of the family, or the same of floating inputs."""
-    if draw(st.booleans()):
-        return Call(INTEGERS, draw(st.sampled_from([*CASES, *CASES, *DEEP])).arguments())
-    sizes, dtype = draw(st.sampled_from([*SIZES])), draw(st.sampled_from(cases.FLOAT_DTYPES))
-    n, k = draw(st.sampled_from((0, 1, 5, 17))), draw(st.sampled_from((0, 1, 3, 33, 64)))
-    arguments = floating(sizes, dtype, n, k, draw(st.integers(0, 99)))
-    if draw(st.booleans()):
-        return Call(TRAINED, arguments)
-    return Call("quantized_grouped_linear", integer_weight(arguments))
+    if calls.one_in(rng, 2):
+        return calls.Call(INTEGERS, rng.choice([*CASES, *CASES, *DEEP]).arguments())
+    n, k = rng.choice((0, 1, 5, 17)), rng.choice((0, 1, 3, 33, 64))
+    sizes, dtype = rng.choice([*SIZES]), rng.choice(cases.FLOAT_DTYPES)
+    arguments = floating(sizes, dtype, n, k, rng.randrange(100))
+    if calls.one_in(rng, 2):
+        return calls.Call(TRAINED, arguments)
+    return calls.Call("quantized_grouped_linear", integer_weight(arguments))
 
 
-def of_any_offsets(draw: st.DrawFn, call: Call) -> None:
+def of_any_offsets(rng: Random, call: calls.Call) -> None:
     """A wrong one now and then."""
     ends = call.arguments["offsets"].clone()
-    if draw(st.integers(0, 9)) == 0:
+    if calls.one_in(rng, 10):
         bad = (*BAD_OFFSETS, call.arguments["input"].shape[0] + 1)
-        ends[draw(st.integers(0, len(ends) - 1))] = draw(st.sampled_from(bad))
-    call.arguments["offsets"] = choose(draw, ends, (ends.flip(0),))
+        ends[rng.randrange(len(ends))] = rng.choice(bad)
+    call.arguments["offsets"] = calls.choose(rng, ends, (ends.flip(0),))
 
 
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows, whatever offsets are; none for a right call."""
     a, found = call.all, set[type[Exception]]()
     x, weight = a["input"], a["weight"]
@@ -110,10 +100,10 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     if point is not None and point.dtype in POINT_DTYPES:
         of_one["input_zero_point"] = point.to(torch.int64)
     name = call.name.replace("_grouped", "")
-    return found | products.broken_rules(Call(name, of_one)) - {IndexError}
+    return found | products.broken_rules(calls.Call(name, of_one)) - {IndexError}
 
 
-def has_right_sizes(call: Call) -> bool:
+def has_right_sizes(call: calls.Call) -> bool:
     a = call.all
     x, weight = a["input"], a["weight"]
     if x.dim() != 2 or weight.dim() != 3 or x.shape[1] != weight.shape[2]:
@@ -126,36 +116,38 @@ def has_right_sizes(call: Call) -> bool:
     return right and all(tuple(a[key].shape) in of_rows for key in OF_ROWS if key in a)
 
 
-def has_right_offsets(call: Call) -> bool:
+def has_right_offsets(call: calls.Call) -> bool:
     """Their values; what is no list of integers breaks another rule."""
     x, offsets = call.arguments["input"], call.arguments["offsets"]
-    if offsets.dim() != 1 or x.dim() == 0:
+    if offsets.dim() != 1 or x.dim() == 0 or offsets.is_complex():
         return True
     numbers = [0, *offsets.tolist(), x.shape[0]]
     return numbers == sorted(numbers)
 
 
 def judged_by_values(
-    call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
+    call: calls.Call, allowed: set[type[Exception]], statistics: dict[str, int]
 ) -> Tensor | None:
-    """As `judged`, and wrong offsets, which Meta cannot know to be wrong."""
-    if type(call) is not Call or has_right_offsets(call):
-        result: Tensor | None = judged(call, allowed, statistics)
+    """As `calls.judged`, and wrong offsets, which Meta cannot know to be wrong."""
+    if type(call) is not calls.Call or has_right_offsets(call):
+        result: Tensor | None = calls.judged(call, allowed, statistics)
         return result
     statistics["wrong"] += 1
     ops = torch.ops.baraquant
-    _, error = outcome(call, "meta", ops)
+    _, error = calls.outcome(call, "meta", ops)
     assert type(error) in allowed if allowed else error is None, f"on Meta {error!r}"
     for namespace in (ops, baraquant.ops):
-        assert_refused(call, outcome(call, "cpu", namespace)[1], allowed | {ValueError})
+        calls.assert_refused(call, calls.outcome(call, "cpu", namespace)[1], allowed | {ValueError})
     return None
 
 
-def check_values(call: Call, got: Tensor) -> None:
+def check_values(call: calls.Call, got: Tensor) -> None:
     assert got.is_contiguous()
-    assert_same_bits(got, one_weight(call.name, call.all), str(call))
+    assert_same_bits(got, one_weight(call.name, call.all))
 
 
 if __name__ == "__main__":
-    calls = changed_calls(right(), OPTIONS, also=of_any_offsets)
-    run(calls, broken_rules, check_values, 1500, judged_by_values)
+    calls.run(
+        lambda rng: calls.changed(rng, right(rng), OPTIONS, also=of_any_offsets),
+        *(broken_rules, check_values, 1500, judged_by_values),
+    )

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has in the integer matrix family: every kernel, graphs, streams, alignment."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from tests.support.checks.int8_mm import moved
 from tests.support.cuda import MIB, capture, measured
 from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES, Case, integers
 from tests.support.family_cases.on_cuda import OnCuda, Step, check_graph, check_streams
+from tests.support.marks import by_mode
 
 pytestmark = pytest.mark.cuda
 
@@ -259,7 +258,7 @@ def test_the_kernels_are_those_tested_here(cuda: str) -> None:
 # --- products that begin before the kernel ends that quantizes their input -----------------------
 
 
-@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+@by_mode
 @pytest.mark.parametrize("m", (1, 4, 16, 32, 64, 128, 256))
 def test_fresh_inputs_in_a_graph(m: int, symmetric: bool, cuda: str) -> None:
     """The bits of a product that does not follow the quantization: another kernel is between."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input to the integer matrix family: the right exception and words, alike on all devices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """qat_linear of a weight whose integers are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,9 @@ from torch import Tensor
 from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle import int8_mm as oracle
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_backward = pytest.mark.parametrize("backward", ("float", "int8_input", "int8"))
 
 
@@ -37,7 +35,7 @@ def gradients(
 
 @by_dtype
 @by_backward
-@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+@by_mode
 def test_the_own_integers_change_no_bit(
     dtype: torch.dtype, backward: str, symmetric: bool, device: str
 ) -> None:

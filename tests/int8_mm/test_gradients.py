@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of qat_linear: those of a float layer of fake-quantized tensors, once and twice."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,12 +13,9 @@ from tests.int8_mm.exact_layers import ENDS, Layer, ends_of, exact_layer
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.family_cases.int8_mm import clipped
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle.range import Dynamic
 from tests.support.saved_tensors import saved_tensors, storages
-
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
-
 
 # --- integers, for which every order of summation is exact ---------------------------------------
 
@@ -98,21 +92,6 @@ def test_double_backward(kind: str, dtype: torch.dtype, device: str) -> None:
 
 
 # --- any numbers ---------------------------------------------------------------------------------
-
-
-def layer_of(
-    shape: Sequence[int],
-    n: int,
-    dtype: torch.dtype,
-    symmetric: bool,
-    device: str,
-    seed: int = 0,
-) -> Layer:
-    gen = cases.generator(seed)
-    shapes = (tuple(shape), (n, shape[-1]), (n,), (*shape[:-1], n))
-    made = (torch.randn(s, generator=gen, dtype=torch.float64).to(dtype) for s in shapes)
-    leaves = (t.to(device).requires_grad_() for t in made)
-    return Layer(*leaves, symmetric=symmetric)
 
 
 POISON = {

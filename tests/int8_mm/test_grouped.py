@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Grouped products: the bits of the op for one weight, group by group; gradients; tools."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -23,11 +21,11 @@ from tests.support.family_cases.grouped import (
     integer_weight,
     one_weight,
 )
+from tests.support.marks import by_dtype
 
 OPS = ("int8_grouped_linear", "quantized_grouped_linear", "qat_grouped_linear")
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
 by_sizes = pytest.mark.parametrize("sizes", SIZES)
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
 
 # --- values --------------------------------------------------------------------------------------

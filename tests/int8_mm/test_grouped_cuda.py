@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has in the grouped products: every kernel, offsets that the host does not read."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@
 A private op makes other machines choose it too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -6,8 +6,6 @@ runs this module as a program, which prints a digest of every result. What is ri
 against the oracles say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any leading shape and strides of the input, any alignment, and any strides of what is small."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix family of `baraquant.reference` against the NumPy oracle, bit for bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,8 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import summary
 from tests.support.family_cases.int8_mm import Case
+from tests.support.marks import by_dtype
 from tests.support.oracle import int8_mm as int8_oracle
-
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 
 
 def check(name: str, arguments: dict[str, Any]) -> None:

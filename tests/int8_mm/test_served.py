@@ -4,8 +4,6 @@
 dx = inside ? dy @ w^ : 0        w^ = C(w) * sw, rounded to the input's dtype
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +14,11 @@ from torch import Tensor
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.family_cases.int8_mm import integers
+from tests.support.marks import by_dtype
 from tests.support.saved_tensors import saved_tensors
 from tests.support.served_products import K, N, Served, by_kind, example
 
 LEADS = ((), (5,), (2, 3), (1, 2, 2), (0,), (2, 0))
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 
 
 @by_dtype

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Exact sums and special values of the integer matrix family, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,9 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check, check_case
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
+from tests.support.marks import by_dtype
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 
 # --- exact sums ----------------------------------------------------------------------------------
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """static_quantized_linear: the oracle's bits, and those of the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,8 +16,8 @@ from tests.support.family_cases.int8_mm import (
     SYMMETRIC_RANGES,
     integers,
 )
+from tests.support.marks import by_dtype
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_smooth = pytest.mark.parametrize("smooth", (False, True), ids=("plain", "smooth"))
 SIZES = (((33,), 17, 65), ((2, 3), 5, 128), ((), 7, 31), ((0,), 3, 4), ((4,), 0, 4), ((4,), 3, 0))
 SIZES += (((1,), 512, 256), ((2, 1, 2), 1, 1), ((65,), 130, 513))

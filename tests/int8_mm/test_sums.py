@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_product and rescale_product, the halves of int8_linear: values and plans."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -14,8 +12,8 @@ from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import check
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case
+from tests.support.marks import by_dtype
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 exhaustive = pytest.mark.exhaustive
 OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
 OF_RESCALE = ("input_scale", "weight_scale", "bias", "dtype")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the integer matrix family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,9 +12,7 @@ from tests.support.checks.int8_mm import call, check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases.int8_mm import Case, integers
 from tests.support.family_cases.range import characterful
-
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+from tests.support.marks import by_dtype, by_mode
 
 # --- sizes ---------------------------------------------------------------------------------------
 

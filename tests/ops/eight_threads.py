@@ -6,8 +6,6 @@ The ops let go of Python's lock, so they do run side by side; the threads begin 
 is made at a first call is made by several at once. Run under ThreadSanitizer by `make tsan`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -6,8 +6,6 @@ PyTorch's profiler instead, prints which kernels of ours were launched, and fail
 that the sources name was not.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -7,22 +7,19 @@ on contiguous copies, and those of `baraquant.reference` where that takes the ar
 are asked for where there are any. `--only N` makes one call alone, and shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import faulthandler
+import functools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -197,83 +194,67 @@ def show(number: int) -> int:
 
 
 def run_part(options: argparse.Namespace) -> int:
-    """The calls of one process; the number of each is written down before it is made."""
+    """The calls of one process, each announced before it is made."""
     torch.set_num_threads(1 + options.part % 2)
     counts: collections.Counter[str] = collections.Counter()
     broken = 0
-    with options.notes.open("r+b", buffering=0) as notes:
-        for number in range(options.first, options.first + options.calls):
-            if number % options.processes != options.part:
-                continue
-            os.pwrite(notes.fileno(), f"{number:12d}".encode(), 0)
-            faulthandler.dump_traceback_later(PATIENCE, exit=True)
-            if number == options.die_in:
-                os.abort()
-            try:
-                counts[judge(number)] += 1
-            except BrokenPromiseError as error:
-                broken += 1
-                print(f"call {number}: {str(error)[:600]}\n    {str(make_call(number))[:600]}")
-        faulthandler.cancel_dump_traceback_later()
+    for number in range(options.first, options.first + options.calls):
+        if number % options.processes != options.part:
+            continue
+        print("at", number, flush=True)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
+        if number == options.die_in:
+            os.abort()
+        try:
+            counts[judge(number)] += 1
+        except BrokenPromiseError as error:
+            broken += 1
+            print(f"call {number}: {str(error)[:600]}\n    {str(make_call(number))[:600]}")
+    faulthandler.cancel_dump_traceback_later()
     print("counts", json.dumps(counts), flush=True)
     return 1 if broken else 0
 
 
-def part_command(options: argparse.Namespace, part: int, first: int, notes: Path) -> list[str]:
-    left = options.first + options.calls - first
-    return [
-        *(sys.executable, "-u", "-X", "faulthandler", "-m", MODULE, str(left)),
-        *("--first", str(first), "--processes", str(options.processes), "--part", str(part)),
-        *("--notes", str(notes), "--die-in", str(options.die_in)),
-    ]
-
-
-def run_share(options: argparse.Namespace, part: int, folder: Path) -> tuple[bool, str]:
-    """Whether a share of the calls failed, and what was said; a process for it, anew at a death."""
-    notes, log = folder / f"notes{part}", folder / f"log{part}"
-    first, failed = options.first, False
+def run_share(options: argparse.Namespace, part: int) -> tuple[bool, collections.Counter[str]]:
+    """Whether a share of the calls failed, and what came of them; a process, anew at a death."""
+    first, end, failed = options.first, options.first + options.calls, False
+    totals: collections.Counter[str] = collections.Counter()
     for _ in range(MAX_DEATHS):
-        notes.write_text(f"{first:12d}")
-        with log.open("ab") as file:
-            command = part_command(options, part, first, notes)
-            code = subprocess.run(command, check=False, stdout=file, stderr=file).returncode
-        failed = failed or code != 0
-        # Its last line is there where it came to its end, be it with broken calls.
-        if code in (0, 1) and "counts" in log.read_text(errors="replace")[-2000:]:
+        command = (sys.executable, "-u", "-X", "faulthandler", "-m", MODULE, str(end - first))
+        command += ("--first", str(first), "--processes", str(options.processes))
+        command += ("--part", str(part), "--die-in", str(options.die_in))
+        last, done = first, False
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(command, **pipes, text=True, errors="replace") as process:
+            for line in process.stdout or ():
+                word, _, rest = line.partition(" ")
+                if word == "at":
+                    last = int(rest)
+                    if last % 1000 == 0:
+                        print(f"hostile calls: at {last}", flush=True)
+                elif word == "counts":
+                    totals.update(json.loads(rest))
+                    done = True
+                else:
+                    print(line, end="")
+        failed = failed or process.returncode != 0
+        if done:  # be it with broken calls
             break
-        failed, died = True, called(notes, options)
-        print(f"DIED (exit code {code}) in call {died}: python -m {MODULE} --only {died}")
-        first = died + 1
-        if first >= options.first + options.calls:
+        died = f"DIED (exit code {process.returncode}) in call {last}"
+        print(f"{died}: python -m {MODULE} --only {last}")
+        first = last + 1
+        if first >= end:
             break
-    return failed, log.read_text(errors="replace")
-
-
-def called(notes: Path, options: argparse.Namespace) -> int:
-    """The number of the last call."""
-    return int(notes.read_text() or options.first)
+    return failed, totals
 
 
 def run_all(options: argparse.Namespace) -> int:
-    """All parts side by side, with a line of progress now and then."""
+    """All parts side by side."""
     start = time.monotonic()
-    totals: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.processes) as pool:
-        folder, parts = Path(name), range(options.processes)
-        shares = [pool.submit(run_share, options, part, folder) for part in parts]
-        while wait(shares, 30).not_done:  # a line of progress, then on
-            numbers = [called(notes, options) for notes in folder.glob("notes*")]
-            done = sum(numbers) // len(numbers) - options.first
-            took = time.monotonic() - start
-            print(f"hostile calls: {done} of {options.calls}, {took:.0f} s", flush=True)
-        results = [share.result() for share in shares]
-    for _, said in results:
-        for line in said.splitlines():
-            if line.startswith("counts "):
-                totals.update(json.loads(line.removeprefix("counts ")))
-            else:
-                print(line)
-    failed = any(share_failed for share_failed, _ in results)
+    with ThreadPoolExecutor(options.processes) as pool:
+        shares = list(pool.map(functools.partial(run_share, options), range(options.processes)))
+    failed = any(share_failed for share_failed, _ in shares)
+    totals = sum((counts for _, counts in shares), collections.Counter[str]())
     took = time.monotonic() - start
     print(f"hostile calls: {sum(totals.values())} in {took:.0f} s: {dict(totals)}")
     if not failed and min(totals["raised ValueError"], totals["compared"]) < options.calls / 50:
@@ -291,7 +272,6 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="this call alone")
     parser.add_argument("--die-in", type=int, default=-1, help="abort in this call, as a test")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.only is not None:

@@ -6,8 +6,6 @@ PyTorch's dispatcher shows it. So an op that gets a call there is tried here too
 follows from its number alone, so that one that fails can be made again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable

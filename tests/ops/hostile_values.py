@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Arguments that nobody should pass, by the type that a schema gives them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

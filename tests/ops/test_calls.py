@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How `baraquant.ops` may be called: every spelling, and everything that PyTorch lets intervene."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

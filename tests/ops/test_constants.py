@@ -4,8 +4,6 @@
 So is every floating argument of rescale_product, whose sums have no gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ BARAQUANT_CPU_ISA chooses the instruction set once per process, so each one runs
 program, which prints a digest of the results of every golden case, and of rows that threads share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -4,8 +4,6 @@
 scripts/ops.py writes every section of a docstring, and fails where an argument has no text.
 """
 
-from __future__ import annotations
-
 import inspect
 import typing
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Ops of no rows, no columns, no outputs: results and gradients are those of the reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

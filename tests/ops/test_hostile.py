@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A few hundred hostile calls in processes of their own; `make asan` makes thousands."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

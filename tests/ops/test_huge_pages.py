@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The memory of large outputs on the CPU comes in pages of 2 MiB, where Linux has them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ PyTorch's own fallback reads beyond its stack for an op that writes such a tenso
 nothing, as the observers do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Nothing is kept: the process does not grow, whether calls are right or wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A NaN of any sign and payload, also one that an op makes itself, stays visible in its segment."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.marks import by_dtype
 
 ROWS = 6  # every other row is poisoned
 # Short rows, rows of whole packs, rows for a block, and rows that a GPU reads twice.
@@ -89,7 +88,7 @@ NO_FLOAT64 = {
 
 
 @pytest.mark.parametrize("name", [*OPS, *NO_FLOAT64])
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
 def test_every_op(name: str, dtype: torch.dtype, device: str) -> None:
     """At the first, a middle and the last place of a row, for rows that different kernels take."""
     if name in NO_FLOAT64 and dtype == torch.float64:
@@ -107,7 +106,7 @@ def test_every_op(name: str, dtype: torch.dtype, device: str) -> None:
             assert not found[1::2].any(), f"{length}: a NaN spread"
 
 
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
 @pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
 def test_one_that_the_op_makes(transposed: bool, dtype: torch.dtype, device: str) -> None:
     """Infinity times zero, of all signs."""

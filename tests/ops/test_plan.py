@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """baraquant.plan and baraquant.can_implement: true of every op, and nothing runs."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops from eight Python threads at once: the bits of one thread, on any device."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ops import eight_threads

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """In every product a zero point that the integers of the input cannot be counts as the nearest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

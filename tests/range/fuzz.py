@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random calls of the range family, often wrong."""
 
-from __future__ import annotations
+from random import Random
 
 import numpy as np
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.affine.fuzz import wrong_granularity
@@ -15,16 +14,7 @@ from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.calls.affine import outputs
 from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS, OTHER_CALLS
 from tests.support.cases import PER_TENSOR, per_channel
-from tests.support.family_cases import random_calls
-from tests.support.family_cases.random_calls import (
-    FLOATS,
-    SHAPES,
-    changed_calls,
-    move,
-    right_calls,
-    run,
-    tensor,
-)
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.range import CLEAN, RANGES, characterful
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.range import Dynamic, Observed
@@ -32,7 +22,7 @@ from tests.support.oracle.range import Dynamic, Observed
 OPTIONS = {
     ("quant_min", "quant_max"): RANGES,
     ("symmetric",): ((True,), (False,)),
-    ("averaging_constant",): [(c,) for c in (None, 0.01, 0.3, 1.0, *FLOATS)],
+    ("averaging_constant",): [(c,) for c in (None, 0.01, 0.3, 1.0, *calls.FLOATS)],
     ("skipped_batches",): [(torch.tensor(-3),), (torch.tensor([5]),)],
 }
 
@@ -43,7 +33,7 @@ def of_a_character(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Ten
     return characterful(shape, dtype, PER_TENSOR, seed=seed, characters=(character,))
 
 
-class Call(random_calls.Call):
+class Call(calls.Call):
     """`axis` of an observer is its granularity."""
 
     @property
@@ -52,7 +42,7 @@ class Call(random_calls.Call):
 
     def __call__(self, device: str, namespace: object) -> tuple[Tensor, ...]:
         """The results, and the written tensors; they are copies of the call's."""
-        moved = {k: move(v, device) for k, v in self.arguments.items()}
+        moved = {k: calls.move(v, device) for k, v in self.arguments.items()}
         state = {k: moved[k].clone() for k in self.written}
         result = self.function(namespace)(**(moved | state))
         return (*(() if result is None else outputs(result)), *state.values())
@@ -95,7 +85,7 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found | wrong_range(call, dtype)
 
 
-def wrong_range(call: random_calls.Call, dtype: torch.dtype) -> set[type[Exception]]:
+def wrong_range(call: calls.Call, dtype: torch.dtype) -> set[type[Exception]]:
     a, found = call.all, set[type[Exception]]()
     output = a.get("dtype")
     if output is not None and output not in cases.INTEGER_DTYPES:
@@ -120,11 +110,11 @@ def check_values(call: Call, found: tuple[Tensor, ...]) -> None:
     if call.verb in DATA:
         rule = Dynamic(a["input"], granularity, *ends, a["symmetric"])
         if call.verb == "dynamic_fake_quantize":
-            return assert_same_bits(got[0], rule.fake_quantize(), str(call))
-        assert_same_bits(got[-2], rule.scale, str(call))
-        assert_same_bits(got[-1], rule.zero_point, str(call))
+            return assert_same_bits(got[0], rule.fake_quantize())
+        assert_same_bits(got[-2], rule.scale)
+        assert_same_bits(got[-1], rule.zero_point)
         if call.verb == "dynamic_range_quantize":
-            assert_same_bits(got[0], rule.quantize(a["dtype"]), str(call))
+            assert_same_bits(got[0], rule.quantize(a["dtype"]))
         return None
     expected = {k: to_numpy(a[k]).copy() for k in state}
     axis = a.get("axis")
@@ -140,22 +130,29 @@ def check_values(call: Call, found: tuple[Tensor, ...]) -> None:
             found[COUNTER] = expected[COUNTER] + seen.skipped
         expected = {k: np.asarray(found[k]).reshape(v.shape) for k, v in expected.items()}
     for name, value in expected.items():
-        assert_same_bits(state[name], value, f"{name} of {call}")
+        assert_same_bits(state[name], value, name)
     if call.verb == "observe_min_max_":
         assert not got
         return None
     if not a["fake_quant_enabled"].any():
-        return assert_same_bits(got[0], a["input"], str(call))
+        return assert_same_bits(got[0], a["input"])
     kind = PER_TENSOR if axis is None else per_channel(axis)
     params = (torch.from_numpy(expected[k].copy()) for k in WRITTEN[2:])
     rule = oracle.Affine(a["input"], *params, kind, *ends)
-    return assert_same_bits(got[0], rule.fake_quantize(), str(call))
+    return assert_same_bits(got[0], rule.fake_quantize())
+
+
+# Of an observer, whose calls have axes up to 1.
+MATRICES = [shape for shape in calls.SHAPES if len(shape) > 1]
+
+
+def make(rng: Random) -> calls.Call:
+    right = calls.right_call(rng, (*FAKE_CALLS, *OTHER_CALLS), calls.SHAPES[1:])
+    if calls.one_in(rng, 2):
+        right = calls.right_call(rng, OBSERVE_CALLS, MATRICES)
+    call, makers = Call(right.name, right.arguments), (calls.tensor, of_a_character)
+    return calls.changed(rng, call, OPTIONS, makers)
 
 
 if __name__ == "__main__":
-    data = right_calls((*FAKE_CALLS, *OTHER_CALLS), SHAPES[1:])
-    # One axis, which the others have too.
-    observers = right_calls(OBSERVE_CALLS, [shape for shape in SHAPES if len(shape) > 1])
-    makers = (tensor, of_a_character)
-    calls = changed_calls(st.one_of(data, observers), OPTIONS, makers, make=Call)
-    run(calls, broken_rules, check_values, 1000)
+    calls.run(make, broken_rules, check_values, 1000)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The tensors that the observing ops update, beside what the oracle says that they should be."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The range family on CUDA: streams, graphs, no synchronisation, memory, many shapes as on CPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -19,13 +17,13 @@ from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel,
 from tests.support.cuda import MIB, measured
 from tests.support.family_cases.on_cuda import OnCuda, Step
 from tests.support.family_cases.range import MODES, characterful
+from tests.support.marks import by_dtype, by_mode
 
 SHAPE = (33, 67, 129)
 DATA = ("choose", "quantize", "fake")
 KINDS = (PER_TENSOR, per_channel(0), per_channel(1), per_channel(-1), PER_TOKEN, per_group(8))
 KINDS += (per_group(5, 0),)
 by_kind = pytest.mark.parametrize("granularity", KINDS, ids=str)
-by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 by_axis = pytest.mark.parametrize("axis", (None, 0, 1, -1))
 
 pytestmark = pytest.mark.cuda
@@ -108,7 +106,7 @@ ROWS = (1, 2, 7, 64, 131, 2048)
 TALL = ((65536, 512), (8192, 4096), (1, 5_000_011), (2, 1_000_003), (3, 33_333), (1_000_003, 3))
 
 
-@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+@by_dtype
 @by_mode
 def test_same_bits_as_on_the_cpu(symmetric: bool, dtype: torch.dtype, cuda: str) -> None:
     """Rows and widths of real layers, where the mapping to warps, blocks and clusters changes."""

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input to the range family: the right exception with the right words, alike on all devices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of dynamic_fake_quantize: identity or mask bit for bit, twice, and what is held."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,17 +11,11 @@ from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity
-from tests.support.family_cases.range import MODES, characterful
+from tests.support.family_cases.range import characterful
+from tests.support.marks import by_dtype, by_kind, by_mode
 from tests.support.oracle.range import Dynamic
-from tests.support.saved_tensors import (
-    assert_a_bit_per_element,
-    assert_freed_after,
-    saved_tensors,
-)
+from tests.support.saved_tensors import assert_a_bit_per_element, assert_freed_after, saved_tensors
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
-by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 by_leaf = pytest.mark.parametrize("leaf", (True, False), ids=("leaf", "activation"))
 
 SHAPE = (5, 37, 29)

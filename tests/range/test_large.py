@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The range family on more than 2^31 elements, on CUDA."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -14,13 +12,12 @@ import baraquant  # noqa: F401  (loads the ops)
 from tests.support.bits import assert_same_bits
 from tests.support.cases import per_channel
 from tests.support.cuda import CHUNK, LARGE_CASES, large_input, segment_of_elements, spots
-from tests.support.family_cases.range import MODES
+from tests.support.marks import by_mode
 from tests.support.oracle.affine import Affine
 from tests.support.oracle.range import qparams
 
 RANGE = (-100, 90)
 by_name = pytest.mark.parametrize("name", LARGE_CASES)
-by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 
 pytestmark = [pytest.mark.cuda, pytest.mark.exhaustive]
 

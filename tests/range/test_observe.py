@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Running ranges in place, and the op that observes and fake-quantizes with device flags."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -15,12 +13,11 @@ from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, batches, expected_step, flag
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle.affine import Affine
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_axis = pytest.mark.parametrize("axis", (None, 0, 1, 2, -1))
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 
 by_module = pytest.mark.parametrize("module", (torch.ops.baraquant, reference), ids=("ops", "ref"))
 

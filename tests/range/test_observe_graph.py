@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """observe_fake_quantize in autograd: what it saves, repeats, in-place state, flags."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -13,17 +11,12 @@ from baraquant import reference
 from tests.range.observer_state import FLAGS, RANGE, SHAPE, Buffers, expected_step, flag
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.family_cases.range import MODES
+from tests.support.marks import by_mode
 from tests.support.oracle.affine import Affine
-from tests.support.saved_tensors import (
-    assert_a_bit_per_element,
-    assert_freed_after,
-    saved_tensors,
-)
+from tests.support.saved_tensors import assert_a_bit_per_element, assert_freed_after, saved_tensors
 
 by_flags = pytest.mark.parametrize("flags", FLAGS, ids=lambda f: f"observe{f[0]}-quantize{f[1]}")
 by_axis = pytest.mark.parametrize("axis", (None, 1))
-by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
 
 
 def normal(seed: int, factor: float = 1.0, shape: tuple[int, ...] = SHAPE) -> Tensor:

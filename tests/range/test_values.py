@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the range family against the oracle, bit for bit, on every device."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -30,13 +28,10 @@ from tests.support.family_cases.range import (
     MODES,
     RANGES,
 )
-
-by_float_dtype = pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=cases.name_of)
-by_kind = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
-by_mode = pytest.mark.parametrize("symmetric", MODES, ids=("symmetric", "asymmetric"))
+from tests.support.marks import by_dtype, by_kind, by_mode
 
 
-@by_float_dtype
+@by_dtype
 @pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
 def test_every_shape_and_granularity(
     shape: tuple[int, ...], dtype: torch.dtype, device: str
@@ -45,7 +40,7 @@ def test_every_shape_and_granularity(
         check(device, shape, dtype, granularity, seed=seed)
 
 
-@by_float_dtype
+@by_dtype
 @by_kind
 @pytest.mark.parametrize("quant_range", RANGES, ids=str)
 def test_every_range(
@@ -56,7 +51,7 @@ def test_every_range(
         check(device, (53, 17), dtype, granularity, quant_range, seed)
 
 
-@by_float_dtype
+@by_dtype
 def test_widest_ranges_of_fake_quantize(dtype: torch.dtype, device: str) -> None:
     """As far as C (and an int32 zero point) holds every integer."""
     limit = 2**24 if dtype != torch.float64 else 2**31 - 1
@@ -66,7 +61,7 @@ def test_widest_ranges_of_fake_quantize(dtype: torch.dtype, device: str) -> None
 
 
 @pytest.mark.exhaustive
-@by_float_dtype
+@by_dtype
 @pytest.mark.parametrize("length", (*LENGTHS, *LONG_LENGTHS))
 def test_every_row_length(length: int, dtype: torch.dtype, device: str) -> None:
     """Around every width of a vector, a warp and a block; each character in each granularity."""
@@ -101,7 +96,7 @@ def test_many_segments(name: str, device: str) -> None:
 # --- one element decides -------------------------------------------------------------------------
 
 
-@by_float_dtype
+@by_dtype
 @pytest.mark.parametrize("value", (100.0, -100.0, math.nan, math.inf, -math.inf))
 def test_an_outstanding_element_at_every_place(
     value: float, dtype: torch.dtype, device: str
@@ -207,7 +202,7 @@ def test_facts_by_hand(device: str) -> None:
     assert of([0.0], symmetric=False) == (1.0, -128)
 
 
-@by_float_dtype
+@by_dtype
 @by_mode
 def test_largest_and_smallest_numbers(symmetric: bool, dtype: torch.dtype, device: str) -> None:
     """No overflow on the way to a scale, and none of its precision lost to subnormal numbers."""

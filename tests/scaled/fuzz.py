@@ -4,12 +4,10 @@
 The gradients are those of `qat_linear` with a backward of integers.
 """
 
-from __future__ import annotations
-
+from random import Random
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.scaled.test_gradients import expected, gradients, state_of
@@ -18,6 +16,7 @@ from tests.support.bad_arguments.scaled import TRANSPOSED
 from tests.support.bits import assert_same_bits
 from tests.support.calls.scaled import SCALED_CALLS
 from tests.support.cases import INT32_MAX, INT64_MAX, INT64_MIN
+from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.fused import rows
 from tests.support.family_cases.int8_mm import (
     INPUT_RANGE,
@@ -25,22 +24,12 @@ from tests.support.family_cases.int8_mm import (
     SYMMETRIC_RANGES,
     WEIGHT_RANGE,
 )
-from tests.support.family_cases.random_calls import (
-    SHAPES_OF_ROWS,
-    Call,
-    changed_calls,
-    choose,
-    judged,
-    right_calls,
-    run,
-    tensor,
-)
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import scaled as oracle
 
 LEADS = ((), (0,), (1,), (7,), (2, 3), (1, 1), (3, 1, 2))
 LENGTHS = (0, 1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 100, 257)
-MAKERS = (tensor, rows)
+MAKERS = (calls.tensor, rows)
 BACKWARDS, ROUNDINGS = ("int8_input", "int8"), ("nearest", "stochastic")
 BAD_RANGES = ((7, -8), (0, 0), (-129, 127), (-128, 128), (INT64_MIN, INT64_MAX))
 BAD_WORDS = ("", "INT8", "int8 ", "int4", "floor", "none")
@@ -49,7 +38,7 @@ BAD_WORDS = ("", "INT8", "int8 ", "int4", "floor", "none")
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a, found = call.all, set[type[Exception]]()
     if call.name == "draw_random":
@@ -73,56 +62,54 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     return found
 
 
-def check_values(call: Call, got: Any) -> None:
+def check_values(call: calls.Call, got: Any) -> None:
     """The oracle's bits, contiguous."""
     a = call.all
     if call.name == "draw_random":
         assert (got.dtype, got.shape) == (torch.int64, (2,)) and got[1] == 0
     elif call.name == "transpose_int8":
         assert got.is_contiguous()
-        assert_same_bits(got, a["input"].t(), str(call))
+        assert_same_bits(got, a["input"].t())
     else:
         random = tuple(a["random"].tolist()) if "random" in a else None
         wanted = getattr(oracle, call.name)(a["input"], a["factor"], random)
         assert all(t.is_contiguous() for t in got)
-        assert_same_bits(got[1], wanted.scale, f"scale of {call}")
-        assert_same_bits(got[0], wanted.values, str(call))
+        assert_same_bits(got[1], wanted.scale, "scale")
+        assert_same_bits(got[0], wanted.values)
 
 
 # --- gradients -----------------------------------------------------------------------------------
 
 
-@st.composite
-def layers(draw: st.DrawFn) -> tuple[Call, Tensor]:
+def layer(rng: Random) -> tuple[calls.Call, Tensor]:
     """A call of `qat_linear`, right but for words and ranges, and a gradient of its result."""
 
     def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-        made = draw(st.sampled_from(MAKERS))(shape, dtype, seed)
+        made = rng.choice(MAKERS)(shape, dtype, seed)
         layouts = [*cases.LAYOUTS] if made.dim() > 1 else ["contiguous"]
-        return cases.LAYOUTS[draw(st.sampled_from(layouts))](made)
+        return cases.LAYOUTS[rng.choice(layouts)](made)
 
-    lead, seed = draw(st.sampled_from(LEADS)), draw(st.integers(0, 99))
-    n, k = draw(st.sampled_from(LENGTHS)), draw(st.sampled_from(LENGTHS))
-    dtype = draw(st.sampled_from(cases.FLOAT_DTYPES))
+    lead, seed = rng.choice(LEADS), rng.randrange(100)
+    n, k, dtype = rng.choice(LENGTHS), rng.choice(LENGTHS), rng.choice(cases.FLOAT_DTYPES)
     arguments: dict[str, Any] = {
         "input": numbers((*lead, k), dtype, seed),
         "weight": numbers((n, k), dtype, seed + 1),
-        "symmetric": draw(st.booleans()),
-        "backward": choose(draw, draw(st.sampled_from(BACKWARDS)), BAD_WORDS),
-        "rounding": choose(draw, draw(st.sampled_from(ROUNDINGS)), BAD_WORDS),
+        "symmetric": calls.one_in(rng, 2),
+        "backward": calls.choose(rng, rng.choice(BACKWARDS), BAD_WORDS),
+        "rounding": calls.choose(rng, rng.choice(ROUNDINGS), BAD_WORDS),
     }
-    if draw(st.booleans()):
-        of_bias = draw(st.sampled_from((dtype, cases.compute_dtype(dtype))))
+    if calls.one_in(rng, 2):
+        of_bias = rng.choice((dtype, cases.compute_dtype(dtype)))
         arguments["bias"] = numbers((n,), of_bias, seed + 2)
     of_input = SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES)
     for names, ranges in ((INPUT_RANGE, of_input), (WEIGHT_RANGE, SYMMETRIC_RANGES)):
-        if draw(st.booleans()):
-            ends = choose(draw, draw(st.sampled_from(ranges)), BAD_RANGES)
+        if calls.one_in(rng, 2):
+            ends = calls.choose(rng, rng.choice(ranges), BAD_RANGES)
             arguments.update(zip(names, ends, strict=True))
-    return Call("qat_linear", arguments), numbers((*lead, n), dtype, seed + 3)
+    return calls.Call("qat_linear", arguments), numbers((*lead, n), dtype, seed + 3)
 
 
-def wrong_words(layer: tuple[Call, Tensor]) -> set[type[Exception]]:
+def wrong_words(layer: tuple[calls.Call, Tensor]) -> set[type[Exception]]:
     a = layer[0].arguments
     right = a["backward"] in BACKWARDS and a["rounding"] in ROUNDINGS
     for names in (INPUT_RANGE, WEIGHT_RANGE):
@@ -130,10 +117,10 @@ def wrong_words(layer: tuple[Call, Tensor]) -> set[type[Exception]]:
     return set() if right else {ValueError}
 
 
-def check_gradients(layer: tuple[Call, Tensor], got: Tensor) -> None:
-    (call, dy), a = layer, dict(layer[0].arguments)
+def check_gradients(layer: tuple[calls.Call, Tensor], got: Tensor) -> None:
+    a, dy = dict(layer[0].arguments), layer[1]
     backward, rounding = a.pop("backward"), a.pop("rounding")
-    assert_same_bits(got, int8_oracle.qat_linear(**a), str(call))
+    assert_same_bits(got, int8_oracle.qat_linear(**a))
     symmetric, ends = a["symmetric"], {n: a[n] for n in INPUT_RANGE + WEIGHT_RANGE if n in a}
     names = [name for name in ("input", "weight", "bias") if name in a]
     leaves = [a[name].detach().requires_grad_() for name in names]
@@ -147,14 +134,24 @@ def check_gradients(layer: tuple[Call, Tensor], got: Tensor) -> None:
     if b is not None:
         wanted.append(oracle.bias_gradient(dy, b.dtype))
     for name, actual, value in zip(names, found, wanted, strict=True):
-        assert_same_bits(actual, value, f"gradient {dy} of {name} of {call}")
+        assert_same_bits(actual, value, f"gradient of {name}")
+
+
+SHAPES = (*calls.SHAPES_OF_ROWS, *((3, length) for length in LENGTHS))
+
+
+def make(rng: Random) -> calls.Call:
+    right = calls.right_call(rng, SCALED_CALLS, SHAPES)
+    if calls.one_in(rng, 5):
+        count = rng.choice((1, 2, 7, INT32_MAX))
+        right = calls.Call("draw_random", {"like": torch.ones(2, 3), "count": count})
+    return calls.changed(rng, right, {}, MAKERS)
+
+
+def judged(layer: tuple[calls.Call, Tensor], *rest: Any) -> Any:
+    return calls.judged(layer[0], *rest)
 
 
 if __name__ == "__main__":
-    shapes = (*SHAPES_OF_ROWS, *((3, length) for length in LENGTHS))
-    draws = st.sampled_from((1, 2, 7, INT32_MAX)).map(
-        lambda count: Call("draw_random", {"like": torch.ones(2, 3), "count": count})
-    )
-    right = st.one_of(*[right_calls(SCALED_CALLS, shapes)] * 4, draws)
-    run(changed_calls(right, {}, MAKERS), broken_rules, check_values, 1000)
-    run(layers(), wrong_words, check_gradients, 1000, lambda layer, *rest: judged(layer[0], *rest))
+    calls.run(make, broken_rules, check_values, 1000)
+    calls.run(layer, wrong_words, check_gradients, 1000, judged)

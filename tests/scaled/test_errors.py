@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Bad input to the scaled family: the right exception with the right words, on all devices."""
 
-from __future__ import annotations
-
 import torch
 
 from baraquant import ops

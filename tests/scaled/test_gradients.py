@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """qat_linear with a backward of integers: gradients against the oracle and floating ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -15,14 +13,13 @@ from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import PER_TOKEN, per_channel
+from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle import affine as affine_oracle
 from tests.support.oracle import scaled as oracle
 from tests.support.oracle.range import Dynamic
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
 by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
-by_mode = pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
 SHAPES = (
     ((40,), 19, 24),
     ((2, 9), 7, 33),
@@ -222,7 +219,7 @@ def test_a_kept_weight_gives_the_bits_of_its_integers(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("symmetric", (True, False), ids=("symmetric", "asymmetric"))
+@by_mode
 @by_rounding
 def test_more_tokens_than_a_sum_holds(symmetric: bool, rounding: str, device: str) -> None:
     tokens = 131_100 if symmetric else 65_600

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled ops with any strides."""
 
-from __future__ import annotations
-
 import torch
 
 from baraquant import ops

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled ops and a backward of integers in PyTorch: tools, autocast, checkpoints, layers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled ops against the NumPy oracle, bit for bit; the reference too; layouts and shapes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
+from tests.support.marks import by_dtype
 from tests.support.oracle import scaled as oracle
 
 SHAPES = (
@@ -20,7 +19,6 @@ SHAPES = (
     *((40, 2064), (0, 5), (5, 0), (1, 1), (2, 0, 3)),
 )
 RANDOM = (None, (0, 0), (-(2**63), 2**63 - 1), (123456789012345, 77))
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 by_random = pytest.mark.parametrize("random", RANDOM, ids=("nearest", "zero", "ends", "usual"))
 by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))

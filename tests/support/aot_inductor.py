@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Where AOTInductor itself does not work."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

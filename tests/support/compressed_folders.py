@@ -4,8 +4,6 @@
 And what damages a folder.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the calls of `tests/support/calls` are to PyTorch: an overload, core ops, a script."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the CUDA tests of all families share: graphs, memory, inputs beyond 2^31 elements."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import TypeVar

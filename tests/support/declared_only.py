@@ -5,8 +5,6 @@
 that way, but for those that name an extra: `python -m tests.support.declared_only README.md`.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Running the examples of docstrings."""
 
-from __future__ import annotations
-
 import doctest
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The Markdown documents of the repository: their fenced blocks, and running those of Python."""
 
-from __future__ import annotations
-
 import doctest
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The instruction sets of CPUs, and digests that processes under each of them print."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

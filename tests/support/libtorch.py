@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """C++ programs against LibTorch and libbaraquant.so, and whether compilers take a source."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

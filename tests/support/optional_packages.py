@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Packages that only some tests need. `make test` installs them where it can."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Programs of the tests in a process of their own, whose death is a failure like any other."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Processes that work together: each brings its results home in a file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What autograd functions keep between forward and backward."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Products of a served layer, of every kind, with the contract's gradient in plain PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Python threads that work side by side."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

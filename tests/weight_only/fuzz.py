@@ -5,13 +5,11 @@ The sums of a right one are the oracle's within their bound; a packed weight giv
 integers as int8; and where the CPU has a kernel of its own, each token those that it has alone.
 """
 
-from __future__ import annotations
-
 import math
+from random import Random
 from typing import Any
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.int4.fuzz import HUGE, count
@@ -21,52 +19,52 @@ from tests.support.bad_arguments.weight_only import NAME
 from tests.support.bits import assert_same_bits
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
 from tests.support.cases import INT64_MAX
-from tests.support.family_cases.random_calls import (
-    SHAPES_OF_ROWS,
-    Call,
-    changed_calls,
-    outcome,
-    right_calls,
-    run,
-)
+from tests.support.family_cases import random_calls as calls
 from tests.support.oracle import weight_only as oracle
 from tests.weight_only.test_values import OWN_ROWS, but_for_pytorch
 
 GROUP_SIZES = (None, None, 1, 2, 3, 5, 32, 33, 64, 100, 1000, 2**31, 2**62, INT64_MAX)
-SHAPES = (*SHAPES_OF_ROWS, (4, 31), (5, 32), (2, 2, 1, 130), (48, 33), (7, 7, 9), (60, 17), (2, 0))
+SHAPES = (
+    *calls.SHAPES_OF_ROWS,
+    (4, 31),
+    (5, 32),
+    (2, 2, 1, 130),
+    (48, 33),
+    (7, 7, 9),
+    (60, 17),
+    (2, 0),
+)
 
 
-def of_any_groups(draw: st.DrawFn, call: Call) -> None:
+def of_any_groups(rng: Random, call: calls.Call) -> None:
     """Of any size, with zero points of any dtype."""
     a = call.arguments
-    size = draw(st.sampled_from(GROUP_SIZES))
+    size = rng.choice(GROUP_SIZES)
     if "group_size" in a and size is not None:
         shape = (len(a["weight"]), count(a["input"].shape[-1], size))
         a |= {"group_size": size, "weight_scale": cases.scales(shape, a["weight_scale"].dtype, 3)}
         if "weight_zero_point" in a:
             a["weight_zero_point"] = cases.zero_points(shape, (-128, 127), 4)
-    if "weight_zero_point" in a and draw(st.booleans()):
-        dtype = draw(st.sampled_from((*POINT_DTYPES, torch.float32, torch.bool)))
+    if "weight_zero_point" in a and calls.one_in(rng, 2):
+        dtype = rng.choice((*POINT_DTYPES, torch.float32, torch.bool))
         a["weight_zero_point"] = a["weight_zero_point"].clamp(0, 100).to(dtype)
 
 
-@st.composite
-def calls_of_no_rows(draw: st.DrawFn) -> Call:
-    """Right ones, of rows that are too long for memory."""
-    packed, k = draw(st.booleans()), draw(st.sampled_from(HUGE))
-    size = draw(st.sampled_from(GROUP_SIZES))
+def call_of_no_rows(rng: Random) -> calls.Call:
+    """A right one, of rows that are too long for memory."""
+    packed, k, size = calls.one_in(rng, 2), rng.choice(HUGE), rng.choice(GROUP_SIZES)
     stored = torch.empty(0, k, dtype=torch.int8)
     if packed:
         stored = torch.empty(0, count(k, 2), dtype=torch.uint8)
     scale = torch.empty(0) if size is None else torch.empty(0, count(k, size))
     arguments = {"input": torch.empty(0, k), "weight": stored, "weight_scale": scale}
-    return Call(NAME, arguments | {"group_size": size})
+    return calls.Call(NAME, arguments | {"group_size": size})
 
 
 # --- what the contract says of a call ------------------------------------------------------------
 
 
-def broken_rules(call: Call) -> set[type[Exception]]:
+def broken_rules(call: calls.Call) -> set[type[Exception]]:
     """The exceptions that the contract allows for this call; none where the call is right."""
     a = call.all
     output = a["input"].dtype
@@ -98,7 +96,7 @@ def has_right_sizes(a: dict[str, Any]) -> bool:
     return right
 
 
-def check_values(call: Call, got: Tensor) -> None:
+def check_values(call: calls.Call, got: Tensor) -> None:
     a, ops = call.all, torch.ops.baraquant
     x, weight, bias = a["input"], a["weight"], a.get("bias")
     assert got.is_contiguous() and got.dtype == x.dtype
@@ -107,9 +105,9 @@ def check_values(call: Call, got: Tensor) -> None:
         return
     if weight.dtype == torch.uint8:
         weight = oracle.unpacked(weight, x.shape[-1])
-        as_int8, error = outcome(Call(NAME, a | {"weight": weight}), "cpu", ops)
+        as_int8, error = calls.outcome(calls.Call(NAME, a | {"weight": weight}), "cpu", ops)
         assert error is None, f"right, but as int8 {type(error).__name__}: {error}"
-        assert_same_bits(got, as_int8, str(call))
+        assert_same_bits(got, as_int8)
     point, size = a.get("weight_zero_point"), a.get("group_size")
     exact = oracle.dequantized(weight, a["weight_scale"], point, size, x.dtype)
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -117,12 +115,16 @@ def check_values(call: Call, got: Tensor) -> None:
     if len(rows) > OWN_ROWS.get(x.dtype, 0):
         y = but_for_pytorch(y, rows, exact, bias, expected)
     else:
-        alone = Call(NAME, a | {"input": rows[-1]})
-        assert_same_bits(y[-1], alone("cpu", ops), f"the last token alone: {call}")
-    oracle.assert_close(y, expected, str(call))
+        alone = calls.Call(NAME, a | {"input": rows[-1]})
+        assert_same_bits(y[-1], alone("cpu", ops), "the last token alone")
+    oracle.assert_close(y, expected)
+
+
+def make(rng: Random) -> calls.Call:
+    is_huge = calls.one_in(rng, 21)
+    right = call_of_no_rows(rng) if is_huge else calls.right_call(rng, WEIGHT_ONLY_CALLS, SHAPES)
+    return calls.changed(rng, right, {}, also=of_any_groups)
 
 
 if __name__ == "__main__":
-    right = right_calls(WEIGHT_ONLY_CALLS, SHAPES)
-    right = st.one_of(*[right] * 20, calls_of_no_rows())
-    run(changed_calls(right, {}, also=of_any_groups), broken_rules, check_values, 1000)
+    calls.run(make, broken_rules, check_values, 1000)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What only CUDA has here: the kernel that dequantizes the weight in registers for few rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of weight_only_linear: those of a layer with the floating weight, once and twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

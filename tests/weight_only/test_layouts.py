@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear of any layout; what its bits do not depend on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear in PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear against the NumPy oracle: weights bit for bit, sums within their bound."""
 
-from __future__ import annotations
-
 import math
 import platform
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.family_cases.int8_mm import integers
+from tests.support.marks import by_dtype
 from tests.support.oracle import weight_only as oracle
 from tests.support.oracle.affine import round_to
 
@@ -27,7 +26,6 @@ OWN_ROWS = {torch.float32: 48, torch.bfloat16: 4}
 SHAPES = ((3, 7), (35, 131), (1, 1), (9, 83), (17, 257), (64, 96))
 GROUPS = (None, 1, 5, 32, 128, 1000)
 
-by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_shape = pytest.mark.parametrize(
     "shape",
     [*SHAPES[:2], *(pytest.param(shape, marks=pytest.mark.exhaustive) for shape in SHAPES[2:])],

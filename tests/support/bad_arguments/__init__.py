@@ -5,8 +5,6 @@ A module has `OPS`, calls that are right, and `PAIRS` of such a call and a way t
 stands in this folder; a small family may have them in its `test_values.py`.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from types import ModuleType

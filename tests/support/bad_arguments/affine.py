@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """How a call goes wrong, and every op of the affine family with a right call and the wrong ones."""
 
-from __future__ import annotations
-
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,18 +21,49 @@ SHAPE = (4, 6, 8)
 NEVER = (torch.int16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 
 
+VALUES = {"quant_min": -8, "quant_max": 7, "symmetric": True, "group_size": 4}
+OF_INT32 = ("zero_point", "input_zero_point", "act_zero_point", "weight_zero_point", "weight_sum")
+
+
 class PublicOp:
-    """One way to call a schema; a family's `Op` has its options, and `arguments` by name."""
+    """One way to call a schema; a family's `Op` says which tensors and other values that takes."""
 
     name: str
     number = False  # whether scale and zero point are numbers
+    residual = False  # whether there is one
+    full = True  # whether optional tensors and lists are given
 
     def __str__(self) -> str:
         return self.name
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        """A call that is right."""
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that any of the family's ops takes."""
         raise NotImplementedError
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Of the other arguments."""
+        return VALUES
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """That of a tensor."""
+        return torch.int32 if name in OF_INT32 else torch.float32
+
+    def arguments(self, device: str) -> dict[str, Any]:
+        """A call that is right: ones, of what the schema names."""
+        packet, sizes, values = getattr(torch.ops.baraquant, self.name), self.sizes, self.values
+        form = "number" if self.number else "residual" if self.residual else "default"
+        found: dict[str, Any] = {}
+        for argument in getattr(packet, form)._schema.arguments:
+            name, kind = argument.name, str(argument.real_type)
+            if not self.full and kind.startswith(("Optional[Tensor", "List")):
+                continue
+            if "Tensor" in kind and name in sizes:
+                found[name] = torch.ones(sizes[name], dtype=self.dtype_of(name), device=device)
+            elif "Tensor" not in kind and name in values:
+                found[name] = values[name]
+        return found
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
         return getattr(torch.ops.baraquant, self.name)(**arguments)
@@ -62,10 +92,29 @@ class ProductOp(PublicOp):
     def compute(self) -> torch.dtype:
         return cases.compute_dtype(self.output)
 
+    @property
+    def values(self) -> dict[str, Any]:
+        return VALUES | {"symmetric": not self.full, "dtype": self.output}
 
-def ones_on(device: str) -> Callable[[tuple[int, ...], torch.dtype], Tensor]:
-    """Tensors of ones, by shape and dtype."""
-    return lambda shape, dtype: torch.ones(shape, dtype=dtype, device=device)
+    @property
+    def of_integers(self) -> bool:
+        """Whether the input is."""
+        return self.name.startswith(("int", "smoothquant", "rescale"))
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        if name == "input" and self.of_integers:
+            return self.input
+        if name == "weight" and not self.name.startswith("qat"):
+            return torch.int8
+        if name.endswith("scale"):
+            return self.compute
+        return self.output if name in ("input", "weight", "bias") else torch.int32
+
+
+@functools.cache
+def names_of(op: PublicOp) -> frozenset[str]:
+    """Of the arguments of a right call."""
+    return frozenset(op.arguments("meta"))
 
 
 When = Callable[[Any], bool]
@@ -106,7 +155,7 @@ class Bad:
         return f"{self.argument}-{self.label}"
 
     def applies(self, op: Any) -> bool:
-        known = op.arguments("meta")
+        known = names_of(op)
         if op.number and self.argument in NUMBERS and "number" not in self.label:
             return False
         return self.argument in known and set(self.also) <= set(known) and self.when(op)
@@ -316,26 +365,16 @@ class Op(PublicOp):
     def name(self) -> str:
         return self.granularity.op(self.verb).__name__
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.verb.find("_backward") > 0:
-            found["grad"] = torch.ones(SHAPE, device=device)
-        if self.verb != "dequantize_backward":
-            found["input"] = torch.ones(SHAPE, device=device)
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
         params = self.granularity.param_shape(SHAPE)
-        found["scale"] = 0.1 if self.number else torch.ones(params, device=device)
-        if self.verb != "dequantize_backward":
-            point = torch.zeros(params, dtype=torch.int32, device=device)
-            found["zero_point"] = 0 if self.number else point
-        if self.granularity.kind == "per_group":
-            found["group_size"] = self.granularity.group_size
-        if self.granularity.kind in ("per_channel", "per_group"):
-            found["axis"] = self.granularity.axis
-        if self.verb in RANGED:
-            found |= {"quant_min": -8, "quant_max": 7}
-        if self.verb in ("quantize", "dequantize", "dequantize_backward"):
-            found["dtype"] = torch.int8 if self.verb == "quantize" else torch.float32
-        return found
+        return {"grad": SHAPE, "input": SHAPE, "scale": params, "zero_point": params}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        dtype = torch.int8 if self.verb == "quantize" else torch.float32
+        given = {"axis": self.granularity.axis, "dtype": dtype, "scale": 0.1, "zero_point": 0}
+        return VALUES | given
 
 
 OPS = [Op(verb, granularity) for verb in VERBS for granularity in KINDS]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the fused family with a call that is right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,25 +33,13 @@ class Op(PublicOp):
     def name(self) -> str:
         return self.base + (QUANTIZE if self.quantize else "")
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        rows = torch.ones(SHAPE, device=device)
-        if self.base == "silu_mul":
-            found: dict[str, Any] = {"gate": rows, "up": rows.clone()}
-        else:
-            found = {"input": rows}
-        if self.base in NORMS:
-            names = VECTORS if self.base == "layer_norm" else VECTORS[:1]
-            found |= {name: torch.ones(SHAPE[-1], device=device) for name in names}
-            found["eps"] = 1e-5
-        if self.residual:
-            found["residual"] = rows.clone()
-        if self.base == "gelu":
-            found["approximate"] = "tanh"
-        if self.base == "hadamard":
-            found["block"] = 4
-        if self.quantize:
-            found |= {"quant_min": -8, "quant_max": 7, "symmetric": True, "dtype": torch.int8}
-        return found
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        return dict.fromkeys(ROWS, SHAPE) | dict.fromkeys(VECTORS, SHAPE[-1:])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return wrong.VALUES | {"eps": 1e-5, "approximate": "tanh", "block": 4, "dtype": torch.int8}
 
 
 OPS = [Op(base, quantize) for base in VERBS for quantize in (False, True)]

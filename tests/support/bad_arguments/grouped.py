@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The grouped ops of the integer matrix family with calls that are right, and ways to be wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
 from tests.support.bad_arguments.int8_mm import wrong_words
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
@@ -22,35 +20,24 @@ INTEGERS, TRAINED = "int8_grouped_linear", "qat_grouped_linear"
 class Op(ProductOp):
     """One way to call a schema; the integers of an input are uint8."""
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
-        found: dict[str, Any] = {
-            "input": ones((T, K), torch.uint8 if self.name == INTEGERS else self.output),
-            "weight": ones((E, N, K), self.output if self.name == TRAINED else torch.int8),
-            "offsets": ones((E,), torch.int32),
-        }
-        if self.name == INTEGERS:
-            found["input_scale"] = ones((T, 1), self.compute)
-            if self.full:
-                found["input_zero_point"] = ones((T, 1), torch.int32)
-        else:
-            found |= {"symmetric": not self.full, **dict(zip(INPUT_RANGE, (-8, 7), strict=True))}
-        if self.name == TRAINED:
-            found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
-            found |= {"backward": "float", "rounding": "nearest"}
-        else:
-            found |= {"weight_scale": ones((E, N), self.compute), "dtype": self.output}
-        if self.full:
-            found["bias"] = ones((E, N), self.output)
-            if self.name != TRAINED:
-                found["weight_sum"] = ones((E, N), torch.int32)
-        return found
+    sizes: ClassVar = {
+        "input": (T, K),
+        "weight": (E, N, K),
+        "offsets": (E,),
+        **dict.fromkeys(VECTORS, (E, N)),
+        **dict.fromkeys(OF_ROWS, (T, 1)),
+    }
+
+    @property
+    def values(self) -> dict[str, Any]:
+        of_weight = dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        return super().values | of_weight | {"backward": "float", "rounding": "nearest"}
 
 
 OPS = (
-    Op(INTEGERS),
-    Op(INTEGERS, torch.float16),
-    Op(INTEGERS, torch.float64, full=False),
+    Op(INTEGERS, input=torch.uint8),
+    Op(INTEGERS, torch.float16, input=torch.uint8),
+    Op(INTEGERS, torch.float64, full=False, input=torch.uint8),
     Op("quantized_grouped_linear"),
     Op("quantized_grouped_linear", torch.bfloat16, full=False),
     Op("quantized_grouped_linear", torch.float64),

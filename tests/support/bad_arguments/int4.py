@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of four-bit weights with a call that is right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp, ones_on
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
 from tests.support.calls.int4 import LINEARS
 from tests.support.cases import INT64_MAX, INT64_MIN
 
@@ -22,51 +18,34 @@ MAKERS = ("choose_int4_qparams", "quantize_int4", "expand_int4", "pack_int4")
 CHOOSE, QUANTIZE, EXPAND, PACK = MAKERS
 
 
-@dataclass(frozen=True)
-class Op(PublicOp):
-    """One op; `output`: the dtype of the result of a linear op, and of a floating input."""
+class Op(ProductOp):
+    """One right call; `output` is also the dtype of a weight that is quantized."""
 
-    name: str
-    output: torch.dtype = torch.float32
+    sizes: ClassVar = {
+        **dict.fromkeys(("integers", "weight"), (N, K)),
+        **dict.fromkeys(("group_factor", "group_zero_point"), (N, GROUPS)),
+        **dict.fromkeys(("scale", "weight_scale", "bias", "weight_sum"), (N,)),
+        **dict.fromkeys(("input_scale", "input_zero_point"), (T, 1)),
+        **dict.fromkeys(("act_scale", "act_zero_point"), ()),
+        "packed": (N, K // 2),
+        "input": (T, K),
+        "smooth_scale": (K,),
+    }
 
-    def __str__(self) -> str:
-        suffix = "" if self.output == torch.float32 else f"-{cases.name_of(self.output)}"
-        return self.name + suffix
+    @property
+    def values(self) -> dict[str, Any]:
+        return super().values | {"in_features": K}
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
-        compute = cases.compute_dtype(self.output)
-        if self.name == PACK:
-            return {"integers": ones((N, K), torch.int8)}
-        found: dict[str, Any] = {"group_size": GROUP_SIZE}
-        if self.name in (CHOOSE, QUANTIZE):
-            found["weight"] = ones((N, K), self.output)
-        if self.name == CHOOSE:
-            return found
-        found["group_factor"] = ones((N, GROUPS), torch.uint8)
-        found["group_zero_point"] = ones((N, GROUPS), torch.uint8)
-        if self.name == QUANTIZE:
-            return found | {"scale": ones((N,), compute)}
-        found["packed"] = ones((N, K // 2), torch.uint8)
-        if self.name == EXPAND:
-            return found | {"in_features": K}
-        found["input"] = ones((T, K), torch.int8 if self.name == INTEGERS else self.output)
-        found["weight_scale"] = ones((N,), compute)
-        found["bias"] = ones((N,), self.output)
-        found["weight_sum"] = ones((N,), torch.int32)
-        found["dtype"] = self.output
-        if self.name == INTEGERS:
-            found["input_scale"] = ones((T, 1), compute)
-            found["input_zero_point"] = ones((T, 1), torch.int32)
-        else:
-            found |= {"quant_min": -8, "quant_max": 7}
-        if self.name == DYNAMIC:
-            found["symmetric"] = False
-        if self.name == STATIC:
-            found["act_scale"] = ones((), compute)
-            found["act_zero_point"] = ones((), torch.int32)
-            found["smooth_scale"] = ones((K,), compute)
-        return found
+    @property
+    def of_integers(self) -> bool:
+        return self.name == INTEGERS
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        if name in ("packed", "group_factor", "group_zero_point"):
+            return torch.uint8
+        if name in ("integers", "weight"):
+            return torch.int8 if name == "integers" else self.output
+        return super().dtype_of(name)
 
 
 OPS = [Op(name) for name in (*MAKERS, *LINEARS)]

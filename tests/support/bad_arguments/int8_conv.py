@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_conv with calls that are right, and the ways to get them wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
 
 IMAGES, CHANNELS, OUTPUTS, SPACE = 2, 6, 4, (5, 7)
 VECTORS = ("weight_scale", "bias", "weight_sum")
@@ -24,26 +22,17 @@ class Op(ProductOp):
 
     name: str = "int8_conv"
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
-        found: dict[str, Any] = {
-            "input": ones((IMAGES, CHANNELS, *SPACE), self.input),
-            "weight": ones((OUTPUTS, CHANNELS // 2, 3, 2), torch.int8),
-            "input_scale": ones((1,), self.compute),
-            "weight_scale": ones((OUTPUTS,), self.compute),
-            "groups": 2,
-            "dtype": self.output,
-        }
-        if self.full:
-            found |= {
-                "bias": ones((OUTPUTS,), self.output),
-                "input_zero_point": ones((), torch.int64),
-                "weight_sum": ones((OUTPUTS,), torch.int32),
-                "stride": [2, 1],
-                "padding": [1, 0],
-                "dilation": [1, 2],
-            }
-        return found
+    sizes: ClassVar = {
+        "input": (IMAGES, CHANNELS, *SPACE),
+        "weight": (OUTPUTS, CHANNELS // 2, 3, 2),
+        **dict.fromkeys(VECTORS, (OUTPUTS,)),
+        **dict.fromkeys(ONES, (1,)),
+    }
+
+    @property
+    def values(self) -> dict[str, Any]:
+        lists = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2]}
+        return super().values | lists | {"groups": 2}
 
 
 OPS = [Op(output=dtype) for dtype in cases.FLOAT_DTYPES]

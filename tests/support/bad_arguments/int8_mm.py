@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the integer matrix family with calls that are right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +10,8 @@ import torch
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import HUGE, INVERTED, NEVER, Bad, ProductOp, ones_on
-from tests.support.bad_arguments.int8_product import LEAD, OF_ROWS, K, N, wrong_sizes
+from tests.support.bad_arguments.affine import HUGE, INVERTED, NEVER, Bad, ProductOp
+from tests.support.bad_arguments.int8_product import LEAD, OF_ROWS, VECTORS, K, N, wrong_sizes
 from tests.support.cases import INT64_MAX, INT64_MIN
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
@@ -28,37 +26,21 @@ class Op(ProductOp):
 
     number: bool = False
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
-        integers = self.name in INTEGER_INPUT
-        found: dict[str, Any] = {
-            "input": ones((*LEAD, K), self.input if integers else self.output),
-            "weight": ones((N, K), self.output if self.name == "qat_linear" else torch.int8),
-        }
-        if self.name != "qat_linear":
-            found["weight_scale"] = ones((N,), self.compute)
-        if self.name in (*INTEGER_INPUT, *STATIC):
-            names = OF_ALL if self.name in STATIC else OF_ROWS
-            shape = () if self.name in STATIC else (*LEAD, 1)
-            found[names[0]] = 0.5 if self.number else ones(shape, self.compute)
-            if self.full:
-                found[names[1]] = 1 if self.number else ones(shape, torch.int32)
-        else:
-            found["symmetric"] = not self.full
-        if not integers:
-            found |= dict(zip(INPUT_RANGE, (-8, 7), strict=True))
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {"input": (*LEAD, K), "weight": (N, K)}
+        found |= dict.fromkeys(VECTORS, (N,)) | {"smooth_scale": (K,)}
+        found |= dict.fromkeys(OF_ROWS, (*LEAD, 1)) | dict.fromkeys(OF_ALL, ())
         if self.name == "qat_linear":
-            found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
-            found |= {"backward": "int8", "rounding": "stochastic"}
-        else:
-            found["dtype"] = self.output
-        if self.name == "static_quantized_linear" and self.full:
-            found["smooth_scale"] = ones((K,), self.compute)
-        if self.full:
-            found["bias"] = ones((N,), self.output)
-            if self.name != "qat_linear":
-                found["weight_sum"] = ones((N,), torch.int32)
+            del found["weight_scale"]  # which has that of integers, if they are given
         return found
+
+    @property
+    def values(self) -> dict[str, Any]:
+        of_weight = dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        of_numbers = dict(zip(OF_ALL, (0.5, 1), strict=True))
+        options = {"backward": "int8", "rounding": "stochastic"}
+        return super().values | of_weight | of_numbers | options
 
 
 OPS = (

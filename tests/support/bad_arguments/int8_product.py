@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_product and rescale_product with calls that are right, and the ways to get them wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp, ones_on
+from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
 
 LEAD, N, K = (4, 6), 5, 8
 OF_ROWS = ("input_scale", "input_zero_point")
@@ -24,22 +21,16 @@ class Op(ProductOp):
 
     output: torch.dtype = torch.int32
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
-        if multiplies(self):
-            found = {"input": ones((*LEAD, K), self.input), "weight": ones((N, K), torch.int8)}
-            if self.full:
-                found["input_zero_point"] = ones((*LEAD, 1), torch.int32)
-                found["weight_sum"] = ones((N,), torch.int32)
-            return found
-        found = {
-            "input": ones((*LEAD, N), torch.int32),
-            "input_scale": ones((*LEAD, 1), self.compute),
-            "weight_scale": ones((N,), self.compute),
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        columns = K if multiplies(self) else N
+        of_rows = dict.fromkeys(OF_ROWS, (*LEAD, 1))
+        return {
+            "input": (*LEAD, columns),
+            "weight": (N, K),
+            **dict.fromkeys(VECTORS, (N,)),
+            **of_rows,
         }
-        if self.full:
-            found["bias"] = ones((N,), self.output)
-        return found | {"dtype": self.output}
 
 
 multiplies, rescales = wrong.of("int8_product"), wrong.but("int8_product")

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the range family with a call that is right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -38,29 +36,25 @@ class Op(PublicOp):
     def name(self) -> str:
         return f"{self.verb}_{self.granularity.kind}" if self.verb in DATA else self.verb
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        found: dict[str, Any] = {"input": torch.ones(SHAPE, device=device)}
-        if self.verb in OBSERVERS:
-            found |= self.observer_arguments(device)
-        if self.granularity.kind == "per_group":
-            found["group_size"] = self.granularity.group_size
-        if self.granularity.kind in ("per_channel", "per_group"):
-            found["axis"] = self.granularity.axis
-        if self.verb != "observe_min_max_":
-            found |= {"quant_min": -8, "quant_max": 7, "symmetric": True}
-        if self.verb == "dynamic_range_quantize":
-            found["dtype"] = torch.int8
-        return found
-
-    def observer_arguments(self, device: str) -> dict[str, Any]:
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
         params = self.granularity.param_shape(SHAPE)
-        names = RANGES_IN_PLACE[:2] if self.verb == "observe_min_max_" else RANGES_IN_PLACE
-        found: dict[str, Any] = {name: torch.ones(params, device=device) for name in names}
-        if self.verb == "observe_fake_quantize":
-            found["zero_point"] = torch.zeros(params, dtype=torch.int32, device=device)
-            found |= {f: torch.ones(1, dtype=torch.uint8, device=device) for f in FLAGS}
-        found[COUNTER] = torch.zeros(1, dtype=torch.int64, device=device)
-        return found | {"averaging_constant": 0.1}
+        return {
+            "input": SHAPE,
+            **dict.fromkeys(WRITTEN, params),
+            **dict.fromkeys((*FLAGS, COUNTER), (1,)),
+        }
+
+    @property
+    def values(self) -> dict[str, Any]:
+        given = {"axis": self.granularity.axis, "dtype": torch.int8, "averaging_constant": 0.1}
+        if self.granularity.kind == "per_tensor":
+            del given["axis"]  # of an observer None
+        return wrong.VALUES | given
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        other = {**dict.fromkeys(FLAGS, torch.uint8), COUNTER: torch.int64}
+        return other.get(name) or super().dtype_of(name)
 
 
 OPS = [Op(verb, granularity) for verb in DATA for granularity in KINDS]
@@ -107,7 +101,7 @@ def bad_tensors_in_place() -> Iterator[Bad]:
         yield Bad(name, "requires_grad", change, ValueError, "grad")
         for other in (one for one in RANGES_IN_PLACE if one != name):
             change = lambda a, other=other: a[other]  # noqa: E731
-            when = lambda op, other=other: other in op.arguments("meta")  # noqa: E731
+            when = lambda op, other=other: other in wrong.names_of(op)  # noqa: E731
             words = "two|another|different|itself"
             yield Bad(name, f"is_{other}", change, ValueError, words, when)
 

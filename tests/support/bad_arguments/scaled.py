@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the scaled family with a call that is right, and the ways to get it wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,15 +22,20 @@ class Op(PublicOp):
 
     name: str
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        x = torch.ones(SHAPE, device=device)
-        if self.name == "draw_random":
-            return {"like": x, "count": 2}
-        if self.name == "transpose_int8":
-            return {"input": x.reshape(-1, SHAPE[-1]).to(torch.int8)}
-        shape = SHAPE[:-1] if self.name == TRANSPOSED else SHAPE[-1:]
-        random = torch.zeros(2, dtype=torch.int64, device=device)
-        return {"input": x, "factor": torch.ones(shape, device=device), "random": random}
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        factor = SHAPE[:-1] if self.name == TRANSPOSED else SHAPE[-1:]
+        x = SHAPE[1:] if self.name == "transpose_int8" else SHAPE
+        return {"input": x, "like": SHAPE, "factor": factor, "random": (2,)}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {"count": 2}
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        if name == "input" and self.name == "transpose_int8":
+            return torch.int8
+        return torch.int64 if name == "random" else torch.float32
 
 
 OPS = [Op(name) for name in NAMES]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear with calls that are right, and the ways to get them wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +9,13 @@ import torch
 
 from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp, ones_on
+from tests.support.bad_arguments.affine import NEVER, Bad, PublicOp
 from tests.support.cases import INT64_MIN
 
 T, N, K, GROUP_SIZE = 6, 5, 10, 4
 GROUPS, BYTES = 3, 5
 NAME = "weight_only_linear"
+PARAMETERS = ("weight_scale", "weight_zero_point")
 
 
 @dataclass(frozen=True)
@@ -39,23 +38,31 @@ class Op(PublicOp):
         suffix = "" if self.output == torch.float32 else f"-{cases.name_of(self.output)}"
         return self.name + "-packed" * self.packed + "-grouped" * self.grouped + suffix
 
-    def arguments(self, device: str) -> dict[str, Any]:
-        ones = ones_on(device)
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
         params = (N, GROUPS) if self.grouped else (N,)
         stored = (N, BYTES) if self.packed else (N, K)
-        found: dict[str, Any] = {
-            "input": ones((T, K), self.output),
-            "weight": ones(stored, torch.uint8 if self.packed else torch.int8),
-            "weight_scale": ones(params, cases.compute_dtype(self.output)),
-            "bias": ones((N,), self.output),
-            "weight_zero_point": ones(params, torch.int32),
+        return {
+            "input": (T, K),
+            "weight": stored,
+            "bias": (N,),
+            **dict.fromkeys(PARAMETERS, params),
         }
-        return found | ({"group_size": GROUP_SIZE} if self.grouped else {})
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {"group_size": GROUP_SIZE} if self.grouped else {}
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        if name == "weight":
+            return torch.uint8 if self.packed else torch.int8
+        if name == "weight_scale":
+            return cases.compute_dtype(self.output)
+        return torch.int32 if name == "weight_zero_point" else self.output
 
 
 OPS = [Op(), Op(grouped=False), Op(torch.float64, grouped=False), Op(torch.bfloat16)]
 OPS += [Op(torch.float16, grouped=False), Op(packed=True), Op(torch.bfloat16, False, packed=True)]
-PARAMETERS = ("weight_scale", "weight_zero_point")
 
 
 grouped, of_channels = wrong.having(grouped=True), wrong.having(grouped=False)

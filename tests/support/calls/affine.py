@@ -6,8 +6,6 @@ that change a running range in place, and the grouped products, whose inputs are
 group, are not among `ALL_CALLS`, but have tests of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The calls of all families, but for those that write a tensor: `OBSERVE_CALLS` of `range.py`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.calls.affine import ALL_CALLS

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops of four-bit weights as functions of tensors alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

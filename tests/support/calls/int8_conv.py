@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The convolution of integers, as a function of tensors alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The integer matrix family as functions of tensors alone, as those in `affine.py` are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@
 `draw_random` is none: each call of it gives something else.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

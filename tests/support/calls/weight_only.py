@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The op of a floating input and a weight of integers, as functions of tensors alone."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The comparison with the oracle that the tests of the range family share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a tool refuses leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A served model comes back from its file, whatever model it is loaded into."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Inputs of the fused family: lengths of rows around every edge of a kernel, and hard values."""
 
-from __future__ import annotations
-
 import math
 
 import torch

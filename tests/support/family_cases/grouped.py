@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Inputs of the grouped ops of the integer matrix family, and the op for one weight beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Convolutions of integers: their options, and calls of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@
 Nothing here knows what an op computes (that is `tests/support/oracle`) or needs pytest.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass

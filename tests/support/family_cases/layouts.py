@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Any strides in: the bits of contiguous copies, in strides that a rule gives, on Meta the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -14,6 +12,7 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
+from tests.support.marks import by_dtype
 
 Tensors = tuple[Tensor, ...]
 LENGTHS = (*range(1, 20), 31, 33, 63, 64, 65, 127, 129)
@@ -130,7 +129,7 @@ class AnyLayout:
                 ]
                 self.check(matrix_call, tuple(laid), f"{shape} {dtype}")
 
-    @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+    @by_dtype
     def test_every_tail_and_misalignment(
         self, matrix_call: Any, dtype: torch.dtype, device: str
     ) -> None:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What every family promises on CUDA: the current stream and device, graphs, no synchronisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the programs of random calls share: right calls, ways to change them, a verdict.
 
-`python -m tests.affine.fuzz [examples]`. A right call comes from `tests/support/calls` or from the
-cases of a family; then some of its arguments are replaced by others of the same type. A family says
-what the contract says of the outcome. Each call either breaks rules of the contract, and then
-raises the exception of one of them, or breaks none, and then gives the oracle's bits and those of
-`baraquant.reference`. Never anything else, and the same on Meta and through `baraquant.ops`. Run in
-a process of its own (`test_errors.py`), so that a crash is a failure like any other.
+`python -m tests.affine.fuzz [calls]`. A call follows from its number alone. A right one comes from
+`tests/support/calls` or from the cases of a family; then some of its arguments are replaced by
+others of the same type. A family says what the contract says of the outcome. Each call either
+breaks rules of the contract, and then raises the exception of one of them, or breaks none, and then
+gives the oracle's bits and those of `baraquant.reference`. Never anything else, and the same on
+Meta and through `baraquant.ops`. Run in a process of its own (`test_errors.py`), so that a crash is
+a failure like any other.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import baraquant.ops
@@ -29,6 +27,7 @@ from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
 from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
+from tests.support.checks.int8_mm import summary
 from tests.support.core_calls import bound
 
 SHAPES = ((), (0,), (1,), (7,), (2, 3), (3, 0), (1, 1), (4, 1, 5), (2, 3, 4), (2, 1, 3, 2))
@@ -70,6 +69,9 @@ class Call:
     name: str
     arguments: dict[str, Any]
 
+    def __repr__(self) -> str:
+        return f"{self.name}({summary(self.arguments)})"
+
     def __call__(self, device: str, namespace: object) -> Any:
         moved = {k: move(v, device) for k, v in self.arguments.items()}
         return self.function(namespace)(**moved)
@@ -108,7 +110,7 @@ class Call:
         return found | {k: v for k, v in self.arguments.items() if v is not None}
 
 
-@dataclass
+@dataclass(repr=False)
 class Misplaced(Call):
     """A call with one tensor on the other device."""
 
@@ -123,27 +125,29 @@ class Misplaced(Call):
         return self.function(namespace)(**moved)
 
 
-def choose(draw: st.DrawFn, right: Any, wrong: tuple[Any, ...]) -> Any:
-    """The right one about fourteen times out of fifteen."""
-    return draw(st.sampled_from(wrong)) if draw(st.integers(0, 14)) > 13 else right
+def one_in(rng: Random, count: int) -> bool:
+    return rng.randrange(count) == 0
+
+
+def choose(rng: Random, right: Any, wrong: Sequence[Any]) -> Any:
+    """The right one fourteen times out of fifteen."""
+    return rng.choice(wrong) if one_in(rng, 15) else right
 
 
 # --- right calls, and how they are changed -------------------------------------------------------
 
 
-@st.composite
-def right_calls(
-    draw: st.DrawFn,
+def right_call(
+    rng: Random,
     calls: Sequence[Any],
     shapes: Sequence[tuple[int, ...]] = SHAPES_OF_ROWS,
     dtypes: Sequence[torch.dtype] = cases.FLOAT_DTYPES,
 ) -> Call:
     """One of `tests/support/calls`, with any granularity that its shape allows."""
-    call, shape = draw(st.sampled_from(calls)), draw(st.sampled_from(shapes))
+    call, shape = rng.choice(calls), rng.choice(shapes)
     if "granularity" in {field.name for field in dataclasses.fields(call)} and not call.number:
-        granularity = draw(st.sampled_from(cases.granularities(shape)))
-        call = dataclasses.replace(call, granularity=granularity)
-    dtype = draw(st.sampled_from(dtypes))
+        call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
+    dtype = rng.choice(dtypes)
     if dtype == torch.float64 and not getattr(call, "takes_float64", True):
         dtype = torch.float32
     op, arguments = bound(call, call.tensors(shape, dtype))
@@ -151,108 +155,92 @@ def right_calls(
     return Call(op._schema.name.removeprefix("baraquant::"), detached)
 
 
-@st.composite
-def changed_calls(
-    draw: st.DrawFn,
-    right: st.SearchStrategy[Call],
+def changed(
+    rng: Random,
+    call: Call,
     options: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]],
     makers: Makers = (tensor,),
-    make: type[Call] = Call,
-    also: Callable[[st.DrawFn, Call], None] | None = None,
+    also: Callable[[Random, Call], None] | None = None,
     last: Callable[[Call], None] | None = None,
 ) -> Call:
-    """A call of `right` with other values and layouts; then up to two arguments are wrong, maybe.
+    """The call with other values and layouts; then up to two arguments are wrong, maybe.
 
     Args:
+        rng: What follows from the number of the call.
+        call: A right one.
         options: What arguments are set to together, half of the time, where the op has them.
         makers: Of floating tensors.
-        make: The class of the call.
         also: What else a family changes, first; `last`: after all others.
     """
-    found, seed = draw(right), draw(st.integers(0, 99))
-    call = make(found.name, dict(found.arguments))
-    a = call.arguments
+    a, seed = call.arguments, rng.randrange(100)
     schema = {p.name: p for p in getattr(torch.ops.baraquant, call.name).default._schema.arguments}
     for name in [n for n in a if n in schema and schema[n].has_default_value()]:
-        if draw(st.integers(0, 4)) == 0:
+        if one_in(rng, 5):
             del a[name]
     for names, values in options.items():
-        if set(names) <= set(schema) and draw(st.booleans()):
-            a.update(zip(names, draw(st.sampled_from(values)), strict=True))
+        if set(names) <= set(schema) and one_in(rng, 2):
+            a.update(zip(names, rng.choice(values), strict=True))
     if also is not None:
-        also(draw, call)
+        also(rng, call)
     for index, (name, value) in enumerate(list(a.items())):
         if isinstance(value, Tensor):
-            a[name] = draw(numbers(name, value, seed + index, makers))
-    for _ in range(draw(st.sampled_from((0, 0, 0, 1, 1, 2)))):
-        name = draw(st.sampled_from(sorted(a)))
-        a[name] = draw(others(a[name], seed))
+            a[name] = numbers(rng, name, value, seed + index, makers)
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 2))):
+        name = rng.choice(sorted(a))
+        a[name] = other(rng, a[name], seed)
     if last is not None:
         last(call)
-    return draw(misplaced(call)) if make is Call else call
+    tensors = [name for name, value in a.items() if isinstance(value, Tensor)]
+    if type(call) is not Call or len(tensors) < 2:
+        return call
+    return choose(rng, call, [Misplaced(call.name, a, name) for name in tensors])
 
 
-@st.composite
-def numbers(draw: st.DrawFn, name: str, given: Tensor, seed: int, makers: Makers) -> Tensor:
+def numbers(rng: Random, name: str, given: Tensor, seed: int, makers: Makers) -> Tensor:
     """Other numbers of the same dtype, half of the time; now and then in another layout."""
     made = given
-    if given.is_floating_point() and draw(st.booleans()) and given.numel() < 10**5:
-        make = draw(st.sampled_from(makers)) if given.dim() > 0 else tensor
+    if given.is_floating_point() and one_in(rng, 2) and given.numel() < 10**5:
+        make = rng.choice(makers) if given.dim() > 0 else tensor
         made = make(tuple(given.shape), given.dtype, seed)
     is_integer = not (given.is_floating_point() or given.dtype in (torch.bool, torch.complex64))
-    if name in POINTS and is_integer and draw(st.integers(0, 2)) == 0:
+    if name in POINTS and is_integer and one_in(rng, 3):
         info = torch.iinfo(given.dtype)
-        ends = (info.min, info.max, 0, 1, 3, 127)
-        made = torch.full_like(given, draw(st.sampled_from(ends)))
-    if made.dim() > 0 and max(made.shape) < 10**6 and draw(st.integers(0, 9)) == 0:
+        made = torch.full_like(given, rng.choice((info.min, info.max, 0, 1, 3, 127)))
+    if made.dim() > 0 and max(made.shape) < 10**6 and one_in(rng, 10):
         flat = ["stepped", "expanded", "misaligned", "padded"]
-        made = cases.LAYOUTS[draw(st.sampled_from([*cases.LAYOUTS] if made.dim() > 1 else flat))](
-            made
-        )
+        made = cases.LAYOUTS[rng.choice([*cases.LAYOUTS] if made.dim() > 1 else flat)](made)
     return made
 
 
-@st.composite
-def others(draw: st.DrawFn, right: Any, seed: int) -> Any:
+def other(rng: Random, right: Any, seed: int) -> Any:
     """Something else of the same type: of a tensor most often another dtype, or one other size."""
     if isinstance(right, bool):
         return not right
     if isinstance(right, int):
-        return draw(st.sampled_from((*INTEGERS, right + 1, right - 1)))
+        return rng.choice((*INTEGERS, min(right + 1, INT64_MAX), max(right - 1, INT64_MIN)))
     if isinstance(right, (float, str, torch.dtype)):
         by_type = {float: FLOATS, str: WORDS, torch.dtype: (*DTYPES, torch.float8_e4m3fn)}
-        return draw(st.sampled_from(by_type[type(right)]))
+        return rng.choice(by_type[type(right)])
     if isinstance(right, (tuple, list)):
-        numbers = [*right, *right][: draw(st.integers(0, len(right) + 1))]
-        if numbers and draw(st.booleans()):
-            numbers[-1] = draw(st.sampled_from((0, -1, 3, 2**31, 2**62, INT64_MIN)))
-        return numbers
+        made = [*right, *right][: rng.randint(0, len(right) + 1)]
+        if made and one_in(rng, 2):
+            made[-1] = rng.choice((0, -1, 3, 2**31, 2**62, INT64_MIN))
+        return made
     if not isinstance(right, Tensor) or max(right.shape, default=0) > 10**6:
         return right
     shape, dtype = tuple(right.shape), right.dtype
-    if draw(st.booleans()):
-        dtype = draw(st.sampled_from(DTYPES))
+    if one_in(rng, 2):
+        dtype = rng.choice(DTYPES)
         return right.to(dtype) if right.numel() < 10**5 else right
-    near = [(), (1,), (1, *shape), (*shape, 1), shape[1:], draw(st.sampled_from(SHAPES))]
+    near = [(), (1,), (1, *shape), (*shape, 1), shape[1:], rng.choice(SHAPES)]
     if shape:
-        at = draw(st.integers(0, len(shape) - 1))
+        at = rng.randrange(len(shape))
         sizes = (max(shape[at] - 1, 0), shape[at] + 1, 0, 1)
         near += [(*shape[:at], size, *shape[at + 1 :]) for size in sizes]
-    if right.dim() > 1:
-        layouts = ("transposed", "stepped", "padded")
-        near_layout = draw(st.sampled_from((None, None, None, *layouts)))
-        if near_layout is not None:
-            return cases.LAYOUTS[near_layout](right)
-    shape = draw(st.sampled_from(near))
+    if right.dim() > 1 and one_in(rng, 2):
+        return cases.LAYOUTS[rng.choice(("transposed", "stepped", "padded"))](right)
+    shape = rng.choice(near)
     return tensor(shape, dtype, seed) if math.prod(shape) < 10**6 else right
-
-
-@st.composite
-def misplaced(draw: st.DrawFn, call: Call) -> Call:
-    """The call itself, or now and then one with a tensor that lies elsewhere."""
-    names = [name for name, value in call.arguments.items() if isinstance(value, Tensor)]
-    strays = tuple(Misplaced(call.name, call.arguments, name) for name in names)
-    return choose(draw, call, strays) if len(names) > 1 else call
 
 
 def outcome(call: Call, device: str, namespace: object) -> tuple[Any, BaseException | None]:
@@ -279,7 +267,7 @@ def judged(call: Call, allowed: set[type[Exception]], statistics: dict[str, int]
     ways = [("cpu", torch.ops.baraquant), ("meta", torch.ops.baraquant), ("cpu", baraquant.ops)]
     (_, error), (on_meta, _), (got, _) = results = [outcome(call, *way) for way in ways]
     for name, value in before.items():
-        assert_same_bits(call.arguments[name], value, f"{name} has changed: {call}")
+        assert_same_bits(call.arguments[name], value, f"{name} has changed")
     if isinstance(call, Misplaced):
         for _, one in results:
             assert_refused(call, one, allowed | {ValueError})
@@ -311,36 +299,36 @@ def check_reference(call: Call, got: Any) -> None:
     for result, right in zip(outputs(got), outputs(call("cpu", reference)), strict=True):
         # Of float64 the reference has no fma for numbers of every size.
         if result.dtype != torch.float64 or not call.name.endswith(("linear", "int8_conv")):
-            assert_same_bits(result, right, f"the reference: {call}")
+            assert_same_bits(result, right, "the reference")
 
 
 def run(
-    calls: st.SearchStrategy[Any],
+    make: Callable[[Random], Any],
     broken_rules: Callable[[Any], set[type[Exception]]],
     check_values: Callable[[Any, Any], None],
-    examples: int,
+    count: int,
     judge: Callable[..., Any] = judged,
 ) -> None:
     """Judge so many calls, or as many as the command line says; neither half may be empty.
 
     Args:
+        make: A call.
         broken_rules: The exceptions that the contract allows for a call; none where it is right.
         check_values: Compares the result of a right call with the oracle.
+        count: How many.
+        judge: As `judged`.
     """
     torch.set_num_threads(1)
     statistics = {"right": 0, "wrong": 0}
-    examples = int(sys.argv[1]) if len(sys.argv) > 1 else examples
-
-    @settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, print_blob=False,
-        phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(calls)
-    def check(call: Any) -> None:
-        got = judge(call, broken_rules(call), statistics)
-        if got is not None:
-            check_values(call, got)
-
-    check()
-    assert min(statistics.values()) > examples / 20, statistics
-    print(f"{examples} examples passed: {statistics}")
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else count
+    for number in range(count):
+        call = make(Random(number))
+        try:
+            got = judge(call, broken_rules(call), statistics)
+            if got is not None:
+                check_values(call, got)
+        except BaseException:
+            print(f"call {number}: {call}")
+            raise
+    assert min(statistics.values()) > count / 20, statistics
+    print(f"{count} calls passed: {statistics}")

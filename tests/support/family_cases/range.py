@@ -4,8 +4,6 @@
 `cases.adversarial` puts a NaN into nearly every segment, which hides all else from a maximum.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@
 Compilers, export, TorchScript, vmap and Meta give the bits of eager mode.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of one's own, quantized or prepared in place: what tests of refusals write into rows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Random numbers, and norms with random parameters, that do not depend on the default device."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch

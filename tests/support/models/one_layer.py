@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of a single layer, prepared, converted or quantized under every scheme."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small models whose activations have outliers, as real ones do: what `quantize_` gets."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small models to train, and every configuration that `prepare_` takes."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -6,8 +6,6 @@ rounding is IEEE's. NumPy has no bfloat16: such arrays are float32 arrays whose 
 numbers. Sums are exact (`math.fsum`).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ The activations have no oracle here: their exact values are known, and tests/fus
 compares with those.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -19,26 +17,17 @@ from tests.support.bits import to_numpy
 MAX_LANES = 4096
 
 
-def in_pairs(sums: list[np.ndarray]) -> np.ndarray:
-    """The sum of neighbours in pairs; the list is as long as a power of two."""
-    while len(sums) > 1:
-        sums = [sums[i] + sums[i + 1] for i in range(0, len(sums), 2)]
-    return sums[0]
-
-
 def sum_of_rows(values: np.ndarray) -> np.ndarray:
-    """The sums along the last axis of float64 numbers, lane by lane."""
-    length = values.shape[-1]
-    lanes = 1
-    while lanes < min(length, MAX_LANES):
-        lanes *= 2
-    sums = []
-    for lane in range(lanes):
-        total = np.zeros(values.shape[:-1])
-        for j in range(lane, length, lanes):
-            total = total + values[..., j]
-        sums.append(total)
-    return in_pairs(sums)[..., None]
+    """The sums along the last axis of float64 numbers: lane by lane, then neighbours in pairs."""
+    *rows, length = values.shape
+    lanes = min(1 << max(length - 1, 0).bit_length(), MAX_LANES)
+    padded = np.pad(values, [*[(0, 0)] * len(rows), (0, -length % lanes)])
+    sums = np.zeros((*rows, lanes))
+    for part in np.moveaxis(padded.reshape(*rows, padded.shape[-1] // lanes, lanes), -2, 0):
+        sums = sums + part
+    while sums.shape[-1] > 1:
+        sums = sums[..., ::2] + sums[..., 1::2]
+    return sums
 
 
 def compute(tensor: Tensor) -> np.ndarray:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The contract's convolution of integers: place by place in whole numbers, rescaled in NumPy."""
-
-from __future__ import annotations
+"""The contract's convolution of integers: whole numbers of each patch, rescaled in NumPy."""
 
 import itertools
 import math
@@ -33,15 +31,15 @@ def rows_of(
         (n + 2 * p - (k - 1) * d - 1) // s + 1
         for n, p, k, d, s in zip(space, padding, kernel, dilation, stride, strict=True)
     ]
+    around = [p for p in reversed(padding) for _ in range(2)]
+    padded = torch.nn.functional.pad(numbers, around)
     rows = numbers.new_zeros((*lead, *sizes, *kernel))
-    for out in itertools.product(*map(range, sizes)):
-        for at in itertools.product(*map(range, kernel)):
-            place = [
-                o * s - p + k * d
-                for o, s, p, k, d in zip(out, stride, padding, at, dilation, strict=True)
-            ]
-            if all(0 <= i < n for i, n in zip(place, space, strict=True)):
-                rows[(..., *out, *at)] = numbers[(..., *place)]
+    for at in itertools.product(*map(range, kernel)):
+        places = (
+            slice(k * d, k * d + (size - 1) * s + 1, s)
+            for k, d, size, s in zip(at, dilation, sizes, stride, strict=True)
+        )
+        rows[(..., *at)] = padded[(..., *places)]
     return rows
 
 
@@ -82,10 +80,6 @@ def int8_conv(
             part = slice(g * size, (g + 1) * size)
             acc[:, part] = grouped[:, g] @ w[part].T
     y = int8_oracle.rescale_product(
-        acc.to(torch.int32),
-        input_scale,
-        weight_scale,
-        bias,
-        dtype=dtype or weight_scale.dtype,
+        acc.to(torch.int32), input_scale, weight_scale, bias, dtype=dtype or weight_scale.dtype
     )
     return np.moveaxis(y.reshape(*lead, outputs), -1, batch)

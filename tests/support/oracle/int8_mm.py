@@ -11,8 +11,6 @@ no fma: `fma` is exact rounding put together from IEEE operations. The kernels u
 machine, so that every comparison of a product with a bias tests it too.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any
 

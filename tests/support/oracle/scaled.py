@@ -8,8 +8,6 @@
 k are bits of Philox4x32-10, which `philox` computes one block at a time with Python's integers.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Chooses few of many combinations such that every value is chosen at least once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What pytest is told here beyond its own options: `--part K/N`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.short_run.selection import Selection

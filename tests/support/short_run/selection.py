@@ -8,8 +8,6 @@ unless it is also marked `smoke`. Of a test marked `pairs` also the full run tak
 choose, CONTRIBUTING.md says.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Hashable, Iterable
 from itertools import combinations

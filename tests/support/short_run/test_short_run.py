@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The short run holds every value, `pairs` every two of them, the parts every test."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

@@ -5,8 +5,6 @@ The tables of models are in `encoders.py`, `decoders.py`, `images.py` and `sound
 are written with is in `parts.py`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

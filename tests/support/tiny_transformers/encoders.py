@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tiny encoders of text."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.tiny_transformers.parts import (

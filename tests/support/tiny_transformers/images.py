@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tiny models of images, with text and without."""
 
-from __future__ import annotations
-
 from tests.support.tiny_transformers.parts import (
     BERT,
     ENDS,
