@@ -125,7 +125,8 @@ class Examination:
         wanted = train(plain, inputs, 1)
         reached = train(model, inputs, STEPS)
         # The packed projections of torch.nn's attention become projections of their own.
-        lost = [n for n in wanted - reached if ".in_proj_" not in n and has(model, n)]
+        own = dict(model.named_parameters(remove_duplicate=False))
+        lost = [n for n in (wanted - reached) & own.keys() if ".in_proj_" not in n]
         if lost:
             raise AssertionError(f"no gradient for {', '.join(sorted(lost)[:5])}")
         return model
@@ -243,11 +244,6 @@ def train(model: nn.Module, inputs: Inputs, steps: int) -> set[str]:
         optimizer.step()
     model.eval()
     return reached
-
-
-def has(model: nn.Module, name: str) -> bool:
-    """Whether the model has a parameter of this name, tied or not."""
-    return name in dict(model.named_parameters(remove_duplicate=False))
 
 
 def cosine(got: list[Tensor], wanted: list[Tensor]) -> float:
