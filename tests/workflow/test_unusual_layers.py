@@ -55,9 +55,9 @@ class Kept(torch.Tensor):
     """A tensor subclass, as DTensor and the weights of other quantizers are."""
 
 
-def subclassed() -> nn.Module:
+def weighing(change: Callable[[Tensor], Tensor]) -> nn.Module:
     layer = nn.Linear(8, 8)
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Kept))
+    layer.weight = nn.Parameter(change(layer.weight.detach()), requires_grad=False)
     return layer
 
 
@@ -126,18 +126,17 @@ FORWARDS: dict[str, tuple[Any, ...]] = {
     "Explicit": (nn.Linear, lambda _, self, x: nn.Linear.forward(self, x) * 2),
     "Twice": (nn.Linear, lambda parent, self, x: parent(parent(x))),
     "Never": (nn.Linear, lambda parent, self, x: x),
-    "ReadsInTraining": (
-        nn.Linear,
-        lambda parent, self, x: parent(x) + (self.weight.sum() if self.training else 0),
-    ),
+    "ReadsInTraining": (nn.Linear,
+        lambda parent, self, x: parent(x) + (self.weight.sum() if self.training else 0)),
     "Tuple": (nn.Linear, lambda parent, self, x: (parent(x), None)),
     "Raises": (nn.Linear, lambda parent, self, x: x.view(7, 1000003)),
     "Logits": (nn.Embedding, lambda parent, self, x: parent(x) @ self.weight.T),
     "Masked": (nn.Conv1d, lambda parent, self, x: parent(x) * 2, 8, 8, 1),  # none is tried
     "OwnTransposed": (nn.ConvTranspose2d, lambda parent, self, x: parent(x) * 2, 8, 8, 3),
     "OwnLSTM": (nn.LSTM, lambda parent, self, x: parent(x)[0]),
-}
+}  # fmt: skip
 OWN_FORWARDS = {name: own(name, *row) for name, row in FORWARDS.items()}
+FP8 = torch.float8_e4m3fn
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
@@ -146,50 +145,33 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
     "patched_convolution": (patched_convolution, "its forward was replaced by another"),
-    "subclass_of_tensor": (subclassed, "its weight is a Kept"),
-    "int8": (lambda: of_dtype(torch.int8), "its weight is torch.int8"),
-    "float8": (lambda: of_dtype(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
+    "subclass_of_tensor": (lambda: weighing(lambda w: w.as_subclass(Kept)), "its weight is a Kept"),
+    "int8": (lambda: weighing(Tensor.char), "its weight is torch.int8"),
+    "float8": (lambda: weighing(lambda w: w.to(FP8)), f"its weight is {FP8}"),
     "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is torch.complex64"),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
     "bag": (lambda: nn.EmbeddingBag(8, 8), "there is no quantized form of EmbeddingBag"),
-    "bias_kv": (
-        lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True),
-        "there is no quantized form of add_bias_kv and add_zero_attn",
-    ),
-    "done": (
-        lambda: nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
-        "it is converted already",
-    ),
+    "bias_kv": (lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True),
+        "there is no quantized form of add_bias_kv and add_zero_attn"),
+    "done": (lambda: nn.Sequential(QuantizedLinear(torch.ones(2, 2).char(), torch.ones(2))),
+        "it is converted already"),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
     **{name: (make, f"{name} has a forward of its own") for name, make in OWN_FORWARDS.items()},
-    "parametrized": (
-        lambda: parametrizations.weight_norm(OWN_FORWARDS["Explicit"]()),
-        "Explicit has a forward of its own",
-    ),
-    "normed": (
-        lambda: torch.nn.utils.weight_norm(OWN_FORWARDS["Explicit"]()),
-        "Explicit has a forward of its own",
-    ),
+    "parametrized": (lambda: parametrizations.weight_norm(OWN_FORWARDS["Explicit"]()),
+        "Explicit has a forward of its own"),
+    "normed": (lambda: torch.nn.utils.weight_norm(OWN_FORWARDS["Explicit"]()),
+        "Explicit has a forward of its own"),
     "own_hook": (hooked, "its weight is computed by a hook"),
     "two_hooks": (
         lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"),
-        "computed by a hook",
-    ),
-    "parametrized_bilinear": (
-        lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
-        "computed by a parametrization",
-    ),
+        "computed by a hook"),
+    "parametrized_bilinear": (lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
+        "computed by a parametrization"),
     "masked_attention": (lambda: with_mask(nn.MultiheadAttention(8, 2)), "it has mask beside its"),
     "masked_lstm": (lambda: with_mask(nn.LSTM(8, 8)), "it has mask beside its own weights"),
     "masked_cell": (lambda: with_mask(nn.GRUCell(8, 8)), "it has mask beside its own weights"),
-}
-
-
-def of_dtype(dtype: torch.dtype) -> nn.Module:
-    layer = nn.Linear(8, 8)
-    layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
-    return layer
+}  # fmt: skip
 
 
 ACTIONS: dict[str, Callable[[nn.Module], Report]] = {

@@ -29,12 +29,3 @@ def kinds(model: nn.Module, inputs: Inputs) -> list[str]:
     except (ValueError, TypeError, AttributeError, RuntimeError):
         return found
     return [*found, "without a cache"]
-
-
-def expect_same(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Token by token, for each kind."""
-    for kind, expected in wanted.items():
-        if got[kind].tolist() != expected.tolist():
-            raise AssertionError(
-                f"{kind}: {got[kind].tolist()} after conversion, {expected.tolist()} before it"
-            )

@@ -107,17 +107,13 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def roi_align(
-    input: Tensor,
-    boxes: Tensor,
-    output_size: tuple[int, int],
-    spatial_scale: float,
-    sampling_ratio: int,
+    input: Tensor, boxes: Tensor, output_size: list[int], spatial_scale: float, sampling_ratio: int
 ) -> Tensor:
     """The means of bilinear samples within boxes.
 
     torchvision's own form in Python adds in an order that depends on what ran before it in the
     process. Beyond the border this one repeats it, where the library's has zeros. A row of `boxes`
-    has the position of the image, left, top, right, bottom. Returns `[k, channels, *output_size]`.
+    has the image's position, left, top, right, bottom. Returns `[k, channels, *output_size]`.
     """
     low, high = (boxes[:, 1:].float() * spatial_scale).split(2, dim=1)
     size = (high - low).clamp(min=1.0)
