@@ -115,8 +115,7 @@ def adapted(model: nn.Module, targets: Any = "all-linear", **options: Any) -> An
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     if batch.is_floating_point() or not hasattr(model, "config"):
         return (model(batch).float() - 1).square().mean()
-    labels = batch if not isinstance(batch, tuple) else batch[1]
-    return model(input_ids=batch, labels=labels).loss
+    return model(input_ids=batch, labels=batch).loss
 
 
 def train(model: nn.Module, batch: Tensor, steps: int = 3, loss: Any = loss_of) -> list[float]:

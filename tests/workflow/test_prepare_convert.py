@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W8A8, QuantConfig, TensorConfig
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from baraquant.nn import QuantizedLinear, StaticQuantizedLinear, WeightOnlyLinear
 from baraquant.qat import convert_, prepare_
@@ -237,6 +237,14 @@ def test_models_of_several_dtypes() -> None:
         model = trained(Mixed(), scheme, data(4, 8))
         assert model.body.weight.dtype == torch.bfloat16 and model.body.weight.grad is not None
         assert_converts_to_the_same_bits(model, data(4, 8))
+
+
+def test_the_observers_of_training() -> None:
+    """What each follows: tests/nn/test_observed.py."""
+    for observer, constant in (("min_max", None), ("moving_average", 0.01)):
+        prepare_(model := nn.Sequential(nn.Linear(6, 4)), W8A8Static(observer))
+        quantizer = model[0].input_fake_quant
+        assert (quantizer.mode, quantizer.averaging_constant) == ("observed", constant)
 
 
 ENCODERS: list[dict[str, Any]] = [

@@ -112,6 +112,11 @@ def known(name: str, family: str, **more: Any) -> Architecture:
     return of_tiny(name, family, tiny.TINY[name], **more)
 
 
+def each(family: str, *names: str, **more: Any) -> list[Architecture]:
+    """Those of one family."""
+    return [known(name, family, **more) for name in names]
+
+
 def of_tiny(name: str, family: str, entry: Tiny, **more: Any) -> Architecture:
     """An architecture of transformers from its configuration."""
     options: dict[str, Any] = {"generates": entry.generates, "inputs": entry.inputs, **more}

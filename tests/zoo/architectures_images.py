@@ -16,7 +16,7 @@ from tests.support.tiny_transformers.parts import (
     text,
     tokens,
 )
-from tests.zoo.architecture import Architecture, known, of_tiny, table
+from tests.zoo.architecture import Architecture, each, known, of_tiny, table
 
 IMAGE_TOKEN = 4
 
@@ -46,23 +46,17 @@ def without(sizes: Inputs, name: str) -> Inputs:
 
 IMAGES: dict[str, Architecture] = table(
     # Classification and features.
-    known("vit", "image, transformer"),
-    known("deit", "image, transformer"),
-    known("beit", "image, transformer"),
-    known("swin", "image, windows"),
-    known("swinv2", "image, windows"),
+    *each("image, transformer", "vit", "deit", "beit"),
+    *each("image, windows", "swin", "swinv2"),
     known("dinov2", "image, transformer"),
-    known("convnext", "image, convolutions"),
-    known("resnet", "image, convolutions"),
-    known("regnet", "image, convolutions"),
+    *each("image, convolutions", "convnext", "resnet", "regnet"),
     known("efficientnet", "image, convolutions", inputs=image(64)),
     known("mobilenet_v2", "image, convolutions", inputs=image(64), least_cosine=0.5),
     known("mobilevit", "image, convolutions and attention", least_cosine=0.6),
     of_tiny("videomae", "video, transformer with Conv3d", Tiny("VideoMAEModel", "VideoMAEConfig",
         {**VIT, "num_frames": 4}, lambda: {"pixel_values": numbers(2, 4, 3, 32, 32)})),
     # Detection, depth and segmentation.
-    known("detr", "detection"),
-    known("yolos", "detection"),
+    *each("detection", "detr", "yolos"),
     known("segformer", "segmentation"),
     known("dpt", "depth, ConvTranspose2d"),
     known("sam", "segmentation, ConvTranspose2d"),
@@ -75,9 +69,7 @@ IMAGES: dict[str, Architecture] = table(
         "patch_size": 4, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2],
         "window_size": 4, "out_features": ["stage1", "stage2", "stage3", "stage4"]})})),
     # Images and text.
-    known("clip", "image and text"),
-    known("siglip", "image and text"),
-    known("blip", "image and text"),
+    *each("image and text", "clip", "siglip", "blip"),
     known("llava", "image and text, decoder"),
     of_tiny("idefics", "image and text, decoder", Tiny(
         "IdeficsForVisionText2Text", "IdeficsConfig", {**without(LLAMA, "num_key_value_heads"),

@@ -4,24 +4,19 @@
 from __future__ import annotations
 
 from tests.support.tiny_transformers.parts import ENDS, LLAMA, Tiny, ids, lm_of, numbers
-from tests.zoo.architecture import Architecture, known, of_tiny, table
+from tests.zoo.architecture import Architecture, each, known, of_tiny, table
 
 EXPERTS = {"is_discrete": True}
 GPT = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 
 TEXT: dict[str, Architecture] = table(
     # Decoders.
-    known("llama", "decoder"),
-    known("llama_tied", "decoder"),
-    known("qwen3", "decoder"),
+    *each("decoder", "llama", "llama_tied", "qwen3"),
     known("gemma3", "decoder, scaled embedding"),
     known("phi3", "decoder, packed projections"),
-    known("falcon", "decoder"),
-    known("bloom", "decoder"),
-    known("opt", "decoder"),
+    *each("decoder", "falcon", "bloom", "opt"),
     known("olmo", "decoder without biases"),
-    known("gpt_neox", "decoder"),
-    known("gptj", "decoder"),
+    *each("decoder", "gpt_neox", "gptj"),
     known("gpt2", "decoder of Conv1D"),
     known("ctrl", "decoder"),
     of_tiny("gpt_bigcode", "decoder, one key for all heads",
@@ -29,8 +24,7 @@ TEXT: dict[str, Architecture] = table(
     of_tiny("openai_gpt", "decoder of Conv1D",
         Tiny("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT, ids)),
     # Mixtures of experts.
-    known("mixtral", "experts", **EXPERTS),
-    known("qwen3_moe", "experts", **EXPERTS),
+    *each("experts", "mixtral", "qwen3_moe", **EXPERTS),
     known("gpt_oss", "experts with biases", **EXPERTS),
     known("deepseek_v3", "experts, latent attention", **EXPERTS),
     # Its router becomes float32 when it is first called, and is written so.
@@ -41,9 +35,7 @@ TEXT: dict[str, Architecture] = table(
         {**LLAMA, **ENDS, "num_local_experts": 4, "num_experts_per_tok": 2}, ids, generates=True),
         **EXPERTS),
     # State spaces and other recurrences.
-    known("mamba", "state space"),
-    known("mamba2", "state space"),
-    known("falcon_mamba", "state space"),
+    *each("state space", "mamba", "mamba2", "falcon_mamba"),
     known("rwkv", "recurrence"),
     known("recurrent_gemma", "recurrence and attention"),
     known("lfm2", "convolutions and attention"),
@@ -53,8 +45,7 @@ TEXT: dict[str, Architecture] = table(
         "mamba_chunk_size": 8}, ids, generates=True)),
     # Encoders.
     known("bert", "encoder"),
-    known("bert_classifier", "encoder, classifier"),
-    known("roberta", "encoder, classifier"),
+    *each("encoder, classifier", "bert_classifier", "roberta"),
     known("albert", "encoder, one layer many times"),
     known("deberta_v2", "encoder, relative positions"),
     known("electra", "encoder"),
@@ -63,13 +54,9 @@ TEXT: dict[str, Architecture] = table(
     known("mobilebert", "encoder with bottlenecks"),
     known("squeezebert", "encoder of convolutions"),
     # Encoders with a decoder.
-    known("t5", "encoder and decoder"),
-    known("bart", "encoder and decoder"),
-    known("marian", "encoder and decoder"),
-    known("pegasus", "encoder and decoder"),
+    *each("encoder and decoder", "t5", "bart", "marian", "pegasus"),
     # Sound.
-    known("wav2vec2", "sound, encoder"),
-    known("wavlm", "sound, encoder"),
+    *each("sound, encoder", "wav2vec2", "wavlm"),
     known("whisper", "sound, encoder and decoder"),
     # Its table of positions grows with the inputs.
     known("speecht5", "sound, encoder and decoder", refused=(("meta", "*", "as in the model"),)),

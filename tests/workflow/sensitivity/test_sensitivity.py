@@ -363,14 +363,9 @@ def data() -> list[torch.Tensor]:
     return [torch.randn(4, 5, 8, generator=generator) for _ in range(2)]
 
 
-def built() -> nn.Module:
-    torch.manual_seed(0)
-    return Gated().eval()
-
-
 @pytest.mark.parametrize("scheme", [W8A8(), W8A8Static(), W4A16(8)], ids=str)
 def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> None:
-    model = built()
+    model = seeded(Gated)
     before = {name: id(module) for name, module in model.named_modules()}
     found = measured(model, {"q": scheme}, data(), of="output")
     assert {name: id(module) for name, module in model.named_modules()} == before
@@ -388,7 +383,7 @@ def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> N
 
 
 def test_the_worst_comes_first_and_is_named() -> None:
-    found = measured(built(), [W8A8()], data(), of="output")
+    found = measured(seeded(Gated), [W8A8()], data(), of="output")
     errors = {layer.path: layer.errors["W8A8"] for layer in found.layers}
     path, share, name = found.worst() or ("", 0.0, "")
     assert path == max(errors, key=lambda one: errors[one]) == "lstm.cells.l0.ih"
@@ -401,7 +396,7 @@ def test_the_worst_comes_first_and_is_named() -> None:
 
 
 def test_functions_and_calls_that_change_their_inputs() -> None:
-    model, xs = built(), data()
+    model, xs = seeded(Gated), data()
     by_list = measured(model, [W8A8()], xs, of="output")
     seen = [(x, []) for x in xs]
     call = lambda m: [m(x, seen=one) for x, one in seen]  # noqa: E731
