@@ -101,6 +101,17 @@ def test_evaluation_has_the_gradient_of_training(scheme: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_switches_act_in_training() -> None:
+    """Off, a quantizer lets values through; evaluation is deployment whatever they say."""
+    layer, x = baraquant.nn.FakeQuantizedLinear(40, 24, config=W8A8()), data(3, 40)
+    evaluated = layer.eval()(x)
+    layer.train().apply(baraquant.nn.disable_fake_quant)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+    assert torch.equal(layer.eval()(x), evaluated)
+    layer.train().apply(baraquant.nn.enable_fake_quant)
+    assert torch.equal(layer(x), evaluated)
+
+
 def test_what_linear_layers_become() -> None:
     int8, static = TensorConfig(8, "per_token"), TensorConfig(8, "per_tensor", dynamic=False)
     for config, kind in (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import GPTQ, W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static, ops
 from baraquant.nn import WeightOnlyInt4Linear
+from baraquant.workflow.gptq.formula import Hessian
 from tests.support.checks.refused import refused
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
 
@@ -209,6 +210,16 @@ def test_rotation(scheme: Any, act_order: bool) -> None:
     else:
         inputs = as_multiplied(inputs, config)
     assert_same(model[0], slow_gptq(weight, inputs, config, 0.01, act_order))
+
+
+def test_autocast_changes_no_sum() -> None:
+    """Nor what the layer multiplies, were it a product of its own."""
+    x, turn = correlated(dtype=torch.float32)[0], torch.randn(K, K)
+    sums = [Hessian(K, torch.float32, lambda rows: rows @ turn) for _ in range(2)]
+    sums[0].observe(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        sums[1].observe(x)
+    assert torch.equal(sums[0].matrix, sums[1].matrix)
 
 
 def test_dead_inputs_are_rounded_to_nearest() -> None:
