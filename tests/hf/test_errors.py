@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Wrong arguments, and folders that are damaged or contradict themselves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@
 What stays floating, or is not written, is said.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """from_pretrained with BaraquantConfig: the bits of loading, then baraquant.quantize_."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small models of every kind that adapters know, and what the tests of adapters do with them."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections import OrderedDict

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What adapters over integers cannot do says so, before anything has changed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What PEFT and PyTorch do with LoRA layers, over integers."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """LoRA over every kind of quantized layer: it trains, is saved, is loaded, and merges."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """LoRA over quantized models of transformers, of random weights."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A report says which layers multiply integers, and a scheme that speeds up nothing is said."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial

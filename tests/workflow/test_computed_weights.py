@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers whose weight PyTorch computes: weight_norm and its kin, by parametrization or hook."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Configurations: what they accept, and their way to a dictionary and back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Convolutions: ``conv_inputs`` rounds their inputs too, by training and without it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

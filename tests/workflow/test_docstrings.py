@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The examples of the workflow's documentation run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

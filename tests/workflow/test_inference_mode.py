@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models that are changed under ``torch.inference_mode()`` can be trained and written to later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

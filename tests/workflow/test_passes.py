@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``register_pass``: an algorithm of a user's own, in ``quantize_`` and beside it."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Mapping

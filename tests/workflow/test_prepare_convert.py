@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`prepare_` and `convert_`: what becomes of a model, and that conversion changes no bit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `quantize_`, `prepare_` and `convert_` refuse: errors with paths, and no change."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each scheme by its name on a whole model, and the two ways to find a scale of few bits."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `quantize_` makes of models, what it refuses, and warnings that are errors."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

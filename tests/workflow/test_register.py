@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A layer of a user's own, as docs/guide.md has one; and registrations that are wrong."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

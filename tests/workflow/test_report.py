@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a report says: shares, bytes, what stays floating, rows; and how it is shown."""
 
-from __future__ import annotations
-
 import copy
 import io
 import sys

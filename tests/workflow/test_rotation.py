@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``rotate=`` for whole models: which layers are rotated; in files, graphs and exports."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Dictionaries of configurations: which layer gets which, what is refused, and what is said."""
 
-from __future__ import annotations
-
 import warnings
 from types import MappingProxyType
 from typing import Any

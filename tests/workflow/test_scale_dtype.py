@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``scale_dtype``: the scales of weights are numbers of that dtype, and the integers are theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 One that writes the parent's formula out becomes the parent's; what computes another stays floating.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

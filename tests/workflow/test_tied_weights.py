@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tied weights stay tied: one parameter, one scale, one stored integer weight."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from pathlib import Path

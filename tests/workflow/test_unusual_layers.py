@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers that are no plain ones: swapped where that is safe, else left out with the reason."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Searches for scales do not depend on the size of the weights: no error overflows or vanishes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

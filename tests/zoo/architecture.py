@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tables of architectures are written with."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

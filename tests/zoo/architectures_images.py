@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of images, and of images with text, from the configurations of transformers."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.tiny_transformers.parts import (

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of language and of sound, from the configurations of transformers."""
 
-from __future__ import annotations
-
 from tests.support.tiny_transformers.parts import ENDS, LLAMA, Tiny, ids, lm_of, numbers
 from tests.zoo.architecture import Architecture, each, known, of_tiny, table
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of torch.nn alone, as tutorials have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

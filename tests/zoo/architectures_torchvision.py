@@ -4,8 +4,6 @@
 Where a constructor has no argument for fewer channels, the wide stages at the end are cut off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is checked of a cell, but for loading, which another process does (loading.py)."""
 
-from __future__ import annotations
-
 import copy
 import time
 import traceback

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`generate` of transformers, with a cache and without one."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers.parts import Inputs

@@ -10,8 +10,6 @@ transformers looks for torchvision too, and would fail in all other tests, where
 the op.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AWQ: beside a search over real outputs, beside rounding to nearest, and on whole models."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Runs that only look leave a model as it was, whatever its calls change."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: beside the paper's algorithm, beside rounding to nearest, and on whole models."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Nothing is folded into a norm whose output other code may read than the calibration's calls."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import dataclass
