@@ -48,7 +48,7 @@ def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Modu
     def is_taken(module: nn.Module, path: str) -> bool:
         return isinstance(module, nn.Linear) and not path.startswith(HEADS)
 
-    baraquant.quantize_(model, scheme, None if isinstance(scheme, dict) else is_taken)
+    baraquant.quantize_(model, scheme, filter_fn=None if isinstance(scheme, dict) else is_taken)
     return model
 
 
