@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tiny models of transformers with random weights, in folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """prepare_, Trainer, convert_, a folder, from_pretrained: equal bits at every step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Small models of every kind that adapters know, and what the tests of adapters do with them."""
 
-from __future__ import annotations
-
 import copy
 import importlib
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import baraquant
+from tests.support.models.made import quantized
 from tests.support.optional_packages import package
 
 
@@ -62,31 +62,16 @@ def mlp(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
     )
 
 
-class OfTokens(nn.Module):
-    """An embedding and a convolution, to whose adapters the input needs no gradient."""
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.table = nn.Embedding(TOKENS, WIDTH, padding_idx=0)
-        self.body = body
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        rows: Tensor = self.body(self.table(tokens))
-        return rows
+def of_tokens() -> nn.Module:
+    """A table and an mlp, to whose adapters the input needs no gradient."""
+    table = nn.Embedding(TOKENS, WIDTH, padding_idx=0)
+    return nn.Sequential(OrderedDict(table=table, body=mlp()))
 
 
-class Conv(nn.Module):
-    """A convolution over one to three dimensions, with all its options."""
-
-    def __init__(self, dimensions: int, groups: int = 1, **options: Any) -> None:
-        super().__init__()
-        kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
-        options = {"stride": 2, "padding": 1, "bias": True} | options
-        self.conv = kind(8, 16, 3, groups=groups, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return y
+def conv(dimensions: int) -> nn.Module:
+    """A convolution over one to three dimensions."""
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
+    return nn.Sequential(OrderedDict(conv=kind(8, 16, 3, stride=2, padding=1)))
 
 
 def _built(kind: str, sizes: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
@@ -110,6 +95,11 @@ def inputs(dtype: torch.dtype = torch.float32, rows: int = 6) -> Tensor:
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(7)).to(dtype)
 
 
+def base(scheme: str = "dynamic", dtype: torch.dtype = torch.float32) -> Any:
+    """The mlp under a scheme."""
+    return quantized(mlp(dtype), SCHEMES[scheme], inputs(dtype, 32))
+
+
 def tokens(batch: int = 2, length: int = 8) -> Tensor:
     generator = torch.Generator().manual_seed(7)
     return torch.randint(3, TOKENS, (batch, length), generator=generator)
@@ -123,20 +113,13 @@ def adapted(model: nn.Module, targets: Any = "all-linear", **options: Any) -> An
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     if batch.is_floating_point() or not hasattr(model, "config"):
         return (model(batch).float() - 1).square().mean()
-    labels = batch if not isinstance(batch, tuple) else batch[1]
-    return model(input_ids=batch, labels=labels).loss
+    return model(input_ids=batch, labels=batch).loss
 
 
-def train(
-    model: nn.Module,
-    batch: Tensor,
-    steps: int = 3,
-    rate: float = 1e-2,
-    loss: Callable[[nn.Module, Tensor], Tensor] = loss_of,
-) -> list[float]:
+def train(model: nn.Module, batch: Tensor, steps: int = 3, loss: Any = loss_of) -> list[float]:
     """The losses of some steps of AdamW."""
     model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=rate)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     for _ in range(steps):
         value = loss(model, batch)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What adapters over integers cannot do says so, before anything has changed."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,30 +17,14 @@ from baraquant import nn as bnn
 from baraquant.workflow import transaction
 from tests.nn.expert_models import experts
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate, peft
+from tests.peft.models import adapted, base, evaluate, peft
 from tests.support.checks.refused import refused
 from tests.support.models.made import prepared, quantized
-
-
-def base(scheme: str = "dynamic") -> Any:
-    return quantized(models.mlp(), SCHEMES[scheme], models.inputs())
 
 
 def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any) -> None:
     """The call fails with this text, and the model is what it was."""
     refused(adapted, text, model, error=error, **options)
-
-
-EXHAUSTIVE = ["pissa_niter_4", "olora", "corda", "loftq"]
-
-
-@pytest.mark.parametrize(
-    "init", ["pissa", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in EXHAUSTIVE)]
-)
-def test_initial_values_that_rewrite_the_weight(init: str) -> None:
-    extra = {"loftq_config": {"loftq_bits": 4}} if init == "loftq" else {}
-    text = rf"baraquant.peft: 0: expected initial values .* init_lora_weights='{init}': the weight"
-    refuses(base(), ValueError, text, init_lora_weights=init, **extra)
 
 
 @pytest.mark.exhaustive
@@ -53,16 +36,6 @@ def test_initial_values_out_of_gradients() -> None:
     refuses(model, ValueError, "baraquant.peft: 2: expected initial values", **config)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("bias", ["all", "lora_only"])
-@pytest.mark.parametrize("scheme", ["dynamic", "4 bits in groups"])
-def test_biases_are_frozen(bias: str, scheme: str) -> None:
-    text = rf"baraquant.peft: 0: expected bias='none', but got '{bias}'.*lora_bias=True"
-    refuses(base(scheme), ValueError, text, bias=bias)
-    without = quantized(nn.Sequential(nn.Linear(32, 32, bias=False)), SCHEMES[scheme])
-    adapted(without, bias=bias)
-
-
 def with_transposed() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ConvTranspose1d(8, 8, 3))
 
@@ -71,46 +44,70 @@ def of_convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3))
 
 
+def of_experts() -> nn.Module:
+    model = quantized(nn.Sequential(nn.Linear(8, 8), experts()), W8)
+    assert isinstance(model[1], bnn.QuantizedExperts)
+    return model
+
+
 W8 = baraquant.W8A16()
 BOTH = {"targets": ["0", "1"]}
-NO_LORA = "1: expected a layer that PEFT has a LoRA for.*ConvTranspose1d; leave it out"
-REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str, Callable[[], dict[str, Any]]]] = {
+NO_LORA = "1: expected a layer that PEFT has a LoRA for.*"
+OF_TOKENS = "expected a float embedding for trainable_token_indices"
+Refused = tuple[Callable[[], Any], type[Exception], str, Callable[[], dict[str, Any]]]
+REFUSED: dict[str, Refused] = {
+    **{f"initial values {name}": (base, ValueError,
+        rf"baraquant.peft: 0: expected initial values .* init_lora_weights='{name}': the weight",
+        lambda name=name: {"init_lora_weights": name, "loftq_config": {"loftq_bits": 4}
+            if name == "loftq" else {}})
+        for name in ("pissa", "pissa_niter_4", "olora", "corda", "loftq")},
+    **{f"bias {bias}, {scheme}": (partial(base, scheme), ValueError,
+        rf"baraquant.peft: 0: expected bias='none', but got '{bias}'.*lora_bias=True",
+        lambda bias=bias: {"bias": bias})
+        for bias in ("all", "lora_only") for scheme in ("dynamic", "4 bits in groups")},
     "kasa": (base, ValueError, "baraquant.peft: 0: expected kasa_config=None",
         lambda: {"kasa_config": peft.tuners.lora.config.KasaConfig()}),
     "DoRA over a prepared layer": (lambda: prepared(models.mlp(), baraquant.W8A8()), ValueError,
         "baraquant.peft: 0: expected use_dora=False for a prepared layer.*convert_",
         lambda: {"use_dora": True}),
-    "transposed": (lambda: quantized(with_transposed(), W8), NotImplementedError, NO_LORA,
-        lambda: BOTH),
-    "transposed, prepared": (lambda: prepared(with_transposed(), W8), NotImplementedError, NO_LORA,
-        lambda: BOTH),
+    "transposed": (lambda: quantized(with_transposed(), W8), NotImplementedError,
+        NO_LORA + "ConvTranspose1d; leave it out", lambda: BOTH),
+    "transposed, prepared": (lambda: prepared(with_transposed(), W8), NotImplementedError,
+        NO_LORA + "ConvTranspose1d; leave it out", lambda: BOTH),
     "rank of groups": (lambda: quantized(of_convolutions(), W8), ValueError,
         "1: expected a rank that is a multiple of the convolution's 3 groups, but got r=4",
         lambda: BOTH),
     "parameters": (base, NotImplementedError,
         "0: expected target_parameters .* but got '0.weight', and weight is quantized",
         lambda: {"targets": None, "target_parameters": ["0.weight"]}),
+    "experts": (of_experts, NotImplementedError, NO_LORA + "QuantizedExperts", lambda: BOTH),
+    "parameters of experts": (of_experts, NotImplementedError,
+        "1: expected target_parameters to name parameters of float layers, but got '1.down_proj'",
+        lambda: {"targets": ["0"], "target_parameters": ["1.down_proj"]}),
+    "tokens": (lambda: quantized(models.of_tokens(), W8), ValueError,
+        f"baraquant.peft: table: {OF_TOKENS}",
+        lambda: {"targets": ["0"], "trainable_token_indices": {"table": [1]}}),
+    "tokens of a whole model": (lambda: quantized(models.llama(), W8), ValueError,
+        f"embed_tokens: {OF_TOKENS}",
+        lambda: {"targets": ["q_proj"], "trainable_token_indices": [1]}),
     "targets that are not there": (base, ValueError, "(?i)target modules .*nothing",
         lambda: {"targets": ["nothing"]}),
 }  # fmt: skip
+LONG = [pytest.param(n, marks=[pytest.mark.exhaustive] * (n[-5:] != "pissa")) for n in REFUSED]
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", LONG)
 def test_what_is_refused(case: str) -> None:
     make, error, text, options = REFUSED[case]
     refuses(make(), error, text, **options())
 
 
 @pytest.mark.exhaustive
-def test_experts() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), experts())
-    quantized(model, baraquant.W8A16())
-    assert isinstance(model[1], bnn.QuantizedExperts)
-    text = "1: expected a layer that PEFT has a LoRA for.*QuantizedExperts"
-    refuses(model, NotImplementedError, text, targets=["0", "1"])
-    text = "1: expected target_parameters to name parameters of float layers, but got '1.down_proj'"
-    refuses(model, NotImplementedError, text, targets=["0"], target_parameters=["1.down_proj"])
+def test_what_is_near_to_that_is_taken() -> None:
+    for bias in ("all", "lora_only"):
+        adapted(quantized(nn.Sequential(nn.Linear(32, 32, bias=False)), W8), bias=bias)
+    floating = {"*embed_tokens": None, "*": W8}
+    adapted(quantized(models.llama(), floating), ["q_proj"], trainable_token_indices=[1])
 
 
 @pytest.mark.exhaustive
@@ -118,23 +115,8 @@ def test_experts() -> None:
 def test_other_adapters(name: str) -> None:
     extra = {"feedforward_modules": []} if name == "IA3Config" else {}
     config = getattr(peft, name)(target_modules="all-linear", **extra)
-    model = base()
     text = rf"baraquant.peft: 0: expected a LoRA adapter \(LoraConfig\), but got {name}"
-    with pytest.raises(NotImplementedError, match=text):
-        peft.get_peft_model(model, config)
-    assert [type(m) for m in model] == [bnn.QuantizedLinear, nn.GELU, bnn.QuantizedLinear]
-
-
-@pytest.mark.exhaustive
-def test_trainable_tokens() -> None:
-    model = quantized(models.OfTokens(models.mlp()), baraquant.W8A16())
-    text = "baraquant.peft: table: expected a float embedding for trainable_token_indices"
-    refuses(model, ValueError, text, targets=["0"], trainable_token_indices={"table": [1]})
-    whole = quantized(models.llama(), baraquant.W8A16())
-    text = "embed_tokens: expected a float embedding for trainable_token_indices"
-    refuses(whole, ValueError, text, targets=["q_proj"], trainable_token_indices=[1])
-    floating = {"*embed_tokens": None, "*": baraquant.W8A16()}
-    adapted(quantized(models.llama(), floating), ["q_proj"], trainable_token_indices=[1])
+    refused(peft.get_peft_model, text, base(), config, error=NotImplementedError)
 
 
 @pytest.mark.exhaustive

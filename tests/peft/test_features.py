@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What PEFT and PyTorch do with LoRA layers, over integers."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,13 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import nn as bnn
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate, peft
+from tests.peft.models import adapted, base, evaluate, peft
 from tests.support.models.made import quantized
 
 pytestmark = pytest.mark.exhaustive
 BASES = ("dynamic", "static asymmetric", "4 bits in groups")
 every_base = pytest.mark.parametrize("scheme", BASES)
 
-
-def base(scheme: str, dtype: torch.dtype = torch.float32) -> Any:
-    return quantized(models.mlp(dtype), SCHEMES[scheme], models.inputs(dtype, 32))
-
-
-# --- variants of LoRA ----------------------------------------------------------------------------
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "rslora": {"use_rslora": True},
@@ -55,14 +47,11 @@ def test_variants(scheme: str, variant: str, dtype: torch.dtype, tmp_path: Path)
 def test_dora_over_other_kinds(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     if kind == "conv":
-        model, batch, target = models.Conv(2), torch.randn(2, 8, 7, 7), "conv"
+        model, batch, target = models.conv(2), torch.randn(2, 8, 7, 7), "conv"
     else:
-        model, batch, target = models.OfTokens(models.mlp()), models.tokens(), "table"
+        model, batch, target = models.of_tokens(), models.tokens(), "table"
     quantized(model, baraquant.W4A16(group_size=4))
     models.check_life(model, batch, tmp_path, 1e-4, [target], use_dora=True)
-
-
-# --- several adapters ----------------------------------------------------------------------------
 
 
 @every_base
@@ -71,9 +60,8 @@ def test_several_adapters(scheme: str) -> None:
     adapter = adapted(base(scheme))
     models.train(adapter, batch)
     first, integers = evaluate(adapter, batch), models.base_state(adapter)
-    config = peft.LoraConfig(
-        target_modules="all-linear", r=2, lora_alpha=0.2, init_lora_weights=False
-    )
+    some = {"r": 2, "lora_alpha": 0.2, "init_lora_weights": False}
+    config = peft.LoraConfig(target_modules="all-linear", **some)
     adapter.add_adapter("second", config)
     assert config.target_modules == {"0", "2"}
     assert torch.equal(evaluate(adapter, batch), first)
@@ -89,9 +77,8 @@ def test_several_adapters(scheme: str) -> None:
     adapter.merge_adapter(adapter_names=["second"])
     assert (evaluate(adapter, batch) - both).norm() / both.norm() < 0.05
     adapter.unmerge_adapter()
-    assert models.same(
-        {n: t for n, t in models.base_state(adapter).items() if "second" not in n}, integers
-    )
+    now = {n: t for n, t in models.base_state(adapter).items() if "second" not in n}
+    assert models.same(now, integers)
     assert torch.equal(evaluate(adapter, batch), both)
     adapter.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mixed", "cat")
     adapter.set_adapter("mixed")
@@ -114,9 +101,6 @@ def test_a_batch_of_several_adapters() -> None:
     torch.testing.assert_close(mixed[1], evaluate(adapter, batch)[1])
     with adapter.disable_adapter():
         torch.testing.assert_close(mixed[2], evaluate(adapter, batch)[2])
-
-
-# --- targets -------------------------------------------------------------------------------------
 
 
 def test_all_linear_finds_what_it_finds_in_the_float_model() -> None:
@@ -198,9 +182,6 @@ def test_registering_twice_changes_nothing() -> None:
     assert peft.tuners.lora.LoraModel._create_new_module is made
 
 
-# --- modules_to_save -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["dynamic", "4 bits in groups"])
 def test_modules_to_save_train_a_float_copy(scheme: str, tmp_path: Path) -> None:
     model, batch = base(scheme), models.inputs()
@@ -229,9 +210,6 @@ def test_modules_to_save_that_contain_integers() -> None:
     assert [type(m) for m in copied] == [nn.Linear, nn.GELU, nn.Linear]
     losses = models.train(adapter, models.inputs())
     assert losses[-1] < losses[0] and all(p.requires_grad for p in copied.parameters())
-
-
-# --- loading, counting, moving -------------------------------------------------------------------
 
 
 @every_base
@@ -294,9 +272,6 @@ def test_adapters_of_the_bases_dtype() -> None:
     assert {p.dtype for p in adapter.parameters() if p.requires_grad} == {torch.bfloat16}
 
 
-# --- under PyTorch's tools -----------------------------------------------------------------------
-
-
 @every_base
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_autocast(scheme: str, dtype: torch.dtype) -> None:
@@ -333,6 +308,5 @@ def test_copies_and_pickles(scheme: str, tmp_path: Path) -> None:
     wanted = evaluate(adapter, batch)
     assert torch.equal(evaluate(copy.deepcopy(adapter), batch), wanted)
     torch.save(adapter, tmp_path / "model.pt")
-    assert torch.equal(
-        evaluate(torch.load(tmp_path / "model.pt", weights_only=False), batch), wanted
-    )
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(evaluate(loaded, batch), wanted)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """LoRA over every kind of quantized layer: it trains, is saved, is loaded, and merges."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import baraquant
 from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted, is_prepared
 from tests.peft import models
-from tests.peft.models import SCHEMES, adapted, evaluate
+from tests.peft.models import SCHEMES, adapted, base, evaluate
 from tests.support.models.made import quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -28,13 +26,6 @@ KINDS = {
 }
 
 
-def base(scheme: str, dtype: torch.dtype = torch.float32) -> Any:
-    model = quantized(models.mlp(dtype), SCHEMES[scheme], models.inputs(dtype, 32))
-    wanted = KINDS.get(scheme)
-    assert wanted is None or type(model[0]) is wanted
-    return model
-
-
 def nearness(scheme: str, dtype: torch.dtype) -> float:
     """Integer products round the input too, float layers do not."""
     rounds = "int8" in scheme or "A8" in scheme or "bits" not in scheme
@@ -44,10 +35,9 @@ def nearness(scheme: str, dtype: torch.dtype) -> float:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_linear_layers(
-    scheme: str, dtype: torch.dtype, tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_linear_layers(scheme: str, dtype: torch.dtype, tmp_path: Path, recwarn: Any) -> None:
     model = base(scheme, dtype)
+    assert isinstance(model[0], KINDS.get(scheme, nn.Module))
     baraquant.save(model, tmp_path / "base.safetensors")
     again = baraquant.load_(models.mlp(dtype, seed=3), tmp_path / "base.safetensors")
     near = nearness(scheme, dtype)
@@ -126,11 +116,11 @@ GROUPS = [baraquant.W8A16(), baraquant.W4A16(group_size=4)]
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_convolutions(dimensions: int, scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = quantized(models.Conv(dimensions).to(dtype), scheme)
+    model = quantized(models.conv(dimensions).to(dtype), scheme)
     batch = torch.randn(2, 8, *[7] * dimensions, dtype=dtype)
     near = 0.02 if dtype == torch.bfloat16 else 1e-5
     merged = models.check_life(model, batch, tmp_path, near, ["conv"]).conv
-    assert type(merged) is type(models.Conv(dimensions).conv)
+    assert type(merged) is type(models.conv(dimensions).conv)
     assert merged.stride == (2,) * dimensions and merged.padding == (1,) * dimensions
 
 
@@ -139,7 +129,7 @@ def test_convolutions(dimensions: int, scheme: Any, dtype: torch.dtype, tmp_path
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = quantized(models.OfTokens(models.mlp()).to(dtype), scheme)
+    model = quantized(models.of_tokens().to(dtype), scheme)
     assert type(model.table) is bnn.QuantizedEmbedding
     near = 0.03 if dtype == torch.bfloat16 else 1e-5
     targets = ["table", "body.0"]
@@ -157,10 +147,10 @@ def test_prepared_layers(scheme: str, convert_first: bool) -> None:
     model, batch = models.mlp(), models.inputs()
     baraquant.qat.prepare_(model, SCHEMES[scheme])
     model(batch)
-    base = copy.deepcopy(model)
+    before = copy.deepcopy(model)
     adapter = adapted(model, list(models.MLP))
     assert all(is_prepared(layer.base_layer) for layer in models.lora_layers(adapter))
-    assert models.train(adapter, batch, 5)[-1] < models.loss_of(base, batch)
+    assert models.train(adapter, batch, 5)[-1] < models.loss_of(before, batch)
     after = evaluate(adapter, batch)
     weights = [p.detach().clone() for p in adapter.base_model.model[0].base_layer.parameters()]
     if convert_first:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A model with a layer of each family, and what it reads."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -54,6 +54,10 @@ class FakeQuantizedGained(baraquant.nn.QuantizesWeight, Gained):
         return F.linear(self.rounded_input(x), weight) * self.gain**self.power
 
 
+OPTIONS = ["input_fake_quant", "group_size", "power"]
+TENSORS = {"qweight": True, "weight_scale": True, "gain": True, "weight_zero_point": False}
+
+
 class QuantizedGained(baraquant.nn.HoldsIntegers):
     def __init__(
         self,
@@ -69,10 +73,9 @@ class QuantizedGained(baraquant.nn.HoldsIntegers):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.register_buffer("qweight", qweight)
-        self.register_buffer("weight_scale", weight_scale)
-        self.register_buffer("gain", gain)
-        self.register_buffer("weight_zero_point", weight_zero_point)
+        tensors = qweight, weight_scale, gain, weight_zero_point
+        for name, tensor in zip(TENSORS, tensors, strict=True):
+            self.register_buffer(name, tensor)
         self.input_fake_quant = input_fake_quant or nn.Identity()
         self.group_size, self.power = group_size, power
         self.weight_bits, self.dtype = weight_bits, dtype
@@ -104,10 +107,6 @@ class QuantizedGained(baraquant.nn.HoldsIntegers):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.dequantized_weight()
         return F.linear(self.input_fake_quant(x), weight) * self.gain**self.power
-
-
-OPTIONS = ["input_fake_quant", "group_size", "power"]
-TENSORS = {"qweight": True, "weight_scale": True, "gain": True, "weight_zero_point": False}
 
 
 def register(inference: type[nn.Module] = QuantizedGained, **changes: Any) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A report says which layers multiply integers, and a scheme that speeds up nothing is said."""
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,26 +68,18 @@ def test_linear_layers(scheme: Any, how: str, trained: bool) -> None:
     assert "of multiply-adds of weights by integers" in report.summary()
 
 
-NO_FASTER = {
+NO_FASTER: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "convolutions": (convolutions, W8A8()),
     "groups": (lambda: nn.Sequential(nn.Linear(16, 16)), W4A8(16, group_factors=False)),
-    "transposed": (
-        lambda: nn.Sequential(nn.ConvTranspose1d(16, 16, 3)),
-        W8A8Static(conv_inputs=True),
-    ),
-    "a small head": (
-        lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Flatten(0, 1), nn.Linear(7, 4)),
-        W8A8(),
-    ),
-    "a rule": (
-        lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Linear(7, 4)),
-        {nn.Conv1d: W8A8(symmetric=False), nn.Linear: W8A8()},
-    ),
-}
-ROUTES: dict[str, Any] = {
-    "quantize_": lambda model, scheme: baraquant.quantize_(model, scheme, calibration=DATA),
-    "prepare_": lambda model, scheme: prepare_(model, scheme),
-}
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose1d(16, 16, 3)),
+        W8A8Static(conv_inputs=True)),
+    "a small head": (lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Flatten(0, 1),
+        nn.Linear(7, 4)), W8A8()),
+    "a rule": (lambda: nn.Sequential(nn.Conv1d(16, 32, 3), nn.Linear(7, 4)),
+        {nn.Conv1d: W8A8(symmetric=False), nn.Linear: W8A8()}),
+}  # fmt: skip
+ROUTES: dict[str, Any] = {"quantize_": partial(baraquant.quantize_, calibration=DATA),
+    "prepare_": prepare_}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_FASTER)
@@ -119,19 +111,12 @@ def test_layers_that_training_has_not_reached_are_said_by_conversion() -> None:
 
 
 def everything() -> nn.Module:
-    return nn.ModuleDict(
-        {
-            "linear": nn.Linear(16, 16),
-            "table": nn.Embedding(5, 16),
-            "conv": nn.Conv2d(16, 16, 3),
-            "depthwise": nn.Conv1d(16, 16, 3, groups=16),
-            "grouped": nn.Conv1d(16, 16, 3, groups=4),
-            "transposed": nn.ConvTranspose1d(16, 16, 3),
-            "lstm": nn.LSTM(16, 16),
-            "gru": nn.GRU(16, 16),
-            "attention": nn.MultiheadAttention(16, 2),
-        }
-    )
+    return nn.ModuleDict({
+        "linear": nn.Linear(16, 16), "table": nn.Embedding(5, 16), "conv": nn.Conv2d(16, 16, 3),
+        "depthwise": nn.Conv1d(16, 16, 3, groups=16), "grouped": nn.Conv1d(16, 16, 3, groups=4),
+        "transposed": nn.ConvTranspose1d(16, 16, 3), "lstm": nn.LSTM(16, 16),
+        "gru": nn.GRU(16, 16), "attention": nn.MultiheadAttention(16, 2),
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers whose weight PyTorch computes: weight_norm and its kin, by parametrization or hook."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -35,27 +33,19 @@ def both(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def pruned(layer: nn.Module) -> nn.Module:
-    return prune.l1_unstructured(layer, "weight", 0.5)
-
-
-def trained_spectral_norm(layer: nn.Module) -> nn.Module:
-    """In training each read of the weight would take a step of its iteration."""
-    return parametrizations.spectral_norm(layer).train()
-
-
 MAKERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "weight_norm": parametrizations.weight_norm,
     "weight_norm_last": lambda layer: parametrizations.weight_norm(
         layer, dim=layer.weight.dim() - 1
     ),
     "spectral_norm": parametrizations.spectral_norm,
-    "spectral_norm_training": trained_spectral_norm,
+    # In training each read of the weight would take a step of its iteration.
+    "spectral_norm_training": lambda layer: parametrizations.spectral_norm(layer).train(),
     "orthogonal": parametrizations.orthogonal,
     "both": both,
     "hooked_weight_norm": torch.nn.utils.weight_norm,
     "hooked_spectral_norm": torch.nn.utils.spectral_norm,
-    "pruned": pruned,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
 }
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(16, 16), (3, 16)),
@@ -76,7 +66,7 @@ def build(layer: str, maker: str) -> tuple[nn.Sequential, Tensor]:
 
 
 def without(model: nn.Sequential) -> nn.Sequential:
-    """The model with the computed weights as parameters, as PyTorch's removers leave it."""
+    """The computed weights as parameters, as PyTorch's removers leave them."""
     return nn.Sequential(plain(model[0]), nn.Tanh())
 
 

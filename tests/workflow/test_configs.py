@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Configurations: what they accept, and their way to a dictionary and back."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
@@ -10,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -36,6 +35,7 @@ from baraquant.configs import Config
 from tests.support.models import training_models
 
 WEIGHT, PER_TOKEN = TensorConfig(), TensorConfig(granularity="per_token")
+ODD = TensorConfig().to_dict() | {"symmetric": "no"}
 STATIC_GROUPS = TensorConfig(8, "per_group", group_size=4, dynamic=False)
 PER_TENSOR = QuantConfig(TensorConfig(4, "per_tensor"))
 ONE = "expected [a-z_]+ to be one of"
@@ -78,15 +78,10 @@ ALL = [
 ]
 PRESETS = {
     W8A8: QuantConfig(TensorConfig(8), TensorConfig(8, "per_token")),
-    W8A8Static: QuantConfig(
-        TensorConfig(8), TensorConfig(8, "per_tensor", dynamic=False), "min_max"
-    ),
+    W8A8Static: QuantConfig(WEIGHT, TensorConfig(8, "per_tensor", dynamic=False), "min_max"),
     W8A16: QuantConfig(TensorConfig(8)),
     W4A16: QuantConfig(TensorConfig(4, "per_group", group_size=128)),
-    W4A8: QuantConfig(
-        TensorConfig(4, "per_group", group_size=128, group_factors=True),
-        TensorConfig(8, "per_token"),
-    ),
+    W4A8: QuantConfig(TensorConfig(4, PerGroup(128), group_factors=True), PER_TOKEN),
 }
 
 
@@ -140,14 +135,10 @@ def test_blocks_of_another_type(value: object) -> None:
         W8A8(rotate=value)  # type: ignore[arg-type]
 
 
-def test_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        W8A8().weight = TensorConfig(4)  # type: ignore[misc]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        W8A8().weight.bits = 4  # type: ignore[misc]
-
-
-def test_equal_only_to_its_own_kind() -> None:
+def test_frozen_and_equal_only_to_its_own_kind() -> None:
+    for one, name in ((W8A8(), "weight"), (W8A8().weight, "bits")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(one, name, 4)
     assert W8A8() != W8A8(False) and W8A8() != W8A8Static() and len(set(ALL)) == len(ALL)
 
 
@@ -188,16 +179,14 @@ def test_granularities_and_their_names(
     assert config.granularity == name == str(given) and config.group_size == size
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
-def test_range_of_integers(bits: int) -> None:
-    config = TensorConfig(bits)
-    assert config.quant_min == -(2 ** (bits - 1)) and config.quant_max == 2 ** (bits - 1) - 1
-
-
-def test_dynamic_unless_learned() -> None:
+def test_range_of_integers_and_dynamic_unless_learned() -> None:
+    for bits in range(2, 9):
+        config, half = TensorConfig(bits), 2 ** (bits - 1)
+        assert (config.quant_min, config.quant_max) == (-half, half - 1)
     assert TensorConfig().dynamic is True
     assert TensorConfig(learned=True).dynamic is False
     assert TensorConfig(dynamic=False).learned is False
+    assert W8A16().conv_inputs is None
 
 
 def test_in_words() -> None:
@@ -238,13 +227,12 @@ def test_in_words() -> None:
         ({"granularity": PerGroup("4")}, TypeError, "group_size to be an int, but got str"),
     ],
 )
-def test_what_a_tensor_config_refuses(
-    arguments: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_what_a_tensor_config_refuses(arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^TensorConfig: expected {message}"):
         TensorConfig(**arguments)
 
 
+OF_CONVS = "a per_tensor activation with conv_inputs=True, but got"
 INT8 = {"backward": "int8"}
 REFUSED: dict[type[Exception], list[tuple[Callable[[], Config], str]]] = {
     TypeError: [
@@ -258,6 +246,7 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], Config], str]]] = {
         (lambda: W4A8(symmetric=0), "W4A8: expected symmetric to be a bool, but got int"),
         (lambda: W8A8("yes"), "W8A8: expected symmetric to be a bool, but got str"),
         (lambda: W8A8Static(symmetric=None), "W8A8Static: expected symmetric to be a bool"),
+        (lambda: W8A8Static(conv_inputs="yes"), "conv_inputs to be a bool, but got str"),
         (lambda: SmoothQuant(True), "alpha to be a number or 'search', but got bool"),
         (lambda: SmoothQuant(activation="int8"), r"W8A8Static\(...\), but got str"),
         (lambda: AWQ("W4A16"), r"AWQ: .*config to be a QuantConfig.* but got str"),
@@ -274,6 +263,8 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], Config], str]]] = {
         (lambda: QuantConfig(WEIGHT, STATIC_GROUPS), "a dynamic activation for per_group"),
         (lambda: QuantConfig(WEIGHT, observer="median"), f"{ONE} min_max, .*, but got 'median'"),
         (lambda: QuantConfig(WEIGHT, scale_rule="least"), f"{ONE} search, max, but got 'least'"),
+        (lambda: QuantConfig(WEIGHT, conv_inputs=True), f"{OF_CONVS} None"),
+        (lambda: QuantConfig(WEIGHT, PER_TOKEN, conv_inputs=True), f"{OF_CONVS} .*W8A8Static"),
         (lambda: W8A16(scale_dtype="half"), f"{ONE} float32, bfloat16, float16, but got 'half'"),
         (lambda: W8A8(backward="int4"), f"{ONE} float, int8_input, int8, but got 'int4'"),
         (lambda: W8A8(backward="INT8"), f"{ONE} float, int8_input, int8, but got 'INT8'"),
@@ -313,9 +304,7 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], Config], str]]] = {
 @pytest.mark.parametrize(
     ("error", "build", "message"), [(e, *row) for e, rows in REFUSED.items() for row in rows]
 )
-def test_what_schemes_refuse(
-    error: type[Exception], build: Callable[[], Config], message: str
-) -> None:
+def test_what_schemes_refuse(error: type[Exception], build: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         build()
 
@@ -332,17 +321,11 @@ def test_what_schemes_refuse(
         ({"master": "float8"}, ValueError, "master to be one of bfloat16, float16, but got 'floa"),
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
-        (
-            {"weight": TensorConfig().to_dict() | {"symmetric": "no"}},
-            TypeError,
-            "TensorConfig: expected symmetric to be a bool, but got str",
-        ),
+        ({"weight": ODD}, TypeError, "TensorConfig: expected symmetric to be a bool, but got str"),
         ({"weight": W8A8().to_dict()}, TypeError, "weight to be a TensorConfig, but got QuantCon"),
     ],
 )
-def test_what_a_dictionary_is_refused_for(
-    change: dict[str, object], error: type[Exception], message: str
-) -> None:
+def test_what_a_dictionary_is_refused(change: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         QuantConfig.from_dict(W8A8().to_dict() | change)
 

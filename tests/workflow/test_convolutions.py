@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Convolutions: ``conv_inputs`` rounds their inputs too, by training and without it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 import baraquant
 import baraquant.nn as bnn
-from baraquant import W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.nn.test_convolutions import KINDS, floating
 from tests.support.checks.stored import assert_stored
@@ -31,13 +29,11 @@ CONFIGS: dict[str, QuantConfig] = {
     "percentile": W8A8Static("percentile", conv_inputs=True),
     "mse": W8A8Static("mse", symmetric=False, conv_inputs=True),
     "dynamic": QuantConfig(TensorConfig(8), TENSOR, conv_inputs=True),
-    "dynamic_asymmetric": QuantConfig(
-        TensorConfig(4), TensorConfig(8, "per_tensor", symmetric=False), conv_inputs=True
-    ),
-    "learned": QuantConfig(
-        TensorConfig(8), TensorConfig(8, "per_tensor", False, learned=True), conv_inputs=True
-    ),
-}
+    "dynamic_asymmetric": QuantConfig(TensorConfig(4), TensorConfig(8, "per_tensor", False),
+        conv_inputs=True),
+    "learned": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False, learned=True),
+        conv_inputs=True),
+}  # fmt: skip
 by_kind = pytest.mark.parametrize("kind", KINDS)
 by_config = pytest.mark.parametrize("config", CONFIGS)
 
@@ -54,12 +50,6 @@ def batches(shape: tuple[int, ...], count: int = 3, dtype: torch.dtype = torch.f
     """Inputs as they come from ReLU: not negative."""
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(shape, generator=generator).relu().to(dtype) for _ in range(count)]
-
-
-def trained(model: nn.Module, config: QuantConfig, data: list[Tensor]) -> nn.Module:
-    needs = config.observer in ("percentile", "mse")
-    prepare_(model, config, calibration=data if needs else None, progress=False)
-    return train(model, *data, lr=0.01).eval()
 
 
 def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:
@@ -82,17 +72,17 @@ def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:
 def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -> None:
     """In float32, and some in the other dtypes."""
     others = {"static": torch.float16, "asymmetric": torch.bfloat16, "dynamic": torch.float64}
-    cases = itertools.product((torch.float32, others.get(config)), (False, True))
-    for dtype, quantizes in cases:
-        if dtype is None:
-            continue
+    dtypes = {torch.float32, others.get(config, torch.float32)}
+    for dtype, quantizes in itertools.product(dtypes, (False, True)):
         data = batches(KINDS[kind][1], dtype=dtype)
         model = convolution(kind, dtype)
         if quantizes:
             baraquant.quantize_(model, CONFIGS[config], calibration=data, progress=False)
             expected = model(data[0])
         else:
-            trained(model, CONFIGS[config], data)
+            given = data if config in ("percentile", "mse") else None
+            prepare_(model, CONFIGS[config], calibration=given, progress=False)
+            train(model, *data, lr=0.01).eval()
             expected = model(data[0])
             convert_(model)
             assert torch.equal(model(data[0]), expected)
@@ -164,21 +154,6 @@ def test_what_no_data_reaches_keeps_a_floating_input(kind: str, trains: bool) ->
     assert "its input stays floating, as" in report.changed["unused"]
     assert "floating" not in report.changed["used"] and not rounds(model["unused"])
     assert torch.equal(model["unused"].weight + 0, wanted)
-
-
-def test_what_is_refused() -> None:
-    text = "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got "
-    with pytest.raises(ValueError, match=text + "'per_token'; .* W8A8Static"):
-        QuantConfig(TensorConfig(8), TensorConfig(8, "per_token"), conv_inputs=True)
-    with pytest.raises(ValueError, match=text + "None"):
-        QuantConfig(TensorConfig(8), conv_inputs=True)
-    with pytest.raises(TypeError, match="QuantConfig: expected conv_inputs to be a bool, but got"):
-        W8A8Static(conv_inputs="yes")
-    assert W8A16().conv_inputs is None
-    assert QuantConfig(TensorConfig(8), conv_inputs=False).conv_inputs is False
-
-
-# --- without it, after quantize_ ------------------------------------------------------------------
 
 
 def test_shared_and_tied_convolutions() -> None:

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The examples of the workflow's documentation run."""
 
-from __future__ import annotations
-
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -21,28 +18,16 @@ BASES = {"HoldsIntegers", "QuantizesWeight"}
 CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITHOUT | BASES]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_modules(name: str) -> None:
-    run_examples(getattr(nn, name), name)
+OBJECTS = [getattr(nn, name) for name in CLASSES]
+OBJECTS += [qat, qat.prepare_, qat.convert_, configs.TensorConfig, configs.QuantConfig]
+OBJECTS += [baraquant.quantize_, baraquant.AWQ, baraquant.GPTQ, baraquant.sensitivity]
 
 
-def test_functions() -> None:
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("item", OBJECTS, ids=lambda item: item.__name__)
+def test_examples(item: object) -> None:
     torch.manual_seed(0)
-    run_examples(qat, "qat")
-    run_examples(qat.prepare_, "prepare_")
-    run_examples(qat.convert_, "convert_")
-    run_examples(configs.TensorConfig, "TensorConfig")
-    run_examples(configs.QuantConfig, "QuantConfig")
-    run_examples(baraquant.quantize_, "quantize_")
-    run_examples(baraquant.AWQ, "AWQ")
-    run_examples(baraquant.GPTQ, "GPTQ")
-
-
-def test_sensitivity() -> None:
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run_examples(baraquant.sensitivity, "sensitivity")
+    run_examples(item, item.__name__)
 
 
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

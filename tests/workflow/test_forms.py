@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``layers.json`` and the constructors of the layers say the same."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

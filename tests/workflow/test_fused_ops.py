@@ -155,8 +155,6 @@ def test_a_file_that_does_not_fit_leaves_the_model_as_it_was(tmp_path):
     assert type(smaller.norm) is nn.RMSNorm and type(smaller.gelu) is nn.GELU
 
 
-# ---- Models of transformers ---------------------------------------------------------------------
-
 NOTHING = {"mobilebert", "resnet", "regnet", "mobilenet_v2", "efficientnet", "encodec"}
 COUNTS = {
     "llama": {"RMSNorm": 5, "GatedMLP": 2},

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models that are changed under ``torch.inference_mode()`` can be trained and written to later."""
 
-from __future__ import annotations
-
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,32 +26,30 @@ def quantized(kind: str, model: nn.Module) -> nn.Module:
     return model
 
 
-def prepared(kind: str, folder: Path) -> nn.Module:
+def prepared(kind: str) -> nn.Module:
     model = floating(kind)
     prepare_(model, KINDS[kind][1])
     return model
 
 
-def converted(kind: str, folder: Path) -> nn.Module:
-    model = prepared(kind, folder).train()
+def converted(kind: str) -> nn.Module:
+    model = prepared(kind).train()
     model(example(kind))
     convert_(model.eval())
     return model
 
 
-def loaded(kind: str, folder: Path, *, is_built: bool = False) -> nn.Module:
+def loaded(kind: str, folder: Path, target: Any) -> nn.Module:
     baraquant.save(quantized(kind, floating(kind)), folder / "model")
-    return baraquant.load_(
-        (lambda: floating(kind)) if is_built else floating(kind), folder / "model"
-    )
+    return baraquant.load_(target, folder / "model")
 
 
 ENTRIES: dict[str, Callable[[str, Path], nn.Module]] = {
     "quantize_": lambda kind, folder: quantized(kind, floating(kind)),
-    "prepare_": prepared,
-    "convert_": converted,
-    "load_": loaded,
-    "load_ of a function": functools.partial(loaded, is_built=True),
+    "prepare_": lambda kind, folder: prepared(kind),
+    "convert_": lambda kind, folder: converted(kind),
+    "load_": lambda kind, folder: loaded(kind, folder, floating(kind)),
+    "load_ of a function": lambda kind, folder: loaded(kind, folder, lambda: floating(kind)),
 }
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``register_pass``: an algorithm of a user's own, in ``quantize_`` and beside it."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 from collections.abc import Mapping
@@ -107,7 +105,6 @@ class ClipPass(baraquant.Pass):
 
 @pytest.fixture(autouse=True)
 def registered(forgotten: None) -> None:
-    """What a test registers is known to that test alone."""
     baraquant.register_pass(Clip, ClipPass)
 
 
@@ -166,9 +163,7 @@ def clipped_by_hand(dtype: torch.dtype, data: list[Tensor]) -> nn.Module:
     ],
     ids=str,
 )
-def test_the_bits_are_those_of_a_model_with_changed_weights(
-    config: QuantConfig, dtype: torch.dtype
-) -> None:
+def test_the_bits_of_changed_weights(config: QuantConfig, dtype: torch.dtype) -> None:
     model, data = Model(dtype), batches(dtype)
     twin = clipped_by_hand(dtype, data)
     by_hand = baraquant.quantize_(twin, config, calibration=data, progress=False)
@@ -183,11 +178,8 @@ def test_the_bits_are_those_of_a_model_with_changed_weights(
         for name in names:
             assert torch.equal(own[name], wanted[name]), (path, name)
         assert ", clipped" in report.changed[path]
-        assert (
-            report.changed[path]
-            .replace(", clipped", "")
-            .startswith(by_hand.changed[path].partition(",")[0])
-        )
+        what = report.changed[path].replace(", clipped", "")
+        assert what.startswith(by_hand.changed[path].partition(",")[0])
     assert "not clipped, as the calibration data does not reach it" in report.changed["unused"]
     assert all(torch.equal(model.norm.get_parameter(n), v) for n, v in float_weights.items())
     assert ClipPass.finished[-1] >= {type(model.get_submodule(path)).__name__ for path in CLIPPED}
@@ -280,40 +272,31 @@ def test_a_pass_without_data_also_while_a_model_is_loaded() -> None:
         baraquant.quantize_(nn.Sequential(nn.Linear(8, 4)), Halve(W8A8Static()))
 
 
-@pytest.mark.parametrize(
-    ("config", "calibrated", "kind", "message"),
-    [
-        (Clip(W8A8()), False, ValueError, "expected calibration data for Clip, but got None"),
-        (Clip(W8A8(), "raises"), True, ValueError, "quantize_: conv: expected something else"),
-        (
-            *(Clip(W8A8(), "shape"), True, ValueError),
-            r"conv: expected apply of ClipPass to return a weight like the given one, "
-            r"float32 \[8, 3, 3, 3\] on cpu, but got float32 \[1, 3, 3, 3\] on cpu",
-        ),
-        (Halve(W8A8()), True, TypeError, "nothing is registered for Halve; call .*register_pass"),
-        (
-            *(Clip(Clip(W8A8())), True, TypeError),  # type: ignore[arg-type]
-            "Clip: expected config to be a QuantConfig, .* got Clip; a layer takes one algorithm",
-        ),
-    ],
-)
-def test_an_error_leaves_the_model_as_it_was(
-    config: Any, calibrated: bool, kind: type[Exception], message: str
-) -> None:
-    data = batches() if calibrated else None
+REFUSED = {
+    "expected calibration data for Clip, but got None": (Clip(W8A8()), ValueError),
+    "quantize_: conv: expected something else": (Clip(W8A8(), "raises"), ValueError),
+    r"conv: expected apply of ClipPass to return a weight like the given one, float32 "
+    r"\[8, 3, 3, 3\] on cpu, but got float32 \[1, 3, 3, 3\] on cpu": (
+        Clip(W8A8(), "shape"), ValueError),
+    "nothing is registered for Halve; call .*register_pass": (Halve(W8A8()), TypeError),
+    "Clip: expected config to be a QuantConfig, .* got Clip; a layer takes one algorithm": (
+        Clip(Clip(W8A8())), TypeError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_an_error_leaves_the_model_as_it_was(message: str) -> None:
+    config, kind = REFUSED[message]
+    data = None if "got None" in message else batches()
     refused(baraquant.quantize_, message, Model(), config, calibration=data, error=kind)
 
 
 def test_training_and_measuring_name_its_config() -> None:
     model = nn.Sequential(nn.Linear(8, 4))
-    with pytest.raises(
-        ValueError, match=r"Clip is for a trained model: .* with its config, weight"
-    ):
-        baraquant.qat.prepare_(model, Clip(W8A8()))
-    with pytest.raises(
-        ValueError, match=r"it works on a whole model: measure weight=int8 .* Clip w"
-    ):
-        baraquant.sensitivity(model, [Clip(W8A8())], [torch.randn(2, 8)])
+    message = "Clip is for a trained model: .* with its config, weight"
+    refused(baraquant.qat.prepare_, message, model, Clip(W8A8()))
+    message = "it works on a whole model: measure weight=int8 .* Clip w"
+    refused(baraquant.sensitivity, message, model, [Clip(W8A8())], [torch.randn(2, 8)])
 
 
 def test_its_configuration_is_written_and_read() -> None:
@@ -341,9 +324,7 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
         ((Halve, HalvePass()), TypeError, "expected a subclass of baraquant.Pass, but got <"),
     ],
 )
-def test_what_cannot_be_registered(
-    arguments: tuple[Any, Any], kind: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_registered(arguments: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"baraquant.register_pass: .*{message}"):
         baraquant.register_pass(*arguments)
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`prepare_` and `convert_`: what becomes of a model, and that conversion changes no bit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -250,27 +248,12 @@ def test_models_of_several_dtypes() -> None:
         assert_converts_to_the_same_bits(model, data(4, 8))
 
 
-@pytest.mark.parametrize("observer", ["moving_average", "min_max"])
-def test_ranges_that_training_follows(observer: str) -> None:
-    model = nn.Sequential(nn.Linear(6, 4))
-    prepare_(model, W8A8Static(observer, symmetric=False))
-    low = high = None
-    for step in range(4):
-        x = data(5, 6, seed=step) * (1 + step)
-        model(x)
-        ends = float(x.min()), float(x.max())
-        if low is None:
-            low, high = ends
-        elif observer == "min_max":
-            low, high = min(low, ends[0]), max(high, ends[1])
-        else:
-            low, high = low + 0.01 * (ends[0] - low), high + 0.01 * (ends[1] - high)
-    model.eval()
-    model(100 * data(5, 6, seed=9))  # evaluation observes nothing
-    quantizer = model[0].input_fake_quant
-    scale = (max(high, 0.0) - min(low, 0.0)) / 255
-    assert float(quantizer.scale) == pytest.approx(scale, rel=1e-5)
-    assert abs(int(quantizer.zero_point) - (-128 - round(min(low, 0.0) / scale))) <= 1
+def test_the_observers_of_training() -> None:
+    """What each follows: tests/nn/test_observed.py."""
+    for observer, constant in (("min_max", None), ("moving_average", 0.01)):
+        prepare_(model := nn.Sequential(nn.Linear(6, 4)), W8A8Static(observer))
+        quantizer = model[0].input_fake_quant
+        assert (quantizer.mode, quantizer.averaging_constant) == ("observed", constant)
 
 
 ENCODERS: list[dict[str, Any]] = [

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `quantize_`, `prepare_` and `convert_` refuse: errors with paths, and no change."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,16 +9,15 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import AWQ, GPTQ, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import training_models
 from tests.support.models.training_models import data, linear_model
 
-CALLS: dict[str, tuple[Callable[..., Any], str]] = {
-    "quantize_": (baraquant.quantize_, "^baraquant.quantize_: "),
-    "prepare_": (prepare_, "^baraquant.qat.prepare_: "),
-}
+PREPARE = "^baraquant.qat.prepare_: "
+CALLS = {"prepare_": (prepare_, PREPARE)}
+CALLS["quantize_"] = (baraquant.quantize_, "^baraquant.quantize_: ")
 CONVERT = "^baraquant.qat.convert_: "
 by_call = pytest.mark.parametrize(("call", "name"), CALLS.values(), ids=CALLS)
 
@@ -30,9 +26,6 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([linear_model() for _ in range(2)])
-
-
-# --- configurations that do not fit --------------------------------------------------------------
 
 
 @by_call
@@ -101,26 +94,19 @@ def test_what_is_no_scheme(config: object, got: str, call: Any, name: str) -> No
     ("config", "message"),
     [
         (SmoothQuant(), "SmoothQuant: .*SmoothQuant needs calibration: use baraquant.quantize_"),
-        (
-            baraquant.AWQ(W4A16()),
-            "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_",
-        ),
+        (AWQ(W4A16()), "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_"),
         (GPTQ(W8A8()), "GPTQ: .*GPTQ needs calibration after training: use baraquant.quantize_"),
         ({"*": SmoothQuant()}, r"'\*': .* SmoothQuant needs calibration: use"),
         (
             W8A8Static("mse"),
-            "0: expected calibration data for the observer 'mse', but got None; training by itself "
-            "follows min_max and moving_average",
+            "0: .* 'mse', but got None; training by itself follows min_max and mov",
         ),
-        (W8A8Static("percentile"), "0: expected .* for the observer 'percentile'"),
+        (W8A8Static("percentile"), "0: expected calibration data for the observer 'percentile'"),
     ],
     ids=str,
 )
 def test_what_training_cannot_follow(config: object, message: str) -> None:
-    refused(prepare_, f"{CALLS['prepare_'][1]}.*{message}", linear_model(), config)
-
-
-# --- models that have nothing, or nothing more ---------------------------------------------------
+    refused(prepare_, f"{PREPARE}.*{message}", linear_model(), config)
 
 
 @by_call
@@ -188,9 +174,6 @@ def test_weights_that_quantization_cannot_read() -> None:
         baraquant.quantize_(model, W8A8())
 
 
-# --- filters -------------------------------------------------------------------------------------
-
-
 @by_call
 @pytest.mark.parametrize("filter_fn", ["query", 0, ["query"]])
 def test_what_is_no_filter(filter_fn: Any, call: Any, name: str) -> None:
@@ -216,36 +199,27 @@ def test_a_filter_of_two_minds(call: Any, name: str) -> None:
     refused(call, name + message, model, W8A8(), filter_fn=lambda _, path: path == "0")
 
 
-# --- conversion ----------------------------------------------------------------------------------
-
-
 def test_convert_before_prepare() -> None:
     message = "expected a model prepared by baraquant.qat.prepare_, but Sequential has no prepared"
     refused(convert_, CONVERT + message, linear_model())
 
 
 @pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
-def test_convert_before_any_data(config: QuantConfig) -> None:
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_convert_without_finite_data(config: QuantConfig, value: float | None) -> None:
     model = Encoder()
     prepare_(model, config)
     before = dict(model.named_modules())
-    message = r"layers\.0\.0: expected the range of its input to be known, but it has seen no data"
+    seen = "it has seen no data"
+    if value is not None:
+        x = data(4, 16)
+        x[1, 2] = value
+        model.layers[0](x)
+        seen = ".* 1 batch .*NaN or infinity"
+    message = rf"layers\.0\.0: expected the range of its input to be known, but {seen}"
     with pytest.raises(ValueError, match=CONVERT + message):
         convert_(model)
     assert dict(model.named_modules()) == before
-
-
-@pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_convert_after_data_that_is_not_finite(config: QuantConfig, value: float) -> None:
-    model = linear_model()
-    prepare_(model, config)
-    x = data(4, 16)
-    x[1, 2] = value
-    model(x)
-    message = "0: expected the range of its input to be known, but .* 1 batch .*NaN or infinity"
-    with pytest.raises(ValueError, match=CONVERT + message):
-        convert_(model)
 
 
 @pytest.mark.parametrize("scheme", training_models.SCHEMES)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Each scheme by its name on a whole model, and the two ways to find a scale of few bits."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -31,6 +29,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import Block, batches, relative_error, seeded
+from tests.support.models.training_models import LEARNED
 from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
 PRESETS: dict[str, QuantConfig] = {
@@ -58,17 +57,14 @@ ALGORITHMS: dict[str, Config] = {
 }
 # What training alone does.
 TRAINED: dict[str, QuantConfig] = {
-    "learned": QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", False, learned=True)
-    ),
+    "learned": LEARNED,
     "learned factors": W4A8(4, learned=True),
     "moving average": W8A8Static("moving_average", symmetric=False),
     "three bits": QuantConfig(TensorConfig(3, symmetric=False)),
     "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
-    "ternary of tensors": QuantConfig(
-        TensorConfig(2, "per_tensor", ternary=True), TensorConfig(8, "per_tensor"), conv_inputs=True
-    ),
-}
+    "ternary of tensors": QuantConfig(TensorConfig(2, "per_tensor", ternary=True),
+        TensorConfig(8, "per_tensor"), conv_inputs=True),
+}  # fmt: skip
 ROTATED = {
     f"{name} rotated": dataclasses.replace(config, rotate=16)
     for name, config in (PRESETS | TRAINED).items()
@@ -148,9 +144,7 @@ def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("observer", OBSERVERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_ranges_of_calibration_are_those_of_quantize_(
-    dtype: torch.dtype, observer: str, symmetric: bool
-) -> None:
+def test_ranges_of_calibration(dtype: torch.dtype, observer: str, symmetric: bool) -> None:
     config = W8A8Static(observer, symmetric)
     data = [batch.to(dtype) for batch in batches()]
     quantized, prepared = seeded(Block).to(dtype), seeded(Block).to(dtype)
@@ -286,19 +280,17 @@ def test_eight_bits_are_not_searched() -> None:
         assert torch.equal(model.up.weight_scale, amax / 127)
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: nn.Conv2d(8, 6, 3, groups=2),
-        lambda: nn.ConvTranspose2d(8, 6, 3, groups=2),
-        lambda: nn.Embedding(9, 8),
-    ],
-    ids=["conv", "transposed", "embedding"],
-)
+OTHER_LAYERS = {
+    "conv": lambda: nn.Conv2d(8, 6, 3, groups=2),
+    "transposed": lambda: nn.ConvTranspose2d(8, 6, 3, groups=2),
+    "embedding": lambda: nn.Embedding(9, 8),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LAYERS)
 @pytest.mark.parametrize("group_size", [None, 4])
-def test_a_search_for_other_layers(build: Any, group_size: int | None) -> None:
-    layer = seeded(build)
-    errors = []
+def test_a_search_for_other_layers(name: str, group_size: int | None) -> None:
+    layer, errors = seeded(OTHER_LAYERS[name]), []
     for rule in ("search", "max"):
         model = nn.Sequential(copy.deepcopy(layer))
         baraquant.quantize_(model, W4A16(group_size, scale_rule=rule))

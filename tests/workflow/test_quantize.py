@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What `quantize_` makes of models, what it refuses, and warnings that are errors."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -87,9 +85,6 @@ def test_the_first_parameter_of_a_layer_is_floating():
     model = nn.Sequential(nn.Linear(8, 8), nn.Conv2d(8, 8, 1)).bfloat16()
     baraquant.quantize_(model, W8A8())
     assert [next(layer.parameters()).dtype for layer in model] == [torch.bfloat16] * 2
-
-
-# --- what is refused ------------------------------------------------------------------------------
 
 
 CALIBRATED = [*outlier_models.CALIBRATED, AWQ(W4A16(8), steps=2), GPTQ(W8A8())]
@@ -201,39 +196,18 @@ def test_a_layer_that_no_data_reaches_is_named(config):
     assert (model["unused"](data[0]) - wanted).norm() < 0.2 * wanted.norm()
 
 
-# --- warnings that are errors ---------------------------------------------------------------------
-
-
 BLOCK_SPOILT = [*batches(), torch.full_like(batches()[0], torch.nan)]
 SMOOTHED = SmoothQuant(0.5, W8A8Static(conv_inputs=True))
-WARNING: dict[str, tuple[str, Callable[[nn.Module], Any]]] = {
-    "not smoothed": (
-        "SmoothQuant to smooth a layer",
-        lambda model: quantize_(model, {nn.Conv1d: SMOOTHED}, calibration=batches()),
-    ),
-    "not finite": (
-        "a NaN or an infinity",
-        lambda model: quantize_(model, W8A8Static(), calibration=BLOCK_SPOILT),
-    ),
-    "not finite in training": (
-        "a NaN or an infinity",
-        lambda model: prepare_(model, W8A8Static(), calibration=BLOCK_SPOILT),
-    ),
-    "damping": (
-        "which was used",
-        lambda model: quantize_(
-            model, {"*down": GPTQ(W4A16(8), damping=0)}, calibration=[torch.ones(1, 16)]
-        ),
-    ),
-    "filter": (
-        "filter_fn to leave out",
-        lambda model: quantize_(model, W8A8(), filter_fn=lambda module, name: True),
-    ),
-    "filter in training": (
-        "filter_fn to leave out",
-        lambda model: prepare_(model, W8A8(), lambda module, name: True),
-    ),
-}
+# The message, the tool, what it is given, and the calibration data.
+WARNING: dict[str, tuple[str, Callable[..., Any], Any, Any]] = {
+    "not smoothed": ("SmoothQuant to smooth a layer", quantize_, {nn.Conv1d: SMOOTHED}, batches()),
+    "not finite": ("a NaN or an infinity", quantize_, W8A8Static(), BLOCK_SPOILT),
+    "not finite in training": ("a NaN or an infinity", prepare_, W8A8Static(), BLOCK_SPOILT),
+    "damping": ("which was used", quantize_, {"*down": GPTQ(W4A16(8), damping=0)},
+        [torch.ones(1, 16)]),
+    "filter": ("filter_fn to leave out", quantize_, W8A8(), None),
+    "filter in training": ("filter_fn to leave out", prepare_, W8A8(), None),
+}  # fmt: skip
 
 
 class Packed(nn.Module):
@@ -251,10 +225,11 @@ class Packed(nn.Module):
 
 @pytest.mark.parametrize("name", WARNING)
 def test_the_model_is_as_it_was(name: str) -> None:
-    message, call = WARNING[name]
+    message, call, config, given = WARNING[name]
+    more = {"filter_fn": lambda module, path: True} if "filter" in name else {}
     model = Packed()
     modules = dict(model.named_modules())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        refused(call, message, model, error=UserWarning)
+        refused(call, message, model, config, calibration=given, error=UserWarning, **more)
     assert dict(model.named_modules()) == modules

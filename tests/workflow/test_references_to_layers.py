@@ -32,14 +32,6 @@ class Slotted:
         self.layer = layer
 
 
-def _closure(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: layer(x)
-
-
-def _default(layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x, layer=layer: layer(x)
-
-
 def _call(value: Any, x: Tensor) -> Tensor:
     result: Tensor = value(x)
     return result
@@ -60,8 +52,8 @@ KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, Tensor], Tensor
     "namespace": (lambda layer: types.SimpleNamespace(f=layer), lambda held, x: held.f(x)),
     "dataclass": (Frozen, lambda held, x: held.layer(x)),
     "slots": (Slotted, lambda held, x: held.layer(x)),
-    "closure": (_closure, _call),
-    "default": (_default, _call),
+    "closure": (lambda layer: lambda x: layer(x), _call),
+    "default": (lambda layer: lambda x, layer=layer: layer(x), _call),
     "proxy": (lambda layer: [weakref.proxy(layer)], lambda held, x: held[0](x)),
     "ref": (weakref.ref, lambda held, x: held()(x)),
     "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held, x: next(iter(held))(x)),
@@ -104,9 +96,7 @@ def _load(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("tool", [_quantize, _prepare, _convert, _load])
 @pytest.mark.parametrize("name", KEPT)
-def test_what_a_model_keeps_of_a_layer_is_replaced(
-    name: str, tool: Callable[[nn.Module], None]
-) -> None:
+def test_what_a_model_keeps_of_a_layer_is_replaced(name: str, tool: Any) -> None:
     model = Keeps(name).eval()
     x = torch.randn(4, 16)
     before = model(x)
@@ -147,9 +137,7 @@ def test_what_cannot_be_replaced_is_named_in_the_report() -> None:
 
 @pytest.mark.parametrize("tool", [_quantize, _prepare, _convert])
 @pytest.mark.parametrize("layer", [nn.Linear(16, 16), nn.Conv1d(16, 16, 1), nn.Embedding(16, 16)])
-def test_attributes_of_the_user_are_copied(
-    layer: nn.Module, tool: Callable[[nn.Module], None]
-) -> None:
+def test_attributes_of_the_user_are_copied(layer: nn.Module, tool: Any) -> None:
     model = nn.Sequential(layer, nn.Linear(16, 16))
     model[0].tag, model[0].next = "first", [model[1]]
     tool(model)
@@ -164,16 +152,12 @@ def test_the_fused_ops_follow_references_too() -> None:
     assert model.norm_of.__self__ is model[1]
 
 
-# --- what a user has registered in a layer --------------------------------------------------------
-
-
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(32, 32),
     "conv": lambda: nn.Conv1d(32, 32, 1),
     "transposed": lambda: nn.ConvTranspose1d(32, 32, 1),
     "embedding": lambda: nn.Embedding(32, 32),
 }
-by_layer = pytest.mark.parametrize("layer", LAYERS)
 
 
 def _hook(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -203,7 +187,7 @@ def input_of(layer: str) -> Tensor:
 SCHEMES = W8A8(), W4A16(16), W4A8(16), SmoothQuant(), AWQ(W4A16(16)), GPTQ(W4A16(16))
 
 
-@by_layer
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("tool", ["prepare_", "convert_", *SCHEMES], ids=str)
 def test_carried_over(layer: str, tool: Any, tmp_path: Path) -> None:
     model, x = model_of(layer), input_of(layer)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A layer of a user's own, as docs/guide.md has one; and registrations that are wrong."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -122,10 +120,7 @@ def test_tied_weights() -> None:
     ("change", "message"),
     [
         (lambda m: setattr(m[2], "power", 3), "2: expected power to be 1, as in the file, .* 3"),
-        (
-            lambda m: m.__setitem__(2, nn.Linear(8, 4)),
-            "2: expected a Gained for the QuantizedGained",
-        ),
+        (lambda m: setattr(m, "2", nn.Linear(8, 4)), "2: expected a Gained for the QuantizedGai"),
     ],
 )
 def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> None:
@@ -141,20 +136,10 @@ def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> N
 # --- registrations that are wrong -----------------------------------------------------------------
 
 
-class Liar(QuantizedGained):
-    """Returned by nobody who says what it is."""
-
-
-class ReturnsAnother(QuantizedGained):
-    @classmethod
-    def from_prepared(cls, layer: Any, integers: Any) -> Any:
-        return QuantizedGained.from_prepared.__func__(Liar, layer, integers)
-
-
-class ReturnsNothing(QuantizedGained):
-    @classmethod
-    def from_prepared(cls, layer: Any, integers: Any) -> Any:
-        return None
+def lying(name: str, from_prepared: Any) -> type[nn.Module]:
+    """A class of this name whose ``from_prepared`` is a function of the layer and its integers."""
+    method = classmethod(lambda cls, *given: from_prepared(*given))
+    return type(name, (QuantizedGained,), {"from_prepared": method})
 
 
 def changed(name: str, change: Callable[[Any], None]) -> type[nn.Module]:
@@ -167,37 +152,31 @@ def changed(name: str, change: Callable[[Any], None]) -> type[nn.Module]:
     return type(name, (QuantizedGained,), {"__init__": init})
 
 
-HasMore = changed("HasMore", lambda layer: layer.register_buffer("surplus", torch.ones(3)))
-HasLess = changed("HasLess", lambda layer: delattr(layer, "gain"))
-HasNoPower = changed("HasNoPower", lambda layer: delattr(layer, "power"))
-HasNoWidth = changed("HasNoWidth", lambda layer: delattr(layer, "weight_bits"))
+def breaks(*_: Any) -> None:
+    raise ValueError("expected a better day")
 
 
-class Breaks(QuantizedGained):
-    @classmethod
-    def from_prepared(cls, layer: Any, integers: Any) -> Any:
-        raise ValueError("expected a better day")
-
-
+Liar = type("Liar", (QuantizedGained,), {})
+as_liar = QuantizedGained.from_prepared.__func__.__get__(Liar)
 LIES: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
-    "another class": (ReturnsAnother, {}, "from_prepared to return a ReturnsAnother, .* a Liar"),
-    "nothing": (ReturnsNothing, {}, "from_prepared to return a ReturnsNothing, .* a NoneType"),
-    "a tensor more": (HasMore, {}, "HasMore to have the tensors .*, but it has surplus"),
-    "a tensor less": (HasLess, {}, "HasLess to have the tensors .*, but gain is missing"),
-    "a name more": (
-        QuantizedGained,
-        {"tensors": TENSORS | {"bias": True}},
-        "QuantizedGained to have the tensors .*, but bias is missing",
-    ),
-    "a name less": (
-        QuantizedGained,
-        {"tensors": {"qweight": True, "weight_scale": True}},
-        "QuantizedGained to have the tensors .*, but it has gain",
-    ),
-    "an option that is none": (HasNoPower, {}, "HasNoPower to have an attribute power"),
-    "no width": (HasNoWidth, {}, "HasNoWidth to have an attribute weight_bits"),
-    "an error": (Breaks, {}, "expected a better day"),
-}
+    "another class": (lying("ReturnsAnother", as_liar), {},
+        "from_prepared to return a ReturnsAnother, .* a Liar"),
+    "nothing": (lying("ReturnsNothing", lambda *_: None), {},
+        "from_prepared to return a ReturnsNothing, .* a NoneType"),
+    "a tensor more": (changed("HasMore", lambda layer: layer.register_buffer("surplus", X)), {},
+        "HasMore to have the tensors .*, but it has surplus"),
+    "a tensor less": (changed("HasLess", lambda layer: delattr(layer, "gain")), {},
+        "HasLess to have the tensors .*, but gain is missing"),
+    "a name more": (QuantizedGained, {"tensors": TENSORS | {"bias": True}},
+        "QuantizedGained to have the tensors .*, but bias is missing"),
+    "a name less": (QuantizedGained, {"tensors": {"qweight": True, "weight_scale": True}},
+        "QuantizedGained to have the tensors .*, but it has gain"),
+    "an option that is none": (changed("HasNoPower", lambda layer: delattr(layer, "power")), {},
+        "HasNoPower to have an attribute power"),
+    "no width": (changed("HasNoWidth", lambda layer: delattr(layer, "weight_bits")), {},
+        "HasNoWidth to have an attribute weight_bits"),
+    "an error": (lying("Breaks", breaks), {}, "expected a better day"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -258,39 +237,28 @@ class QuantizedLinear(QuantizedGained):
     """A name that files have for another class."""
 
 
+FAKE, BASE = baraquant.nn.FakeQuantizedLinear, baraquant.nn.HoldsIntegers
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ((Gained, FakeQuantizedGained, Liar), ValueError, "Gained is registered already"),
         ((nn.Linear, FakeQuantizedGained, Liar), ValueError, "Linear is registered already"),
         ((Other, FakeQuantizedGained, Liar), ValueError, "classes of its own for Other, but"),
-        (
-            (Other, baraquant.nn.FakeQuantizedLinear, Liar),
-            ValueError,
-            "classes of its own for Other, but another",
-        ),
+        ((Other, FAKE, Liar), ValueError, "classes of its own for Other, but another"),
         ((3, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules, .* 3"),
         ((int, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules"),
         ((nn.Module, FakeQuantizedGained, Liar), TypeError, "float_type to be a class of modules"),
         ((Other, nn.Linear, Liar), TypeError, "training to be a subclass of QuantizesWeight"),
         ((Other, FakeQuantizedOther, Liar), TypeError, "to have a class method from_float"),
         ((Other, MakesAnother, nn.Linear), TypeError, "inference to be a subclass of HoldsInteg"),
-        (
-            (Other, MakesAnother, baraquant.nn.HoldsIntegers),
-            TypeError,
-            "HoldsIntegers to have a class method from_prepared",
-        ),
-        (
-            (Other, MakesAnother, QuantizedGained),
-            ValueError,
-            "classes of its own for Other, but another kind",
-        ),
+        ((Other, MakesAnother, BASE), TypeError, "HoldsIntegers to have a class method from_prep"),
+        ((Other, MakesAnother, QuantizedGained), ValueError, "for Other, but another kind"),
         ((Other, MakesAnother, QuantizedLinear), ValueError, "a name of its own for QuantizedLin"),
     ],
 )
-def test_what_cannot_be_registered(
-    arguments: tuple[Any, ...], error: type[Exception], message: str
-) -> None:
+def test_what_cannot_be_registered(arguments: Any, error: type[Exception], message: str) -> None:
     register()
     known = list(LAYERS)
     with pytest.raises(error, match=f"^baraquant.register_layer: expected .*{message}|{message}"):

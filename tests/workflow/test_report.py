@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a report says: shares, bytes, what stays floating, rows; and how it is shown."""
 
-from __future__ import annotations
-
+import copy
 import io
 import sys
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import baraquant
 from baraquant import W4A16, W8A8, W8A16, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import OTHERS, ROOT, Report
+from tests.support.models.training_models import TiedHead
 
 WHAT = (
     "FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, input=float): "
@@ -71,29 +72,21 @@ class ByEinsum(nn.Module):
         self.out = nn.Linear(8, 8, bias=False)
 
 
-NOT_HELD = "odd.* (2): there is no quantized form of ByEinsum for q"
-COMPUTED = "odd: its weight_hh_l0 is computed by a parametrization or a hook"
+STAYS = "% of the parameters and {} % of multiply-adds of weights stay floating: odd{}"
+ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "einsum": (lambda: nn.ModuleList([ByEinsum(4), ByEinsum(4)]),
+        "33.3 " + STAYS.format(40.0, ".* (2): there is no quantized form of ByEinsum for q")),
+    "parametrized": (lambda: parametrizations.orthogonal(nn.LSTM(8, 8, 1, False), "weight_hh_l0"),
+        "80.0 " + STAYS.format(88.9, ": its weight_hh_l0 is computed by a parametrization or a "
+        "hook")),
+    "little": (lambda: nn.Embedding(2, 4, max_norm=1.0), ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("odd", "line"),
-    [
-        (
-            lambda: nn.ModuleList([ByEinsum(4), ByEinsum(4)]),
-            "33.3 % of the parameters and 40.0 % of multiply-adds of weights stay floating: "
-            f"{NOT_HELD}",
-        ),
-        (
-            lambda: nn.utils.parametrizations.orthogonal(nn.LSTM(8, 8, 1, False), "weight_hh_l0"),
-            "80.0 % of the parameters and 88.9 % of multiply-adds of weights stay floating: "
-            f"{COMPUTED}",
-        ),
-        (lambda: nn.Embedding(2, 4, max_norm=1.0), ""),  # little
-    ],
-    ids=["einsum", "parametrized", "little"],
-)
-def test_the_first_line_says_what_stays_floating(odd: Any, line: str) -> None:
+@pytest.mark.parametrize("name", ODD)
+def test_the_first_line_says_what_stays_floating(name: str) -> None:
     """From a tenth on, and only what nobody asked for."""
+    odd, line = ODD[name]
 
     def build() -> nn.Module:
         body = nn.Linear(8, 8, bias=False)
@@ -150,8 +143,8 @@ def test_bytes() -> None:
 
 @pytest.mark.parametrize("config", [W8A8(), W4A16(4)], ids=str)
 def test_tied_weights_count_once(config: QuantConfig) -> None:
-    model = nn.ModuleDict({"table": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
-    model["head"].weight = model["table"].weight
+    model, floating = TiedHead(10, 8), TiedHead(10, 8)
+    del model.body
     scales = 10 * (1 if config == W8A8() else 2)
     for call in (prepare_, lambda model, _: convert_(model)):
         report = call(model, config)
@@ -160,22 +153,16 @@ def test_tied_weights_count_once(config: QuantConfig) -> None:
     quantizers = 3 if config == W8A8() else 2
     assert report.bytes_before == 320 + quantizers * STATE
     assert report.bytes_after == 80 + 4 * scales
-    floating = nn.ModuleDict({"table": nn.Embedding(10, 8), "head": nn.Linear(8, 10, bias=False)})
-    floating["head"].weight = floating["table"].weight
-    floating["body"] = nn.Linear(8, 8, bias=False)
+    floating.body.bias = None
     report = prepare_(floating, {"body": config})
     assert report.share == 64 / 144 and report.floating == {"table": 80, "head": 0}
 
 
 def test_parts_of_what_was_unpacked() -> None:
-    build = lambda: nn.ModuleDict(  # noqa: E731
-        {
-            "attention": nn.MultiheadAttention(8, 2),
-            "recurrent": nn.LSTM(8, 4, bidirectional=True),
-            "cell": nn.GRUCell(8, 4),
-        }
-    )
-    total = sum(parameter.numel() for parameter in build().parameters())
+    cells = {"recurrent": nn.LSTM(8, 4, bidirectional=True), "cell": nn.GRUCell(8, 4)}
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), **cells})
+    build = lambda: copy.deepcopy(model)  # noqa: E731
+    total = sum(parameter.numel() for parameter in model.parameters())
     weights = 4 * 64 + 2 * (16 * 8 + 16 * 4) + 12 * 8 + 12 * 4
     report = baraquant.quantize_(build(), W8A8())
     assert report.total_parameters == total and report.share == weights / total

@@ -4,12 +4,11 @@
 One that writes the parent's formula out becomes the parent's; what computes another stays floating.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig,
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
-from tests.support.models.outlier_models import relative_error
+from tests.support.models.outlier_models import relative_error, seeded
 from tests.support.models.training_models import train
 
 
@@ -51,15 +50,13 @@ class Plus(nn.Embedding):
 class LoRA(nn.Linear):
     def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
         super().__init__(inputs, outputs)
-        self.adapter = nn.Sequential(
-            nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
-        )
+        down, up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
+        self.adapter = nn.Sequential(down, up)
         self.alpha = 0.5
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(super().forward(input), torch.eye(self.out_features).to(input)) + (
-            self.alpha * self.adapter(input)
-        )
+        y = F.linear(super().forward(input), torch.eye(self.out_features).to(input))
+        return y + self.alpha * self.adapter(input)
 
 
 class Around(nn.Linear):
@@ -109,31 +106,19 @@ SCHEMES: dict[str, QuantConfig] = {
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
-def seeded(build: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    return build().to(dtype)
-
-
-def quantized(
-    build: Callable[[], nn.Module], scheme: str, dtype: torch.dtype = torch.float32
-) -> nn.Module:
-    model, config = seeded(build, dtype).eval(), SCHEMES[scheme]
-    data = {"calibration": [TOKENS]} if config.is_static else {}
-    baraquant.quantize_(model, config, **data)
+def quantized(build: Any, scheme: str, dtype: torch.dtype = torch.float32) -> Any:
+    model, config = seeded(build).to(dtype), SCHEMES[scheme]
+    baraquant.quantize_(model, config, calibration=[TOKENS] if config.is_static else None)
     return model
 
 
 @by_model
 @pytest.mark.parametrize(
     ("scheme", "dtype"),
-    [
-        *((scheme, torch.float32) for scheme in SCHEMES),
-        ("w8a8", torch.float64),
-        ("w8a8", torch.bfloat16),
-    ],
+    [(s, torch.float32) for s in SCHEMES] + [("w8a8", torch.float64), ("w8a8", torch.bfloat16)],
 )
 def test_quantized(scheme: str, dtype: torch.dtype, build: Callable[[], nn.Module]) -> None:
-    wanted = seeded(build, dtype).eval()(TOKENS)
+    wanted = seeded(build).to(dtype)(TOKENS)
     model = quantized(build, scheme, dtype)
     got = model(TOKENS)
     assert got.dtype == dtype
@@ -151,13 +136,11 @@ def test_quantized(scheme: str, dtype: torch.dtype, build: Callable[[], nn.Modul
 @by_model
 @by_scheme
 def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_path: Path) -> None:
-    model = seeded(build)
+    model = seeded(build).train()
     parameters = list(model.parameters())
     report = prepare_(model, SCHEMES[scheme])
-    assert {name: report.left_out[name] for name in report.left_out} == dict.fromkeys(
-        ["lora.adapter.0", "lora.adapter.1"],
-        "it is a part of lora, beside the weight of that layer",
-    )
+    reason = "it is a part of lora, beside the weight of that layer"
+    assert report.left_out == {"lora.adapter.0": reason, "lora.adapter.1": reason}
     assert {id(p) for p in model.parameters()} >= {id(p) for p in parameters}
     train(model, TOKENS, TOKENS, TOKENS, lr=1e-2)
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in parameters)
@@ -197,18 +180,16 @@ class Without(nn.Linear):
         (Wider, r"lora\.adapter\.0\.weight: expected torch\.float32 \[3, 8\] as in the model"),
     ],
 )
-def test_a_file_of_another_subclass(
-    kind: Callable[[int, int], nn.Module], message: str, tmp_path: Path
-) -> None:
+def test_a_file_of_another_subclass(kind: Any, message: str, tmp_path: Path) -> None:
     baraquant.save(quantized(Model, "w8a8"), tmp_path / "a")
-    other = seeded(Model)
+    other = seeded(Model).train()
     other.lora = kind(8, 16)
     refused(baraquant.load_, message, other, tmp_path / "a")
 
 
 def test_smoothed() -> None:
     """The factors go to where the parent's forward is: Around's input is normed first."""
-    model = seeded(Model).eval()
+    model = seeded(Model)
     with torch.no_grad():
         model.lora.weight[3] *= 20
         wanted = model(TOKENS)
@@ -283,32 +264,19 @@ def test_the_formula_is_a_matter_of_the_module(wrap: Callable[[float], object]) 
     assert set(report.changed) == {"0", "2"}
 
 
-class Adapted(nn.Linear):
-    """Not the parent's formula: an adapter adds to it."""
-
-    def __init__(self) -> None:
-        super().__init__(8, 8)
-        self.adapter = nn.Linear(8, 8, bias=False)
-        self.register_buffer("mask", torch.ones(8))
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + self.adapter(input) * self.mask
-
-
 class Unused(WrittenOut):
     """The parent's formula, with a buffer that nothing reads."""
 
-    def __init__(self) -> None:
-        super().__init__(8, 8)
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
         self.register_buffer("calls", torch.zeros(()))
 
 
-@pytest.mark.parametrize("kind", [Adapted, Unused])
-def test_a_module_on_the_meta_device_is_told_as_one_with_data(kind: type[nn.Linear]) -> None:
+@pytest.mark.parametrize(("kind", "name"), [(LoRA, "OfLoRA"), (Around, "OfAround"), (Unused, "")])
+def test_a_module_on_the_meta_device_is_told_as_one_with_data(kind: Any, name: str) -> None:
     with torch.device("meta"):
-        without = kind()
-    for module in (kind(), without, kind().to("meta")):
+        without = kind(8, 8)
+    for module in (kind(8, 8), without, kind(8, 8).to("meta")):
         model = nn.Sequential(module)
         prepare_(model, W8A8())
-        name = "FakeQuantizedLinear" + ("OfAdapted" if kind is Adapted else "")
-        assert type(model[0]).__name__ == name
+        assert type(model[0]).__name__ == f"FakeQuantizedLinear{name}"

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Quantization-aware training by two processes beside one that has the whole batch."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers that are no plain ones: swapped where that is safe, else left out with the reason."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, prune
 
 import baraquant
-from baraquant import W8A8, QuantConfig, TensorConfig, qat, quantize_
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
 from baraquant.qat import Report, convert_, prepare_
+from tests.support.checks.refused import refused
 from tests.support.models import training_models
 
 
@@ -53,9 +53,9 @@ class Kept(torch.Tensor):
     """A tensor subclass, as DTensor and the weights of other quantizers are."""
 
 
-def subclassed() -> nn.Module:
+def weighing(change: Callable[[Tensor], Tensor]) -> nn.Module:
     layer = nn.Linear(8, 8)
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Kept))
+    layer.weight = nn.Parameter(change(layer.weight.detach()), requires_grad=False)
     return layer
 
 
@@ -83,69 +83,17 @@ class Plain(nn.Linear):
     pass
 
 
-class OwnTransposed(nn.ConvTranspose2d):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x) * 2
+def own(
+    name: str, base: type[nn.Module], compute: Callable[..., Any], *arguments: int
+) -> Callable[[], nn.Module]:
+    """Builds a layer whose forward is ``compute(its parent's, itself, input)``."""
 
+    class Subclass(base):
+        def forward(self, input: Tensor) -> Any:
+            return compute(super().forward, self, input)
 
-class OwnLSTM(nn.LSTM):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x)[0]
-
-
-class Reads(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * self.weight.abs().mean()
-
-
-class Normalized(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, F.normalize(self.weight), self.bias)
-
-
-class Explicit(nn.Linear):
-    """It names its parent, where the quantized one would have to stand."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.Linear.forward(self, input) * 2
-
-
-class Twice(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(super().forward(input))
-
-
-class Never(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        return input
-
-
-class ReadsInTraining(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        y = super().forward(input)
-        return y + 0.1 * self.weight.square().sum() if self.training else y
-
-
-class Tuple(nn.Linear):
-    def forward(self, input: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return super().forward(input), None
-
-
-class Logits(nn.Embedding):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) @ self.weight.T
-
-
-class Masked(nn.Conv1d):
-    """Of convolutions none is tried."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) * 2
-
-
-class Raises(nn.Linear):
-    def forward(self, input: Tensor) -> Tensor:
-        raise RuntimeError("it needs a context")
+    Subclass.__name__ = name
+    return lambda: Subclass(*(arguments or (8, 8)))
 
 
 class Own:
@@ -169,11 +117,24 @@ def with_mask(layer: nn.Module) -> nn.Module:
     return layer
 
 
-OWN_FORWARDS: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: (lambda kind=kind: kind(8, 8))
-    for kind in (Reads, Normalized, Explicit, Twice, Never, ReadsInTraining, Tuple, Raises, Logits)
-}
-OWN_FORWARDS |= {"Masked": lambda: Masked(8, 8, 1)}
+# What their forwards compute. Explicit names its parent, where the quantized one would have to be.
+FORWARDS: dict[str, tuple[Any, ...]] = {
+    "Reads": (nn.Linear, lambda parent, self, x: parent(x) * self.weight.abs().mean()),
+    "Normalized": (nn.Linear, lambda _, self, x: F.linear(x, F.normalize(self.weight), self.bias)),
+    "Explicit": (nn.Linear, lambda _, self, x: nn.Linear.forward(self, x) * 2),
+    "Twice": (nn.Linear, lambda parent, self, x: parent(parent(x))),
+    "Never": (nn.Linear, lambda parent, self, x: x),
+    "ReadsInTraining": (nn.Linear,
+        lambda parent, self, x: parent(x) + (self.weight.sum() if self.training else 0)),
+    "Tuple": (nn.Linear, lambda parent, self, x: (parent(x), None)),
+    "Raises": (nn.Linear, lambda parent, self, x: x.view(7, 1000003)),
+    "Logits": (nn.Embedding, lambda parent, self, x: parent(x) @ self.weight.T),
+    "Masked": (nn.Conv1d, lambda parent, self, x: parent(x) * 2, 8, 8, 1),  # none is tried
+    "OwnTransposed": (nn.ConvTranspose2d, lambda parent, self, x: parent(x) * 2, 8, 8, 3),
+    "OwnLSTM": (nn.LSTM, lambda parent, self, x: parent(x)[0]),
+}  # fmt: skip
+OWN_FORWARDS = {name: own(name, *row) for name, row in FORWARDS.items()}
+FP8 = torch.float8_e4m3fn
 LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "lazy": (lambda: nn.LazyLinear(8), "its shape is not known yet: run a batch first"),
     "lazy_conv": (lambda: nn.LazyConv3d(8, 1), "its shape is not known yet: run a batch first"),
@@ -182,49 +143,33 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "called": (lambda: Called(8, 8), "Called has a forward of its own"),
     "patched": (patched, "its forward was replaced by another"),
     "patched_convolution": (patched_convolution, "its forward was replaced by another"),
-    "subclass_of_tensor": (subclassed, "its weight is a Kept"),
-    "int8": (lambda: of_dtype(torch.int8), "its weight is torch.int8"),
-    "float8": (lambda: of_dtype(torch.float8_e4m3fn), "its weight is torch.float8_e4m3fn"),
+    "subclass_of_tensor": (lambda: weighing(lambda w: w.as_subclass(Kept)), "its weight is a Kept"),
+    "int8": (lambda: weighing(Tensor.char), "its weight is torch.int8"),
+    "float8": (lambda: weighing(lambda w: w.to(FP8)), f"its weight is {FP8}"),
     "complex": (lambda: nn.Linear(8, 8, dtype=torch.complex64), "its weight is torch.complex64"),
     "max_norm": (lambda: nn.Embedding(8, 8, max_norm=1.0), "max_norm"),
     "bilinear": (lambda: nn.Bilinear(8, 8, 8), "there is no quantized form of Bilinear"),
     "bag": (lambda: nn.EmbeddingBag(8, 8), "there is no quantized form of EmbeddingBag"),
-    "transposed": (lambda: OwnTransposed(8, 8, 3), "OwnTransposed has a forward of its own"),
-    "lstm": (lambda: OwnLSTM(8, 8), "OwnLSTM has a forward of its own"),
-    "bias_kv": (
-        lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True),
-        "there is no quantized form of add_bias_kv and add_zero_attn",
-    ),
-    "done": (
-        lambda: nn.Sequential(QuantizedLinear(torch.ones(2, 2).to(torch.int8), torch.ones(2))),
-        "it is converted already",
-    ),
+    "bias_kv": (lambda: nn.MultiheadAttention(8, 2, add_bias_kv=True),
+        "there is no quantized form of add_bias_kv and add_zero_attn"),
+    "done": (lambda: nn.Sequential(QuantizedLinear(torch.ones(2, 2).char(), torch.ones(2))),
+        "it is converted already"),
     "prepared": (lambda: FakeQuantizedLinear(8, 8, config=W8A8()), "it is prepared already"),
     **{name: (make, f"{name} has a forward of its own") for name, make in OWN_FORWARDS.items()},
-    "parametrized": (
-        lambda: parametrizations.weight_norm(Explicit(8, 8)),
-        "Explicit has a forward of its own",
-    ),
-    "normed": (lambda: torch.nn.utils.weight_norm(Explicit(8, 8)), "Explicit has a forward of"),
+    "parametrized": (lambda: parametrizations.weight_norm(OWN_FORWARDS["Explicit"]()),
+        "Explicit has a forward of its own"),
+    "normed": (lambda: torch.nn.utils.weight_norm(OWN_FORWARDS["Explicit"]()),
+        "Explicit has a forward of its own"),
     "own_hook": (hooked, "its weight is computed by a hook"),
     "two_hooks": (
         lambda: prune.identity(torch.nn.utils.weight_norm(nn.Linear(8, 8)), "weight_v"),
-        "computed by a hook",
-    ),
-    "parametrized_bilinear": (
-        lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
-        "computed by a parametrization",
-    ),
+        "computed by a hook"),
+    "parametrized_bilinear": (lambda: parametrizations.weight_norm(nn.Bilinear(8, 8, 8)),
+        "computed by a parametrization"),
     "masked_attention": (lambda: with_mask(nn.MultiheadAttention(8, 2)), "it has mask beside its"),
     "masked_lstm": (lambda: with_mask(nn.LSTM(8, 8)), "it has mask beside its own weights"),
     "masked_cell": (lambda: with_mask(nn.GRUCell(8, 8)), "it has mask beside its own weights"),
-}
-
-
-def of_dtype(dtype: torch.dtype) -> nn.Module:
-    layer = nn.Linear(8, 8)
-    layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
-    return layer
+}  # fmt: skip
 
 
 ACTIONS: dict[str, Callable[[nn.Module], Report]] = {
@@ -323,11 +268,7 @@ def test_a_first_batch_within_a_wrapper_is_refused() -> None:
     from torch.distributed.fsdp import fully_shard
 
     x = torch.randn(3, 16)
-    wrapped = (
-        training_models.linear_model(),
-        training_models.linear_model(),
-        training_models.linear_model(),
-    )
+    wrapped = [training_models.linear_model() for _ in range(3)]
     for model in wrapped:
         prepare_(model, training_models.LEARNED)
     parallel = DistributedDataParallel(wrapped[0])
@@ -342,64 +283,39 @@ def test_a_first_batch_within_a_wrapper_is_refused() -> None:
     DistributedDataParallel(wrapped[2])(x).sum().backward()
 
 
-# --- layers without elements ----------------------------------------------------------------------
+class Empty(nn.Module):
+    """A usual layer, and layers without elements."""
 
-
-PRESETS = {
-    "W8A8": baraquant.W8A8(),
-    "W8A8Static": baraquant.W8A8Static(),
-    "W8A16": baraquant.W8A16(),
-    "W4A16": baraquant.W4A16(group_size=8),
-    "W4A8": baraquant.W4A8(group_size=8),
-}
-LAYERS = {
-    "no outputs": (lambda: nn.Linear(8, 0), torch.randn(3, 8)),
-    "no inputs": (lambda: nn.Linear(0, 8), torch.randn(3, 0)),
-    "no columns": (lambda: nn.Embedding(4, 0), torch.tensor([1, 2])),
-    "no rows": (lambda: nn.Embedding(0, 4), torch.tensor([], dtype=torch.int64)),
-}
-
-
-class Both(nn.Module):
-    """A usual layer, and an empty one."""
-
-    def __init__(self, layer):
+    def __init__(self) -> None:
         super().__init__()
-        self.usual, self.empty = nn.Linear(8, 8), layer
+        tables = nn.Embedding(4, 0), nn.Embedding(0, 4)
+        self.usual, self.empty = nn.Linear(8, 8), nn.ModuleList(tables)
+        self.empty += [nn.Linear(8, 0), nn.Linear(0, 8)]
 
-    def forward(self, x, values):
-        return self.usual(x), self.empty(values)
-
-
-def enter(entry, model, config, batch):
-    needs = {"calibration": [batch]} if config.is_static else {}
-    if entry == "quantize_":
-        return baraquant.quantize_(model, config, **needs)
-    report = qat.prepare_(model, config)
-    model.train()(*batch)
-    qat.convert_(model.eval())
-    return report
+    def forward(self, x: Tensor) -> list[Tensor]:
+        inputs = torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64), x, x[:, :0]
+        return [self.usual(x), *(layer(y) for layer, y in zip(self.empty, inputs, strict=True))]
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("scheme", PRESETS)
-@pytest.mark.parametrize("entry", ["quantize_", "prepare_"])
-def test_an_empty_layer_stays_floating(layer, scheme, entry, tmp_path):
-    make, values = LAYERS[layer]
-    model, batch = Both(make()).eval(), (torch.randn(5, 8), values)
-    before = model(*batch)[1]
-    report = enter(entry, model, PRESETS[scheme], batch)
-    assert report.left_out["empty"] == "its weight has no elements"
-    assert type(model.usual) is not nn.Linear and torch.equal(model(*batch)[1], before)
+EMPTY = "its weight has no elements"
+
+
+@pytest.mark.parametrize("action", ["quantize_", "prepare_"])
+@pytest.mark.parametrize("scheme", [W8A8(), W8A8Static(), W8A16(), W4A16(8), W4A8(8)], ids=str)
+def test_empty_layers_stay_floating(scheme: QuantConfig, action: str, tmp_path: Path) -> None:
+    model, x = Empty().eval(), torch.randn(5, 8)
+    before = model(x)
+    if action == "quantize_":
+        given = {"calibration": [x] if scheme.is_static else None}
+        report = quantize_(model, scheme, **given)
+        refused(quantize_, EMPTY, nn.Sequential(nn.Linear(8, 0)), scheme, **given)
+    else:
+        report = prepare_(model, scheme)
+        model.train()(x)
+        convert_(model.eval())
+    assert report.left_out == {f"empty.{index}": EMPTY for index in range(4)}
+    assert type(model.usual) is not nn.Linear
+    assert all(map(torch.equal, model(x)[1:], before[1:]))
     baraquant.save(model, tmp_path / "model.safetensors")
-    other = Both(make()).eval()
-    baraquant.load_(other, tmp_path / "model.safetensors")
-    assert all(map(torch.equal, other(*batch), model(*batch)))
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("scheme", PRESETS)
-def test_a_model_of_empty_layers_alone_is_an_error(scheme):
-    with pytest.raises(ValueError, match="its weight has no elements"):
-        enter("quantize_", nn.Sequential(nn.Linear(8, 0)), PRESETS[scheme], (torch.randn(5, 8),))
+    other = baraquant.load_(Empty().eval(), tmp_path / "model.safetensors")
+    assert all(map(torch.equal, other(x), model(x)))

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the tables of architectures are written with."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +108,11 @@ def cast(value: Any, dtype: torch.dtype, device: str) -> Any:
 def known(name: str, family: str, **more: Any) -> Architecture:
     """An architecture of transformers that the other tests use too."""
     return of_tiny(name, family, tiny.TINY[name], **more)
+
+
+def each(family: str, *names: str, **more: Any) -> list[Architecture]:
+    """Those of one family."""
+    return [known(name, family, **more) for name in names]
 
 
 def of_tiny(name: str, family: str, entry: Tiny, **more: Any) -> Architecture:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of images, and of images with text, from the configurations of transformers."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.tiny_transformers.parts import (
@@ -16,7 +14,7 @@ from tests.support.tiny_transformers.parts import (
     text,
     tokens,
 )
-from tests.zoo.architecture import Architecture, known, of_tiny, table
+from tests.zoo.architecture import Architecture, each, known, of_tiny, table
 
 IMAGE_TOKEN = 4
 
@@ -40,131 +38,47 @@ def qwen2_vl_inputs() -> Inputs:
     }
 
 
+def without(sizes: Inputs, name: str) -> Inputs:
+    return {key: value for key, value in sizes.items() if key != name}
+
+
 IMAGES: dict[str, Architecture] = table(
     # Classification and features.
-    known("vit", "image, transformer"),
-    known("deit", "image, transformer"),
-    known("beit", "image, transformer"),
-    known("swin", "image, windows"),
-    known("swinv2", "image, windows"),
+    *each("image, transformer", "vit", "deit", "beit"),
+    *each("image, windows", "swin", "swinv2"),
     known("dinov2", "image, transformer"),
-    known("convnext", "image, convolutions"),
-    known("resnet", "image, convolutions"),
-    known("regnet", "image, convolutions"),
+    *each("image, convolutions", "convnext", "resnet", "regnet"),
     known("efficientnet", "image, convolutions", inputs=image(64)),
     known("mobilenet_v2", "image, convolutions", inputs=image(64), least_cosine=0.5),
     known("mobilevit", "image, convolutions and attention", least_cosine=0.6),
-    of_tiny(
-        "videomae",
-        "video, transformer with Conv3d",
-        Tiny(
-            "VideoMAEModel",
-            "VideoMAEConfig",
-            {**VIT, "num_frames": 4},
-            lambda: {"pixel_values": numbers(2, 4, 3, 32, 32)},
-        ),
-    ),
+    of_tiny("videomae", "video, transformer with Conv3d", Tiny("VideoMAEModel", "VideoMAEConfig",
+        {**VIT, "num_frames": 4}, lambda: {"pixel_values": numbers(2, 4, 3, 32, 32)})),
     # Detection, depth and segmentation.
-    known("detr", "detection"),
-    known("yolos", "detection"),
+    *each("detection", "detr", "yolos"),
     known("segformer", "segmentation"),
     known("dpt", "depth, ConvTranspose2d"),
     known("sam", "segmentation, ConvTranspose2d"),
-    of_tiny(
-        "mask2former",
-        "segmentation",
-        Tiny(
-            "Mask2FormerForUniversalSegmentation",
-            "Mask2FormerConfig",
-            {
-                "feature_size": 32,
-                "mask_feature_size": 32,
-                "hidden_dim": 32,
-                "encoder_feedforward_dim": 32,
-                "dim_feedforward": 32,
-                "encoder_layers": 1,
-                "decoder_layers": 2,
-                "num_attention_heads": 2,
-                "num_queries": 5,
-            },
-            image(64),
-            nested={
-                "backbone_config": (
-                    "SwinConfig",
-                    {
-                        "image_size": 64,
-                        "patch_size": 4,
-                        "embed_dim": 8,
-                        "depths": [1, 1, 1, 1],
-                        "num_heads": [1, 2, 2, 2],
-                        "window_size": 4,
-                        "out_features": ["stage1", "stage2", "stage3", "stage4"],
-                    },
-                )
-            },
-        ),
-        is_discrete=True,  # attention is masked where a mask is less than a half
-    ),
+    # Attention is masked where a mask is less than a half.
+    of_tiny("mask2former", "segmentation", is_discrete=True, entry=Tiny(
+        "Mask2FormerForUniversalSegmentation", "Mask2FormerConfig", {"feature_size": 32,
+        "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32,
+        "dim_feedforward": 32, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2,
+        "num_queries": 5}, image(64), nested={"backbone_config": ("SwinConfig", {"image_size": 64,
+        "patch_size": 4, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2],
+        "window_size": 4, "out_features": ["stage1", "stage2", "stage3", "stage4"]})})),
     # Images and text.
-    known("clip", "image and text"),
-    known("siglip", "image and text"),
-    known("blip", "image and text"),
+    *each("image and text", "clip", "siglip", "blip"),
     known("llava", "image and text, decoder"),
-    of_tiny(
-        "idefics",
-        "image and text, decoder",
-        Tiny(
-            "IdeficsForVisionText2Text",
-            "IdeficsConfig",
-            {
-                **{k: v for k, v in LLAMA.items() if k != "num_key_value_heads"},
-                **ENDS,
-                "alpha_initializer": "ones",
-                "freeze_text_layers": False,
-                "freeze_vision_layers": False,
-            },
-            idefics_inputs,
-            nested={
-                "vision_config": (
-                    "IdeficsVisionConfig",
-                    {"embed_dim": 32, **{k: v for k, v in VIT.items() if k != "hidden_size"}},
-                )
-            },
-        ),
-    ),
-    of_tiny(
-        "qwen2_vl",
-        "image and text, decoder, Conv3d",
-        Tiny(
-            "Qwen2VLForConditionalGeneration",
-            "Qwen2VLConfig",
-            {
-                "image_token_id": IMAGE_TOKEN,
-                "video_token_id": 3,
-                "vision_start_token_id": 1,
-                "vision_end_token_id": 2,
-            },
-            qwen2_vl_inputs,
-            nested={
-                "text_config": (
-                    "Qwen2VLTextConfig",
-                    {
-                        **LLAMA,
-                        **ENDS,
-                        "rope_parameters": {
-                            "rope_type": "default",
-                            "rope_theta": 10000.0,
-                            "mrope_section": [2, 3, 3],
-                        },
-                    },
-                ),
-                "vision_config": (
-                    "Qwen2VLVisionConfig",
-                    {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2}
-                    | {"patch_size": 8},
-                ),
-            },
-            generates=True,
-        ),
-    ),
-)
+    of_tiny("idefics", "image and text, decoder", Tiny(
+        "IdeficsForVisionText2Text", "IdeficsConfig", {**without(LLAMA, "num_key_value_heads"),
+        **ENDS, "alpha_initializer": "ones", "freeze_text_layers": False,
+        "freeze_vision_layers": False}, idefics_inputs, nested={"vision_config":
+        ("IdeficsVisionConfig", {"embed_dim": 32, **without(VIT, "hidden_size")})})),
+    of_tiny("qwen2_vl", "image and text, decoder, Conv3d", Tiny(
+        "Qwen2VLForConditionalGeneration", "Qwen2VLConfig", {"image_token_id": IMAGE_TOKEN,
+        "video_token_id": 3, "vision_start_token_id": 1, "vision_end_token_id": 2}, qwen2_vl_inputs,
+        nested={"text_config": ("Qwen2VLTextConfig", {**LLAMA, **ENDS, "rope_parameters":
+        {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}),
+        "vision_config": ("Qwen2VLVisionConfig", {"depth": 2, "embed_dim": 32, "hidden_size": 32,
+        "num_heads": 2, "patch_size": 8})}, generates=True)),
+)  # fmt: skip

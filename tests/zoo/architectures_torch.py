@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of torch.nn alone, as tutorials have them."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -64,33 +64,14 @@ class Translator(nn.Module):
         return y
 
 
+def of(name: str, family: str, make: Callable[[], nn.Module], **inputs: Tensor) -> Architecture:
+    return Architecture(name, family, lambda _: make(), lambda: dict(inputs), "torch")
+
+
 TORCH: dict[str, Architecture] = table(
-    Architecture(
-        "lstm_tagger",
-        "recurrence, LSTM",
-        lambda _: Tagger(nn.LSTM),
-        lambda: {"words": tokens()},
-        "torch",
-    ),
-    Architecture(
-        "gru_tagger",
-        "recurrence, GRU",
-        lambda _: Tagger(nn.GRU),
-        lambda: {"words": tokens()},
-        "torch",
-    ),
-    Architecture(
-        "unet",
-        "segmentation, ConvTranspose2d",
-        lambda _: UNet(),
-        lambda: {"x": numbers(2, 3, 16, 16)},
-        "torch",
-    ),
-    Architecture(
-        "transformer",
-        "encoder and decoder, attention of torch.nn",
-        lambda _: Translator(),
-        lambda: {"source": tokens(), "target": tokens(7)},
-        "torch",
-    ),
-)
+    of("lstm_tagger", "recurrence, LSTM", lambda: Tagger(nn.LSTM), words=tokens()),
+    of("gru_tagger", "recurrence, GRU", lambda: Tagger(nn.GRU), words=tokens()),
+    of("unet", "segmentation, ConvTranspose2d", UNet, x=numbers(2, 3, 16, 16)),
+    of("transformer", "encoder and decoder, attention of torch.nn", Translator, source=tokens(),
+        target=tokens(7)),
+)  # fmt: skip

@@ -4,8 +4,6 @@
 Where a constructor has no argument for fewer channels, the wide stages at the end are cut off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -67,13 +65,9 @@ def r3d(seed: int) -> nn.Module:
 def pyramid() -> nn.Module:
     """Two levels of features with 16 channels each."""
     from_ = vision().models.detection.backbone_utils
-    return from_.BackboneWithFPN(
-        resnet(), {"layer1": "0", "layer2": "1"}, [64, 128], 16, extra_blocks=_no_more()
-    )
-
-
-def _no_more() -> nn.Module:
-    return vision().ops.feature_pyramid_network.LastLevelMaxPool()
+    no_more = vision().ops.feature_pyramid_network.LastLevelMaxPool()
+    levels = {"layer1": "0", "layer2": "1"}
+    return from_.BackboneWithFPN(resnet(), levels, [64, 128], 16, extra_blocks=no_more)
 
 
 def anchors() -> nn.Module:
@@ -84,32 +78,21 @@ def anchors() -> nn.Module:
 def faster_rcnn(seed: int) -> nn.Module:
     tv = vision()
     return tv.models.detection.FasterRCNN(
-        pyramid(),
-        min_size=32,
-        max_size=32,
-        rpn_anchor_generator=anchors(),
-        rpn_pre_nms_top_n_train=50,
-        rpn_pre_nms_top_n_test=50,
-        rpn_post_nms_top_n_train=20,
-        rpn_post_nms_top_n_test=20,
-        rpn_batch_size_per_image=32,
+        pyramid(), min_size=32, max_size=32, rpn_anchor_generator=anchors(),
+        rpn_pre_nms_top_n_train=50, rpn_pre_nms_top_n_test=50, rpn_post_nms_top_n_train=20,
+        rpn_post_nms_top_n_test=20, rpn_batch_size_per_image=32,
         box_roi_pool=tv.ops.MultiScaleRoIAlign(["0", "1"], output_size=3, sampling_ratio=2),
         box_head=tv.models.detection.faster_rcnn.TwoMLPHead(16 * 9, 32),
         box_predictor=tv.models.detection.faster_rcnn.FastRCNNPredictor(32, 5),
         box_detections_per_img=10,
-    )
+    )  # fmt: skip
 
 
 def retinanet(seed: int) -> nn.Module:
     return vision().models.detection.RetinaNet(
-        pyramid(),
-        num_classes=5,
-        min_size=32,
-        max_size=32,
-        anchor_generator=anchors(),
-        detections_per_img=10,
-        topk_candidates=50,
-    )
+        pyramid(), num_classes=5, min_size=32, max_size=32, anchor_generator=anchors(),
+        detections_per_img=10, topk_candidates=50,
+    )  # fmt: skip
 
 
 def deeplab(seed: int) -> nn.Module:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A cell is one architecture under one scheme in one dtype; which cells a run has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch

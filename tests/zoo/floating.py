@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What share of a model's parameters became integers, and what stayed floating and why."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`generate` of transformers, with a cache and without one."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers.parts import Inputs
@@ -29,12 +27,3 @@ def kinds(model: nn.Module, inputs: Inputs) -> list[str]:
     except (ValueError, TypeError, AttributeError, RuntimeError):
         return found
     return [*found, "without a cache"]
-
-
-def expect_same(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Token by token, for each kind."""
-    for kind, expected in wanted.items():
-        if got[kind].tolist() != expected.tolist():
-            raise AssertionError(
-                f"{kind}: {got[kind].tolist()} after conversion, {expected.tolist()} before it"
-            )

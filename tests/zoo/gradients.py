@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of whole models: of floating inputs, of what embeddings give, of parameters."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a process that has not made the models loads from their files."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What every process of the zoo has imported: packages. No model has been built."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is shown of a run: failures, a summary, and the page docs/models.md."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import itertools
 from collections import Counter

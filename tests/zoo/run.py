@@ -8,8 +8,6 @@ status is 1 where a cell failed.
 Examples: --only llama, --only 'gpt*:w8a8:float32' --only t5, --full.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The schemes of the zoo: one table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A part of the zoo; `make zoo` runs all of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

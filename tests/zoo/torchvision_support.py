@@ -10,8 +10,6 @@ transformers looks for torchvision too, and would fail in all other tests, where
 the op.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.metadata
@@ -91,13 +89,7 @@ def install() -> None:
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """The positions of the boxes that overlap no box of a higher score by more than a threshold.
 
-    Args:
-        boxes: `[n, 4]`: left, top, right, bottom.
-        scores: `[n]`.
-        iou_threshold: The least share of the intersection in the union that removes a box.
-
-    Returns:
-        int64 `[kept]`, the highest score first.
+    Boxes are `[n, 4]`: left, top, right, bottom. The result has the highest score first.
     """
     order = scores.argsort(descending=True, stable=True)
     corners, areas = boxes[order].float(), _area(boxes[order].float())
@@ -113,26 +105,13 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def roi_align(
-    input: Tensor,
-    boxes: Tensor,
-    output_size: tuple[int, int],
-    spatial_scale: float,
-    sampling_ratio: int,
+    input: Tensor, boxes: Tensor, output_size: list[int], spatial_scale: float, sampling_ratio: int
 ) -> Tensor:
     """The means of bilinear samples within boxes.
 
     torchvision's own form in Python adds in an order that depends on what ran before it in the
-    process. Beyond the border this one repeats it, where the library's has zeros.
-
-    Args:
-        input: `[n, channels, height, width]`.
-        boxes: `[k, 5]`: the position of the image, left, top, right, bottom.
-        output_size: Rows and columns of the result.
-        spatial_scale: What the corners are multiplied by.
-        sampling_ratio: Samples for each element of the result, along each side; more than 0.
-
-    Returns:
-        `[k, channels, *output_size]`.
+    process. Beyond the border this one repeats it, where the library's has zeros. A row of `boxes`
+    has the image's position, left, top, right, bottom. Returns `[k, channels, *output_size]`.
     """
     low, high = (boxes[:, 1:].float() * spatial_scale).split(2, dim=1)
     size = (high - low).clamp(min=1.0)

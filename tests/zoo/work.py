@@ -5,8 +5,6 @@ They are forked from a server that has imported the packages and nothing more, s
 loads has never seen the model. A crash or a hang is the failure of one cell.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """AWQ: beside a search over real outputs, beside rounding to nearest, and on whole models."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +25,7 @@ from baraquant import (
 )
 from baraquant.nn import WeightOnlyInt4Linear, WeightOnlyLinear
 from tests.support.checks.stored import assert_stored
-from tests.support.models.outlier_models import (
-    Block,
-    OwnRMSNorm,
-    batches,
-    relative_error,
-    seeded,
-)
+from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
 
 K, STEPS = 32, 20
 SCHEMES: dict[str, QuantConfig] = {
@@ -55,11 +46,7 @@ def kind_of(config: QuantConfig) -> type[nn.Module]:
 class Fed(nn.Module):
     """A norm with outliers that feeds two layers, of which each may read its output otherwise."""
 
-    def __init__(
-        self,
-        first: Callable[[Tensor], Tensor] = lambda y: y,
-        second: Callable[[Tensor], Tensor] = lambda y: y,
-    ) -> None:
+    def __init__(self, first: Any = lambda y: y, second: Any = lambda y: y) -> None:
         super().__init__()
         self.norm, self.wide, self.narrow = nn.LayerNorm(K), nn.Linear(K, 24), nn.Linear(K, 8)
         self.read = first, second
@@ -102,9 +89,7 @@ def searched(weight: Tensor, importance: Tensor, config: QuantConfig) -> tuple[T
 
 
 @torch.no_grad()
-def brute_force(
-    model: Fed, config: QuantConfig, data: list[Tensor]
-) -> tuple[list[float], list[list[Tensor]]]:
+def brute_force(model: Fed, config: QuantConfig, data: list[Tensor]) -> tuple[list[float], Any]:
     """The summed error of both layers' real outputs, and their integers, for each alpha."""
     outputs = model.norm(torch.cat(data))
     parts = [(model.wide, model.read[0](outputs)), (model.narrow, model.read[1](outputs))]
@@ -173,9 +158,7 @@ def test_alpha_has_the_least_error_of_real_outputs(name: str, reads: str) -> Non
         (torch.float16, 0.01, OwnRMSNorm),
     ],
 )
-def test_folding_changes_the_norm_and_no_output(
-    dtype: torch.dtype, tolerance: float, norm: Any
-) -> None:
+def test_folding_changes_no_output(dtype: torch.dtype, tolerance: float, norm: Any) -> None:
     """What is left is the error of eight bits."""
     model, data = seeded(Block, 32, norm).to(dtype), [batch.to(dtype) for batch in batches(32)]
     expected, before = model(data[0]), copy.deepcopy(model)
@@ -189,9 +172,8 @@ def test_folding_changes_the_norm_and_no_output(
 def test_a_chain_of_linear_layers() -> None:
     """Each is divided for the next one, and scaled for the one before."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(K, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8)
-    )
+    layers = [nn.Linear(K, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8)]
+    model = nn.Sequential(*layers)
     with torch.no_grad():
         model[0].weight[5] *= 20
         model[2].weight[9] *= 20
@@ -218,9 +200,8 @@ def test_channels_that_are_always_zero() -> None:
     with torch.no_grad():
         nn.init.eye_(model[0].weight)
     expected = model(data[0])
-    report = baraquant.quantize_(
-        model, {"0": None, "2": AWQ(W4A16(16))}, calibration=data, progress=False
-    )
+    rules = {"0": None, "2": AWQ(W4A16(16))}
+    report = baraquant.quantize_(model, rules, calibration=data, progress=False)
     assert report.changed["2"].endswith(" folded into 0")
     assert torch.equal(model[0].weight.diagonal()[[0, 7]], torch.ones(2))
     assert relative_error(model(data[0]), expected) < 0.1
@@ -249,11 +230,9 @@ def test_factors_that_overflow_the_producer_are_not_taken() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_finds_the_same(dtype: torch.dtype) -> None:
     data, model = rows(dtype), seeded(Fed).to(dtype)
-    on_gpu = copy.deepcopy(model).cuda()
+    on_gpu, moved = copy.deepcopy(model).cuda(), [batch.cuda() for batch in data]
     wanted = baraquant.quantize_(model, AWQ(W4A16(16)), calibration=data)
-    got = baraquant.quantize_(
-        on_gpu, AWQ(W4A16(16)), calibration=[batch.cuda() for batch in data], progress=False
-    )
+    got = baraquant.quantize_(on_gpu, AWQ(W4A16(16)), calibration=moved, progress=False)
     assert got.changed == wanted.changed and on_gpu.wide.qweight.is_cuda
     assert (on_gpu.wide.qweight.cpu() != model.wide.qweight).float().mean() < 0.01
 
@@ -293,9 +272,6 @@ class Side(nn.Module):
         return [layer(y) for layer in self.layers]
 
 
-# --- whole models ---------------------------------------------------------------------------------
-
-
 PLAIN = W4A16(8, scale_rule="max")
 CONFIG = AWQ(PLAIN, steps=4)
 NO_PRODUCER = "WeightOnlyInt4Linear; not scaled, as no preceding layer can absorb the division"
@@ -323,13 +299,8 @@ def test_what_is_scaled_and_what_is_not(tmp_path: Path) -> None:
 
 
 def test_it_goes_with_other_schemes() -> None:
-    rules = {
-        "query": AWQ(W4A16(8, scale_rule="max"), 2),
-        "key": AWQ(W8A16(), 4),
-        "up": GPTQ(W8A8()),
-        "down": CONFIG,
-        "*": W8A8Static(),
-    }
+    rules = {"query": AWQ(PLAIN, 2), "key": AWQ(W8A16(), 4), "up": GPTQ(W8A8()), "down": CONFIG}
+    rules["*"] = W8A8Static()
     model, exact = seeded(Block), seeded(Block)
     report = baraquant.quantize_(model, rules, calibration=batches())
     # One norm for two configurations: one alpha.
@@ -341,7 +312,5 @@ def test_it_goes_with_other_schemes() -> None:
     assert relative_error(model(batches()[0]), exact(batches()[0])) < 0.1
     rules = {"query": CONFIG, "key": SmoothQuant(0.5), "*": None}
     report = baraquant.quantize_(seeded(Block), rules, calibration=batches())
-    assert report.changed == {
-        "query": NO_PRODUCER,
-        "key": "QuantizedLinear, alpha 0.5 in its input",
-    }
+    own = "QuantizedLinear, alpha 0.5 in its input"
+    assert report.changed == {"query": NO_PRODUCER, "key": own}

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """GPTQ: beside the paper's algorithm, beside rounding to nearest, and on whole models."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -15,7 +13,7 @@ from baraquant import GPTQ, W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig,
 from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq.formula import Hessian
 from tests.support.checks.refused import refused
-from tests.support.models.outlier_models import Block, batches, seeded
+from tests.support.models.outlier_models import Block, batches, relative_error, seeded
 
 K, N = 48, 20
 SCHEMES: dict[str, QuantConfig] = {
@@ -46,23 +44,15 @@ def correlated(
     count: int = 4, rows: int = 64, features: int = K, dtype: torch.dtype = torch.float64
 ) -> list[Tensor]:
     """Batches whose columns depend on each other, as those of real layers do."""
-    made = generator(1)
-    mix = torch.randn(features, features, generator=made, dtype=torch.float64)
+    made: dict[str, Any] = {"generator": generator(1), "dtype": torch.float64}
     sizes = torch.logspace(0, -2, features, dtype=torch.float64)
-    mix = sizes[:, None] * mix
-    draws = [torch.randn(rows, features, generator=made, dtype=torch.float64) for _ in range(count)]
-    return [(draw @ mix).to(dtype) for draw in draws]
+    mix = sizes[:, None] * torch.randn(features, features, **made)
+    return [(torch.randn(rows, features, **made) @ mix).to(dtype) for _ in range(count)]
 
 
 def linear(features: int = K, outputs: int = N, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(features, outputs, dtype=dtype))
-
-
-@torch.no_grad()
-def error_of(model: nn.Module, exact: nn.Module, rows: Tensor) -> float:
-    got, wanted = (one.eval()(rows).double() for one in (model, exact))
-    return float((got - wanted).norm() / wanted.norm())
 
 
 def grid_of(rows: Tensor, config: QuantConfig) -> tuple[Tensor, Tensor]:
@@ -109,9 +99,8 @@ def slow_gptq(
         integers[:, column] = integer.to(torch.int64)
         error = (weight[:, column] - (integer - zero) * scale) / inverse[column, column]
         weight = weight - error[:, None] * inverse[column]
-        inverse = (
-            inverse - torch.outer(inverse[:, column], inverse[column]) / (inverse[column, column])
-        )
+        removed = torch.outer(inverse[:, column], inverse[column]) / inverse[column, column]
+        inverse = inverse - removed
         inverse[column] = inverse[:, column] = 0
     return integers, scales, zeros
 
@@ -199,7 +188,8 @@ def test_groups_with_factors(symmetric: bool, rule: str, act_order: bool) -> Non
     assert report.changed["0"] == "QuantizedInt4Linear, GPTQ"
     assert torch.equal(model[0].weight_scale, nearest[0].weight_scale)
     model[0].check_products()
-    error, before = (error_of(one, exact, data[0]) for one in (model, nearest))
+    wanted = exact(data[0])
+    error, before = (relative_error(one(data[0]), wanted) for one in (model, nearest))
     assert error < 0.8 * before
 
 
@@ -281,9 +271,6 @@ def test_a_gpu_equals_the_algorithm_too(act_order: bool) -> None:
     assert model[0].qweight.is_cuda
     inputs = as_multiplied(torch.cat(data), config)
     assert_same(model.cpu()[0], slow_gptq(weight, inputs, config, 0.01, act_order))
-
-
-# --- whole models ---------------------------------------------------------------------------------
 
 
 class Runs:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Nothing is folded into a norm whose output other code may read than the calibration's calls."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from dataclasses import dataclass
@@ -33,9 +31,7 @@ class Base(nn.Module):
         nn.init.uniform_(self.norm.weight, 0.1, 20)
 
 
-# --- the head alone reads it ---------------------------------------------------------------------
-
-
+# The head alone reads it.
 class Plain(Base):
     def forward(self, x: Tensor) -> Any:
         y = self.norm(x)
@@ -70,9 +66,7 @@ class Items(nn.Module):
         return self.layers[1](self.layers[0](x))
 
 
-# --- branches by an argument, which calibration did not take -------------------------------------
-
-
+# Branches by an argument, which calibration did not take.
 class Early(Base):
     def forward(self, x: Tensor, features: bool = False) -> Any:
         y = self.norm(x)
@@ -120,9 +114,7 @@ class Dict(Base):
         return out if features else z
 
 
-# --- branches by an attribute, which may change later --------------------------------------------
-
-
+# Branches by an attribute, which may change later.
 class Returns(Base):
     def forward(self, x: Tensor) -> Any:
         if self.flag:
@@ -178,9 +170,7 @@ class Attr(Base):
         return z
 
 
-# --- other methods, and what the source does not show --------------------------------------------
-
-
+# Other methods, and what the source does not show.
 @dataclass
 class Out:
     logits: Tensor

@@ -55,25 +55,10 @@ class Wired(nn.Module):
     def __init__(self, wiring):
         super().__init__()
         self.norm, self.linear, self.other = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.wiring, self.kept = wiring, None
+        self.wiring, self.kept = wiring, []
 
     def forward(self, x):
         return self.wiring(self, x, self.norm(x))
-
-
-def keep(m, x, y):
-    m.kept = y
-    return m.linear(y)
-
-
-def multiplied(m, x, y):
-    y *= x
-    return m.linear(y)
-
-
-def shifted(m, x, y):
-    y += 1
-    return m.linear(y)
 
 
 def partly(m, x, y):
@@ -86,11 +71,6 @@ def attended(m, x, y, q=None, mask=None):
     heads = [t.unflatten(-1, (2, 2)).transpose(1, 2) for t in (x if q is None else q, x, y)]
     attention = F.scaled_dot_product_attention(*heads, attn_mask=mask)
     return m.linear(attention.transpose(1, 2).flatten(2))
-
-
-def activated(m, x, y):
-    z = F.relu(y)
-    return m.linear(z) + z
 
 
 @torch.jit.script
@@ -123,18 +103,18 @@ GOOD = {
     "a gate": lambda m, x, y: m.linear(F.silu(x) * y),
     "a gate at the left": lambda m, x, y: m.linear(y * x.sigmoid()),
     "a gate for each row": lambda m, x, y: m.linear(y * x[..., :1]),
-    "multiplied in place": multiplied,
+    "multiplied in place": lambda m, x, y: m.linear(y.mul_(x)),
     "numbers that multiply": lambda m, x, y: m.linear(2 * y / 3 / x.abs().amax(-1, keepdim=True)),
     "attention": attended,
     "attention with a mask": lambda m, x, y: attended(m, x, y, mask=torch.ones(5, 5).tril() > 0),
 }
 BAD = {
-    "kept": keep,
+    "kept": lambda m, x, y: (m.linear(y), m.kept.append(y))[0],
     "returned": lambda m, x, y: (m.linear(y), y),
     "a view returned": lambda m, x, y: (m.linear(y), y[0]),
     "added": lambda m, x, y: m.linear(y) + y,
     "a view added": lambda m, x, y: m.linear(y).sum() + y.view(-1)[3],
-    "in place": shifted,
+    "in place": lambda m, x, y: m.linear(y.add_(1)),
     "a part in place": partly,
     "squared": lambda m, x, y: m.linear(y * y),
     "divided by": lambda m, x, y: m.linear(x / y),
@@ -142,7 +122,7 @@ BAD = {
     "two outputs that are multiplied": lambda m, x, y: m.linear(y * m.linear(x)),
     "the queries of an attention": lambda m, x, y: attended(m, x, y, q=y),
     "gelu": lambda m, x, y: m.linear(y) + F.gelu(y),
-    "relu used": activated,
+    "relu used": lambda m, x, y: m.linear(z := F.relu(y)) + z,
     "cut": lambda m, x, y: m.linear(y.view(-1)[2:-2].view(-1, 4)),
     "transposed": lambda m, x, y: m.linear(y.transpose(1, 2)[:, :, :4]),
     "scripted": lambda m, x, y: m.linear(y) + scripted(y),
