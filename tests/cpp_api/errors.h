@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Prints the errors of wrong calls, for the tests that compare them with Python's.
+// Prints the errors of wrong calls, for the tests that compare them with Python's, and checks.
 #pragma once
 
 #include <c10/util/Exception.h>
 
+#include <functional>
 #include <iostream>
 #include <string>
 
@@ -25,4 +26,18 @@ void show_error(const std::string& name, const F& call) {
     kind = "RuntimeError", text = error.what_without_backtrace();
   }
   std::cout << "error\t" << name << '\t' << kind << '\t' << text << '\n';
+}
+
+// Whether a call is a ValueError that says this.
+inline bool says(const char* part, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::ValueError& error) {
+    return std::string(error.what_without_backtrace()).find(part) != std::string::npos;
+  }
+  return false;
+}
+
+inline void show(const std::string& name, bool right) {
+  std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import baraquant
 from baraquant import ops
 from baraquant.nn import (
     GELU,
@@ -29,6 +31,7 @@ from baraquant.nn import (
 )
 from tests.support.models.every_layer import Every, integers, scales
 
+RunJobs = Callable[..., list[list[str]]]  # the fixture of conftest.py
 LINE = "fc:Linear,8,8,1"
 TIED = (
     "embedding:Embedding,20,16,0 first.query:Linear,16,16,1 first.down:Linear,16,16,1 "
@@ -118,6 +121,14 @@ def every() -> Network:
         integers(4, 3, 3, 3), scales(4), torch.rand(4), stride=2, padding=1
     )
     return model.eval()
+
+
+def saved(path: Path, text: str = LINE, config: Any = None, **options: Any) -> Network:
+    """A model that is quantized, with W8A8 if nothing else is said, and saved."""
+    model = Network(text)
+    baraquant.quantize_(model, config or baraquant.W8A8(), **options)
+    baraquant.save(model, path)
+    return model
 
 
 def floats(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,17 @@ import torch
 
 import baraquant
 import toolchain
-from baraquant import W8A8
 from cpp_programs import environment
-from tests.cpp_api.file_models import LINE, Network
+from tests.cpp_api.file_models import LINE, Network, saved
 from tests.support.libtorch import STRICT
 from tests.support.libtorch import run as run_compiler
+from tests.support.processes import MadeOnce
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def faults(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def faults(made_once: MadeOnce) -> Path:
     def build(folder: Path) -> None:
         source, library = Path(__file__).with_name("faults.cpp"), folder / "faults.so"
         compiler = toolchain.program_compiler().split()
@@ -42,9 +41,7 @@ def models(tmp_path: Path) -> list[Path]:
     """Two files, which the program of C++ copies by loading and saving them."""
     for seed in (0, 1):
         torch.manual_seed(seed)
-        model = Network(LINE)
-        baraquant.quantize_(model, W8A8())
-        baraquant.save(model, tmp_path / str(seed))
+        saved(tmp_path / str(seed))
     return [tmp_path / "0", tmp_path / "1"]
 
 

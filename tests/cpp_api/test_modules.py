@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import QuantConfig
 from tests.support.libtorch import STRICT, build_program, run_program
+from tests.support.processes import MadeOnce
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
 HOMES: tuple[Any, ...] = (baraquant, baraquant.nn, baraquant.qat)
@@ -117,7 +118,7 @@ def given(device: str, model: str, dtype: str) -> tuple[nn.Sequential, dict[str,
 
 
 @pytest.fixture(scope="module")
-def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def folder(made_once: MadeOnce) -> Path:
     """The results of the program for every case, and what it printed."""
 
     def build(folder: Path) -> None:
@@ -242,7 +243,7 @@ def test_the_output_follows_every_change_of_the_tensors(
 ) -> None:
     """Sums, panels and what else a layer derives from its integers: copied into, or replaced."""
     lines = [line[1:] for line in printed[device] if line[0] == "replaced"]
-    assert len(lines) == 3 * sum(case[0] == device for case in CASES)
+    assert len(lines) == 4 * sum(case[0] == device for case in CASES)
     assert [line for line in lines if line[-1] != "1"] == []
 
 
@@ -269,5 +270,5 @@ def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]
 
 def test_what_cpp_alone_has(printed: dict[str, list[list[str]]]) -> None:
     checks = {line[1]: line[2] for line in printed["cpu"] if line[0] == "check"}
-    assert len(checks) >= 10
+    assert len(checks) >= 10 + 3 * len(CONFIGS)
     assert set(checks.values()) == {"right"}, checks

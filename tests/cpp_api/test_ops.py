@@ -22,6 +22,7 @@ from tests.support.calls.range import OBSERVE_CALLS
 from tests.support.cases import OP_NAMES
 from tests.support.core_calls import Bound, Op, bound
 from tests.support.libtorch import STRICT, build_program, clang_only, compile_only, run, run_program
+from tests.support.processes import MadeOnce
 
 API = toolchain.CSRC / "api"
 
@@ -199,7 +200,7 @@ class Source:
 
 
 @pytest.fixture(scope="module")
-def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def folder(made_once: MadeOnce) -> Path:
     """With the results of the program, built against the installed headers, and what it printed."""
 
     def build(folder: Path) -> None:
