@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import baraquant
 from baraquant import W4A8, W8A8, W8A16
-from baraquant.nn import QuantizedLinear
-from tests.cpp_api.file_models import EVERY, LINE, TIED, Network, RunJobs, saved
+from baraquant.nn import QuantizedConv1d, QuantizedLinear
+from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, RunJobs, saved
 from tests.serialization.fuzz import place_of
 from tests.serialization.test_errors import OTHERS
 from tests.support.models.every_layer import integers, scales
@@ -49,9 +50,9 @@ def test_what_the_system_refuses(run_jobs: RunJobs, stored: Path, tmp_path: Path
         ("copy", "float32", EVERY, stored, tmp_path / "no" / "x"),
     )
     texts = f"{none}: No such file or directory", f"{folder}/: Is a directory"
-    assert printed[:2] == [["Error", text, "unchanged"] for text in texts]
+    assert printed[:2] == [["RuntimeError", text, "unchanged"] for text in texts]
     kind, text, _ = printed[2]
-    assert kind == "Error" and text.startswith(str(tmp_path / "no" / ".x."))
+    assert kind == "RuntimeError" and text.startswith(str(tmp_path / "no" / ".x."))
     assert text.endswith(".partial: No such file or directory")
 
 
@@ -113,14 +114,41 @@ def test_buffers_of_no_state_dict(run_jobs: RunJobs, tmp_path: Path) -> None:
         assert [float.fromhex(value) for value in values] == wanted
 
 
-def test_a_transposed_layer(run_jobs: RunJobs, tmp_path: Path) -> None:
-    model = Network(LINE)
-    model.fc = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
+CONV = f"{LINE} conv:Conv2d,3,4,3,3,2,1,1,zeros"
+TRANSPOSED = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
+FUSED_MISSING = (
+    "last: expected an RMSNorm, LayerNorm, GELU or GatedMLP of baraquant::nn, as in the file, but "
+    "the model has "
+)
+# What Python saves: a model, a layer in place of one of its own; the model of C++, its message.
+OF_PYTHON_ALONE: list[tuple[str, dict[str, nn.Module], str, str]] = [
+    (FUSED, {}, FUSED.replace("FusedLayerNorm,8", "LayerNorm,8"), f"{FUSED_MISSING}a LayerNorm"),
+    (FUSED, {}, FUSED.replace("FusedLayerNorm,8", "Buffer,long,3"),
+     f"{FUSED_MISSING}no such module"),
+    (LINE, {"fc": TRANSPOSED}, LINE,
+     "fc: expected a layer in place of a Linear, but got one of a Conv1D of transformers; "
+     "baraquant.load_ of Python loads it"),
+    (CONV, {"conv": QuantizedConv1d(integers(4, 3, 3), scales(4))}, CONV,
+     "conv: expected a class that C++ has (QuantizedConv2d, QuantizedEmbedding, "
+     "QuantizedInt4Linear, QuantizedLinear, StaticQuantizedInt4Linear, StaticQuantizedLinear, "
+     'WeightOnlyInt4Linear, WeightOnlyLinear), but got "QuantizedConv1d"; '
+     "baraquant.load_ of Python may have it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "layers", "given", "message"), OF_PYTHON_ALONE)
+def test_what_python_alone_loads(
+    text: str,
+    layers: dict[str, nn.Module],
+    given: str,
+    message: str,
+    run_jobs: RunJobs,
+    tmp_path: Path,
+) -> None:
+    model = Network(text)
+    baraquant.quantize_(model, W8A8())
+    for name, layer in layers.items():
+        model.add_module(name, layer)
     baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("copy", "float32", LINE, tmp_path / "a"))
-    assert got == [
-        "ValueError",
-        "baraquant.load_: a: fc: expected a layer in place of a Linear, but got one of a Conv1D of "
-        "transformers; baraquant.load_ of Python loads it",
-        "unchanged",
-    ]
+    (got,) = run_jobs(("copy", "float32", given, tmp_path / "a"))
+    assert got == ["ValueError", f"baraquant.load_: a: {message}", "unchanged"]

@@ -16,7 +16,6 @@ from torch import Tensor
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16
 from baraquant.nn import (
-    QuantizedConv1d,
     QuantizedEmbedding,
     QuantizedLinear,
     StaticQuantizedLinear,
@@ -135,19 +134,6 @@ def test_modules_of_the_fused_ops(
     assert again == printed and c.read_bytes() == a.read_bytes()
 
 
-def test_modules_of_the_fused_ops_are_missing(run_jobs: RunJobs, tmp_path: Path) -> None:
-    saved(tmp_path / "a", FUSED)
-    for there, got in (("LayerNorm,8", "a LayerNorm"), ("Buffer,long,3", "no such module")):
-        other = FUSED.replace("FusedLayerNorm,8", there)
-        (printed,) = run_jobs(("outputs", "float32", other, tmp_path / "a"))
-        assert printed == [
-            "ValueError",
-            "baraquant.load_: a: last: expected an RMSNorm, LayerNorm, GELU or GatedMLP of "
-            f"baraquant::nn, as in the file, but the model has {got}",
-            "unchanged",
-        ]
-
-
 def test_a_model_with_calibrated_inputs(run_jobs: RunJobs, tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     assert run_jobs(("static", "float32", LINE, "", a, "W8A8Static")) == [["ok"]]
@@ -179,24 +165,6 @@ def test_a_weight_that_is_shared_by_two_widths(bits: int, copy: Copy, tmp_path: 
     model.wider = QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1)
     baraquant.save(model, tmp_path / "a")
     copy(floats, tmp_path / "a")
-
-
-def test_what_cpp_lacks(run_jobs: RunJobs, tmp_path: Path) -> None:
-    line = "fc:Linear,8,8,1 conv:Conv2d,3,4,3,3,2,1,1,zeros"
-    model = Network(line)
-    baraquant.quantize_(model, W8A8())
-    model.conv = QuantizedConv1d(integers(4, 3, 3), scales(4))
-    baraquant.save(model, tmp_path / "a")
-    assert run_jobs(("copy", "float32", line, tmp_path / "a")) == [
-        [
-            "ValueError",
-            "baraquant.load_: a: conv: expected a class that C++ has (QuantizedConv2d, "
-            "QuantizedEmbedding, QuantizedInt4Linear, QuantizedLinear, StaticQuantizedInt4Linear, "
-            "StaticQuantizedLinear, WeightOnlyInt4Linear, WeightOnlyLinear), but got "
-            '"QuantizedConv1d"; baraquant.load_ of Python may have it',
-            "unchanged",
-        ]
-    ]
 
 
 def test_the_memory_format_of_convolutions(run_jobs: RunJobs, copy: Copy, tmp_path: Path) -> None:

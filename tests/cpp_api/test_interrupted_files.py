@@ -78,7 +78,9 @@ def test_each_step(
             assert process.returncode == -signal.SIGKILL
             assert path.read_bytes() in (old, new)
         else:
-            assert line.startswith(f"Error\t{folder}") and line.split("\t")[1].endswith("error")
+            error, text, _ = line.split("\t")
+            assert error == "RuntimeError" and text.startswith(str(folder))
+            assert text.endswith("error")
             assert path.read_bytes() == old and list(folder.iterdir()) == [path]
     assert step > 5 and path.read_bytes() == new
     left = [file for file in folder.iterdir() if file != path]
@@ -124,7 +126,7 @@ def test_what_is_no_file(kind: str, program: Path, models: list[Path], tmp_path:
     printed = lines_of(start(program, tmp_path / "jobs", (special, ""), (models[0], special)))
     for line, place in zip(printed, (special, special.resolve()), strict=True):
         assert line.split("\t")[:2] == [
-            "Error", f"{place}: expected a file, but it is a pipe, a socket or a device",
+            "RuntimeError", f"{place}: expected a file, but it is a pipe, a socket or a device",
         ]  # fmt: skip
     assert not special.is_file()
     for end in ends:

@@ -147,13 +147,13 @@ def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
     return {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def gradient(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
+def gradient(name: str, model: nn.Module, input: Tensor) -> dict[str, Tensor]:
     if not input.is_floating_point():
         return {}
     leaf = input.clone().requires_grad_()
     model(leaf).square().sum().backward()
     assert leaf.grad is not None
-    return {"": leaf.grad}
+    return {f"gradient of {name}": leaf.grad}
 
 
 def trained(
@@ -176,12 +176,10 @@ def trained(
     model.eval()
     results["evaluated"] = results["cloned"] = model(inputs["input0"])
     results |= states(model, "trained.")
-    for value in gradient(model, inputs["input0"]).values():
-        results["gradient of prepared"] = value
+    results |= gradient("prepared", model, inputs["input0"])
     reports["converted"] = baraquant.qat.convert_(model).changed
     results["converted"] = results["cloned again"] = model(inputs["input0"])
-    for value in gradient(model, inputs["input0"]).values():
-        results["gradient of converted"] = value
+    results |= gradient("converted", model, inputs["input0"])
     results |= states(model, "converted.")
     if results["evaluated"].dtype == torch.float32:
         input = inputs["input0"]
