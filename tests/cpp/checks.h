@@ -25,6 +25,11 @@ inline void expect(const char* what, bool right, int64_t a = 0, int64_t b = 0, i
               static_cast<long long>(c));
 }
 
+// Of a number, a scale and a zero point.
+inline void expect_at(const char* what, bool right, double x, double scale, double zero_point) {
+  if (fails(right)) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
+}
+
 // xorshift64: random bits cover every exponent.
 inline uint64_t random_bits() {
   static uint64_t state = 88172645463325252ull;

@@ -21,15 +21,12 @@ using baraquant::affine::Grid;
 using baraquant::affine::OwnGrid;
 using baraquant::affine::PlainGrid;
 using baraquant::affine::QuantRange;
+using checks::expect_at;
 using checks::random_bits;
 using checks::same;
 
 int random_integer(int low, int high) {
   return static_cast<int>(checks::random_integer(low, high));
-}
-
-void expect(const char* what, bool equal, float x, float scale, float zero_point) {
-  if (checks::fails(equal)) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
 }
 
 float random_scale() {
@@ -66,7 +63,7 @@ void check_value(float x, float scale, float zero_point, QuantRange<float> range
   const Grid<float> grid(scale, zero_point, range);
   const FastGrid fast(scale, zero_point, range);
   const auto check = [&](const char* what, bool equal) {
-    expect(what, equal, x, scale, zero_point);
+    expect_at(what, equal, x, scale, zero_point);
   };
   bool inside = false, fast_inside = false;
   check("fake_quantize", same(grid.fake_quantize(x), fast.fake_quantize(x)));
@@ -128,7 +125,7 @@ void check_own(int64_t quant_min, int64_t quant_max) {
       if (!(x >= std::fmin(least, 0.0f) && x <= std::fmax(most, 0.0f))) continue;
     }
     const auto check = [&](const char* what, bool equal) {
-      expect(what, equal, x, chosen.scale, zero_point);
+      expect_at(what, equal, x, chosen.scale, zero_point);
     };
     bool inside = false, own_inside = false;
     check("own fake_quantize", same(grid.fake_quantize(x), own.fake_quantize(x)));
@@ -158,7 +155,7 @@ void check_own_grids() {
       check_own<false>(range[0], range[1]);
       check_own<true, OwnGrid<false>>(range[0], range[1]);
     }
-    expect("there are checks", checks::made > before + 20000, 0, 0, 0);
+    expect_at("there are checks", checks::made > before + 20000, 0, 0, 0);
   }
 }
 

@@ -15,12 +15,9 @@ namespace {
 
 using namespace baraquant;
 using namespace baraquant::affine;
+using checks::expect_at;
 using checks::random_bits;
 using checks::same;
-
-void expect(const char* what, bool equal, double x, double scale, double zero_point) {
-  if (checks::fails(equal)) std::printf("%s: x=%a s=%a z=%g\n", what, x, scale, zero_point);
-}
 
 template <typename T>
 T from_bits(uint32_t bits) {
@@ -53,16 +50,16 @@ void check_words() {
   static_assert(sizeof(words) == sizeof(elements));
   words.fill(from_bits<T>(0xa5a5a5a5u));
   for (int i = 0; i < kSize; ++i) {
-    expect("fill", bits_of(words.get(i)) == bits_of(from_bits<T>(0xa5a5a5a5u)), i, 0, 0);
+    expect_at("fill", bits_of(words.get(i)) == bits_of(from_bits<T>(0xa5a5a5a5u)), i, 0, 0);
   }
   for (int i = 0; i < kSize; ++i) {
     elements[i] = from_bits<T>(static_cast<uint32_t>(random_bits()));
     words.set(i, elements[i]);
   }
   for (int i = 0; i < kSize; ++i) {
-    expect("get", bits_of(words.get(i)) == bits_of(elements[i]), i, 0, 0);
+    expect_at("get", bits_of(words.get(i)) == bits_of(elements[i]), i, 0, 0);
   }
-  expect("memory", std::memcmp(&words, elements, sizeof(words)) == 0, 0, 0, 0);
+  expect_at("memory", std::memcmp(&words, elements, sizeof(words)) == 0, 0, 0, 0);
 }
 
 template <typename Q>
@@ -71,23 +68,23 @@ void check_dequantize() {
   const float zero_points[] = {0, 1, -1, 127, 128, -128, 255, 1e5f, 1048576, -1048576};
   for (const float scale : scales) {
     for (const float zero_point : zero_points) {
-      expect("accepts", ByteGrid<Q>::accepts(scale, zero_point, {0, 255}), 0, scale, zero_point);
+      expect_at("accepts", ByteGrid<Q>::accepts(scale, zero_point, {0, 255}), 0, scale, zero_point);
       const ByteGrid<Q> grid(scale, zero_point, {0, 255});
       for (int first = 0; first < 256; first += 8) {
         Words<Q, 8> bytes{};
         for (int i = 0; i < 8; ++i) bytes.set(i, from_bits<Q>(static_cast<uint32_t>(first + i)));
         for (int i = 0; i < 8; ++i) {
           const float q = bytes.get(i);
-          expect("dequantize",
-                 same(grid.dequantize(ByteGrid<Q>::prepared(bytes), i),
-                      affine::dequantized_value(q, scale, zero_point)),
-                 q, scale, zero_point);
+          expect_at("dequantize",
+                    same(grid.dequantize(ByteGrid<Q>::prepared(bytes), i),
+                         affine::dequantized_value(q, scale, zero_point)),
+                    q, scale, zero_point);
         }
       }
     }
   }
   for (const float zero_point : {1048577.0f, -3e9f, INFINITY, NAN}) {
-    expect("accepts", !ByteGrid<Q>::accepts(1, zero_point, {0, 255}), 0, 1, zero_point);
+    expect_at("accepts", !ByteGrid<Q>::accepts(1, zero_point, {0, 255}), 0, 1, zero_point);
   }
 }
 
@@ -113,13 +110,13 @@ void check_quotients() {
           ++checks::made;
           if (std::rint(quotient) == std::rint(number / scale)) continue;
           ++different;
-          expect("a quotient", !QuotientGrid<BFloat16>::accepts(scale, 0, {-128, 127}), number,
-                 scale, 0);
+          expect_at("a quotient", !QuotientGrid<BFloat16>::accepts(scale, 0, {-128, 127}), number,
+                    scale, 0);
         }
       }
     }
   }
-  expect("one significand differs", different > 0, digits, 0, 0);
+  expect_at("one significand differs", different > 0, digits, 0, 0);
 }
 
 // All numbers of 16 bits, in words of two that lie in columns with the same scale.
@@ -136,10 +133,10 @@ void check_quantize(float scale, float zero_point, QuantRange<float> range) {
     limit_words(limited, [&](int) { return fast; });
     for (int i = 0; i < 2; ++i) {
       const float x = to_compute<float>(words.get(i)), y = to_compute<float>(limited.get(i));
-      expect("a NaN stays", (x != x) == (y != y) && (x == x || has_nan(limited)), x, scale, 0);
+      expect_at("a NaN stays", (x != x) == (y != y) && (x == x || has_nan(limited)), x, scale, 0);
       if (x != x) continue;
-      expect("byte", static_cast<uint8_t>(fast.byte_of_limited(y)) == grid.quantize_byte(x), x,
-             scale, zero_point);
+      expect_at("byte", static_cast<uint8_t>(fast.byte_of_limited(y)) == grid.quantize_byte(x), x,
+                scale, zero_point);
     }
   }
 }
@@ -162,12 +159,12 @@ void check_scales() {
     const float zero_point = static_cast<float>(static_cast<int>(random_bits() % 256)) + range.min;
     check_quantize<T>(scale, zero_point, range);
   }
-  expect("there are checks", checks::made > before + 1000000, 0, 0, 0);
+  expect_at("there are checks", checks::made > before + 1000000, 0, 0, 0);
   for (const float scale : {0.0f, -1.0f, INFINITY, NAN, 0x1.fffffep-3f, 0x1p-65f, 0x1p65f}) {
-    expect("accepts", !QuotientGrid<T>::accepts(scale, 0, ranges[0]), 0, scale, 0);
+    expect_at("accepts", !QuotientGrid<T>::accepts(scale, 0, ranges[0]), 0, scale, 0);
   }
   for (const float zero_point : {-129.0f, 128.0f, INFINITY, NAN}) {
-    expect("accepts", !QuotientGrid<T>::accepts(1, zero_point, ranges[0]), 0, 1, zero_point);
+    expect_at("accepts", !QuotientGrid<T>::accepts(1, zero_point, ranges[0]), 0, 1, zero_point);
   }
 }
 
@@ -176,13 +173,13 @@ void check_plain() {
   const float numbers[] = {1.0f, -3.0f, 0.0f, -0.0f, 65504.0f, 0x1p-24f, INFINITY, -INFINITY};
   Words<T, 8> words{};
   for (int i = 0; i < 8; ++i) words.set(i, from_compute<T>(numbers[i]));
-  expect("plain", are_plain(words), 0, 0, 0);
+  expect_at("plain", are_plain(words), 0, 0, 0);
   for (int i = 0; i < 8; ++i) {
     for (const float x : {NAN, -NAN, 0x1p-61f, -0x1p-126f}) {
       Words<T, 8> changed = words;
       changed.set(i, from_compute<T>(x));
       const float stored = to_compute<float>(changed.get(i));
-      expect("plain", are_plain(changed) == (stored == 0), x, 0, 0);
+      expect_at("plain", are_plain(changed) == (stored == 0), x, 0, 0);
     }
   }
 }

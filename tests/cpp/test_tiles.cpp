@@ -44,29 +44,19 @@ void check_places(int64_t m, int64_t n, const GenericTileInfo& tile) {
 }
 
 void check_tables() {
-  int i = 0;
-  std::set<std::string> names;
-  for (const HopperTileInfo& info : kHopperTiles) {
-    expect("order of the tiles for Hopper", static_cast<int>(info.tile) == i, i);
-    ++i;
-    expect("reason", std::string(info.reason).size() > 20, i);
-    names.insert(std::string("hopper_") + info.name);
-  }
-  i = 0;
-  for (const GenericTileInfo& info : kGenericTiles) {
-    expect("order of the generic tiles", static_cast<int>(info.tile) == i, i);
-    ++i;
-    expect("reason", std::string(info.reason).size() > 20, i);
-    names.insert(std::string("generic_") + info.name);
-  }
-  i = 0;
-  for (const GroupedTileInfo& info : kGroupedTiles) {
-    expect("order of the grouped tiles", static_cast<int>(info.tile) == i, i);
-    ++i;
-    expect("reason", std::string(info.reason).size() > 20, i);
-    names.insert(std::string("grouped_") + info.name);
-  }
-  names.insert("vector");
+  std::set<std::string> names = {"vector"};
+  const auto check = [&](const std::string& kind, const auto& tiles) {
+    int i = 0;
+    for (const auto& info : tiles) {
+      expect(("order of the tiles: " + kind).c_str(), static_cast<int>(info.tile) == i, i);
+      ++i;
+      expect("reason", std::string(info.reason).size() > 20, i);
+      names.insert(kind + "_" + info.name);
+    }
+  };
+  check("hopper", kHopperTiles);
+  check("generic", kGenericTiles);
+  check("grouped", kGroupedTiles);
   const std::vector<Selection> all = all_selections(true);
   expect("names", names.size() == all.size(), static_cast<int64_t>(names.size()));
   for (const Selection& s : all) expect(s.name().c_str(), names.count(s.name()) == 1);

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import baraquant
-from tests.cpp_api.file_models import every
+from tests.cpp_api.file_models import RunJobs, every
 from tests.support.libtorch import STRICT, build_program, run_program
+from tests.support.processes import MadeOnce
 
 
 @pytest.fixture(scope="module")
-def program(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def program(made_once: MadeOnce) -> Path:
     def build(folder: Path) -> None:
         source = Path(__file__).with_name("files.cpp")
         build_program(source, folder / "files", *STRICT)
@@ -24,17 +25,15 @@ def program(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     return made_once("cpp_files", build) / "files"
 
 
-Job = tuple[str, str, str, Any, Any, str]  # kind, dtype, model, input, output, configuration
-
-
 @pytest.fixture
-def run_jobs(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., list[list[str]]]:
-    """Runs jobs in one program; returns the fields of the line that it prints for each."""
+def run_jobs(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunJobs:
+    """Runs jobs in one program; returns the fields of the line that it prints for each.
 
-    def run(*jobs: Job) -> list[list[str]]:
-        lines = ["\t".join(map(str, (*job[:5], job[5] or "-"))) for job in jobs]
+    A job is its kind, dtype, model, input, output and configuration; the last ones may be left out.
+    """
+
+    def run(*jobs: tuple[Any, ...]) -> list[list[str]]:
+        lines = ["\t".join(map(str, (*job, "", "", "-")[:6])) for job in jobs]
         (tmp_path / "jobs").write_text("\n".join(lines) + "\n")
         monkeypatch.setenv("BARAQUANT_TEST_JOBS", str(tmp_path / "jobs"))
         printed = [line.split("\t") for line in run_program(program).splitlines()]
@@ -43,6 +42,19 @@ def run_jobs(
         return printed
 
     return run
+
+
+@pytest.fixture
+def copy(run_jobs: RunJobs, tmp_path: Path) -> Callable[[str, Path], Path]:
+    """Loads a file into a float model and saves that: C++ writes the same bytes."""
+
+    def loaded_and_saved(text: str, path: Path) -> Path:
+        again = tmp_path / "again"
+        assert run_jobs(("copy", "float32", text, path, again)) == [["ok"]]
+        assert again.read_bytes() == path.read_bytes()
+        return again
+
+    return loaded_and_saved
 
 
 @pytest.fixture

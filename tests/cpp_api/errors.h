@@ -1,28 +1,45 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Prints the errors of wrong calls, for the tests that compare them with Python's.
+// Prints the errors of wrong calls, for the tests that compare them with Python's, and checks.
 #pragma once
 
 #include <c10/util/Exception.h>
 
 #include <iostream>
 #include <string>
+#include <utility>
 
-// A line with the type of the exception, by Python's name, and its text.
+// The type of the exception that a call raises, by Python's name, and its text.
 template <typename F>
-void show_error(const std::string& name, const F& call) {
-  std::string kind = "none", text;
+std::pair<std::string, std::string> error_of(const F& call) {
   try {
     call();
   } catch (const c10::ValueError& error) {
-    kind = "ValueError", text = error.what_without_backtrace();
+    return {"ValueError", error.what_without_backtrace()};
   } catch (const c10::TypeError& error) {
-    kind = "TypeError", text = error.what_without_backtrace();
+    return {"TypeError", error.what_without_backtrace()};
   } catch (const c10::IndexError& error) {
-    kind = "IndexError", text = error.what_without_backtrace();
+    return {"IndexError", error.what_without_backtrace()};
   } catch (const c10::NotImplementedError& error) {
-    kind = "NotImplementedError", text = error.what_without_backtrace();
+    return {"NotImplementedError", error.what_without_backtrace()};
   } catch (const c10::Error& error) {
-    kind = "RuntimeError", text = error.what_without_backtrace();
+    return {"RuntimeError", error.what_without_backtrace()};
   }
+  return {"none", ""};
+}
+
+template <typename F>
+void show_error(const std::string& name, const F& call) {
+  const auto [kind, text] = error_of(call);
   std::cout << "error\t" << name << '\t' << kind << '\t' << text << '\n';
+}
+
+// Whether a call is a ValueError that says this.
+template <typename F>
+bool says(const char* part, const F& call) {
+  const auto [kind, text] = error_of(call);
+  return kind == "ValueError" && text.find(part) != std::string::npos;
+}
+
+inline void show(const std::string& name, bool right) {
+  std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
 }

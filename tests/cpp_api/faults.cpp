@@ -52,17 +52,6 @@ F real(const char* name) {
   return reinterpret_cast<F>(::dlsym(RTLD_NEXT, name));
 }
 
-int open_as(const char* name, const char* path, int flags, mode_t mode) {
-  if (is_inside(path) && fails()) return -1;
-  const int file = real<int (*)(const char*, int, mode_t)>(name)(path, flags, mode);
-  if (file >= 0 && is_inside(path)) fault().files.insert(file);
-  return file;
-}
-
-mode_t mode_of(int flags, va_list rest) {
-  return (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
-}
-
 }  // namespace
 
 extern "C" {
@@ -70,18 +59,16 @@ extern "C" {
 int open(const char* path, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
-  const mode_t mode = mode_of(flags, rest);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(rest, mode_t) : 0;
   va_end(rest);
-  return open_as("open", path, flags, mode);
+  if (is_inside(path) && fails()) return -1;
+  const int file = real<int (*)(const char*, int, mode_t)>("open")(path, flags, mode);
+  if (file >= 0 && is_inside(path)) fault().files.insert(file);
+  return file;
 }
 
-int open64(const char* path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  const mode_t mode = mode_of(flags, rest);
-  va_end(rest);
-  return open_as("open64", path, flags, mode);
-}
+// The same function where file sizes have 64 bits.
+int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 
 ssize_t write(int file, const void* data, size_t size) {
   if (fault().files.contains(file) && fails()) return -1;

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import baraquant
 from baraquant import ops
 from baraquant.nn import (
     GELU,
@@ -29,6 +31,7 @@ from baraquant.nn import (
 )
 from tests.support.models.every_layer import Every, integers, scales
 
+RunJobs = Callable[..., list[list[str]]]  # the fixture of conftest.py
 LINE = "fc:Linear,8,8,1"
 TIED = (
     "embedding:Embedding,20,16,0 first.query:Linear,16,16,1 first.down:Linear,16,16,1 "
@@ -120,6 +123,14 @@ def every() -> Network:
     return model.eval()
 
 
+def saved(path: Path, text: str = LINE, config: Any = None, **options: Any) -> Network:
+    """A model that is quantized, with W8A8 if nothing else is said, and saved."""
+    model = Network(text)
+    baraquant.quantize_(model, config or baraquant.W8A8(), **options)
+    baraquant.save(model, path)
+    return model
+
+
 def floats(*shape: int, dtype: torch.dtype) -> Tensor:
     return (torch.rand(shape) + 0.5).to(torch.promote_types(dtype, torch.float32))
 
@@ -142,26 +153,17 @@ def packed(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
 
 def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
     """Layers whose groups have factors."""
-    bias, plain = torch.rand(8).to(dtype), packed(8, 8, dtype)
+    more = {"bias": torch.rand(8).to(dtype), "dtype": dtype}
+    first, second, third, plain = (packed(8, 8, dtype) | more for _ in range(4))
     del plain["group_zero_point"]
     plain["packed"] = torch.full_like(plain["packed"], 0x7A)  # near 8, so that none is too large
-    one = floats(dtype=dtype)
+    one, three = floats(dtype=dtype), torch.tensor(3)
     return {
-        "int4": QuantizedInt4Linear(**packed(8, 8, dtype), bias=bias, symmetric=False, dtype=dtype),
-        "int4_plain": QuantizedInt4Linear(**plain, bias=bias, bits=6, rotate=8, dtype=dtype),
-        "int4_tensor": QuantizedInt4Linear(
-            **packed(8, 8, dtype), bias=bias, granularity="per_tensor", dtype=dtype
-        ),
-        "int4_static": StaticQuantizedInt4Linear(
-            **packed(8, 8, dtype),
-            act_scale=one,
-            bias=bias,
-            act_zero_point=torch.tensor(3),
-            dtype=dtype,
-        ),
-        "int4_static_plain": StaticQuantizedInt4Linear(
-            **plain, act_scale=one, bias=bias, rotate=4, dtype=dtype
-        ),
+        "int4": QuantizedInt4Linear(**first, symmetric=False),
+        "int4_plain": QuantizedInt4Linear(**plain, bits=6, rotate=8),
+        "int4_tensor": QuantizedInt4Linear(**second, granularity="per_tensor"),
+        "int4_static": StaticQuantizedInt4Linear(**third, act_scale=one, act_zero_point=three),
+        "int4_static_plain": StaticQuantizedInt4Linear(**plain, act_scale=one, rotate=4),
     }
 
 
@@ -212,18 +214,14 @@ def of_one_width(bits: int, dtype: torch.dtype) -> dict[str, Row]:
     conv = {"group_size": 1, "groups": 3, "padding": 2, "input_fake_quant": copy.deepcopy(fixed)}
     zeros_of_rotated = zeros | {"rotate": 2, "input_fake_quant": tokens()}
     plain, two = (weight, scale, bias), floats(8, 2, dtype=dtype)
+    fixed_input = StaticQuantizedLinear
     found: dict[str, Row] = {
         "linear": (LINEAR, QuantizedLinear, plain, smooth),
-        "static": (LINEAR, StaticQuantizedLinear, (weight, scale, vector, bias), shifted),
+        "static": (LINEAR, fixed_input, (weight, scale, vector, bias), shifted),
         "grouped": (LINEAR, WeightOnlyLinear, (weight, two, bias), zeros),
         "fixed": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": fixed}),
         "rotated": (LINEAR, QuantizedLinear, plain, {"rotate": 8}),
-        "static_rotated": (
-            LINEAR,
-            StaticQuantizedLinear,
-            (weight, scale, one, bias),
-            {"rotate": 4},
-        ),
+        "static_rotated": (LINEAR, fixed_input, (weight, scale, one, bias), {"rotate": 4}),
         "rotated_tensor": (NO_BIAS, QuantizedLinear, (weight, scale), per_tensor),
         "rotated_groups": (LINEAR, WeightOnlyLinear, (weight, two.clone(), bias), zeros_of_rotated),
         "rows": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": of_groups}),

@@ -13,6 +13,8 @@
 #include <iostream>
 #include <sstream>
 
+#include "errors.h"
+
 namespace {
 
 using torch::Tensor;
@@ -221,11 +223,16 @@ void work(const std::vector<std::string>& job, torch::nn::Module& model) {
   if (!output.empty()) baraquant::save(model, output);
 }
 
-void print_error(const std::string& type, std::string text) {
+// Prints the error of a call, if it has one; whether it has none.
+template <typename F>
+bool succeeds(const F& call) {
+  auto [kind, text] = error_of(call);
+  if (kind == "none") return true;
   for (size_t at = 0; (at = text.find('\n', at)) != std::string::npos; at += 2) {
     text.replace(at, 1, "\\n");
   }
-  std::cout << type << '\t' << text;
+  std::cout << kind << '\t' << text;
+  return false;
 }
 
 void run(const std::vector<std::string>& job) {
@@ -233,7 +240,7 @@ void run(const std::vector<std::string>& job) {
   const torch::Dtype dtype = dtype_of(job[1]);
   const ModulePtr model = build(job[2], dtype);
   const Content before(*model);
-  try {
+  const bool is_done = succeeds([&] {
     work(job, *model);
     std::cout << "ok";
     if (job[0] == "outputs" || job[0] == "quantize") show_outputs(*model, dtype);
@@ -243,14 +250,8 @@ void run(const std::vector<std::string>& job) {
         show(tensor);
       }
     }
-    return;
-  } catch (const c10::ValueError& error) {
-    print_error("ValueError", error.what_without_backtrace());
-  } catch (const c10::TypeError& error) {
-    print_error("TypeError", error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    print_error("Error", error.what_without_backtrace());
-  }
+  });
+  if (is_done) return;
   const bool is_unchanged = job[0] == "wrong" || before == Content(*model);
   std::cout << '\t' << (is_unchanged ? "unchanged" : "changed");
 }
@@ -269,17 +270,9 @@ int main() {
     const auto job = split(line, '\t');
     if (job[0] == "typed") {
       torch::nn::ModuleHolder<Typed> model(std::make_shared<Typed>());
-      try {
-        baraquant::load_(model, job[3]);
-      } catch (const c10::ValueError& error) {
-        print_error("ValueError", error.what_without_backtrace());
-      }
+      succeeds([&] { baraquant::load_(model, job[3]); });
       std::cout << '\t';
-      try {
-        baraquant::save(model, job[3]);
-      } catch (const c10::ValueError& error) {
-        print_error("ValueError", error.what_without_backtrace());
-      }
+      succeeds([&] { baraquant::save(model, job[3]); });
     } else {
       run(job);
     }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// The configurations of modules.cpp. test_modules.py reads them here, as Python.
+// The models and the configurations of modules.cpp. test_modules.py reads the configurations here, as
+// Python.
 #pragma once
 
 #include <baraquant/config.h>
+#include <torch/nn/modules.h>
 
 #include <cstdint>
 #include <map>
@@ -17,6 +19,19 @@ using baraquant::PerTensor;
 using baraquant::PerToken;
 using baraquant::QuantConfig;
 using baraquant::TensorConfig;
+
+torch::nn::Sequential build(const std::string& model) {
+  using namespace torch::nn;
+  if (model == "mlp") return Sequential(Linear(16, 12), ReLU(), Linear(12, 8));
+  if (model == "text") {
+    return Sequential(Embedding(20, 16), Linear(LinearOptions(16, 16).bias(false)), Linear(16, 8));
+  }
+  return Sequential(
+      Conv2d(Conv2dOptions(4, 8, 3).padding(1)), ReLU(),
+      Conv2d(Conv2dOptions(8, 8, 3).stride(2).groups(2).padding(1).padding_mode(torch::kReflect)),
+      Conv2d(Conv2dOptions(8, 8, {2, 3}).padding(torch::kSame).dilation(2).bias(false)), Flatten(),
+      Linear(8 * 4 * 4, 8));
+}
 
 TensorConfig activation(bool symmetric = true) {
   return TensorConfig(8).granularity(PerTensor()).symmetric(symmetric).dynamic(false);

@@ -21,24 +21,12 @@
 #include <vector>
 
 #include "errors.h"
+#include "held_tensors.h"
 #include "module_configs.h"
 
 namespace {
 
 using torch::Tensor;
-
-torch::nn::Sequential build(const std::string& model) {
-  using namespace torch::nn;
-  if (model == "mlp") return Sequential(Linear(16, 12), ReLU(), Linear(12, 8));
-  if (model == "text") {
-    return Sequential(Embedding(20, 16), Linear(LinearOptions(16, 16).bias(false)), Linear(16, 8));
-  }
-  return Sequential(
-      Conv2d(Conv2dOptions(4, 8, 3).padding(1)), ReLU(),
-      Conv2d(Conv2dOptions(8, 8, 3).stride(2).groups(2).padding(1).padding_mode(torch::kReflect)),
-      Conv2d(Conv2dOptions(8, 8, {2, 3}).padding(torch::kSame).dilation(2).bias(false)), Flatten(),
-      Linear(8 * 4 * 4, 8));
-}
 
 using Tensors = std::map<std::string, Tensor>;
 
@@ -74,6 +62,11 @@ void report(const std::string& name, const std::string& what, const baraquant::R
 
 Tensor run(torch::nn::Sequential& model, const Tensor& input) { return model->forward(input); }
 
+torch::nn::Sequential cloned(const torch::nn::Sequential& model) {
+  return torch::nn::Sequential(
+      std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone()));
+}
+
 // The gradient that reaches a floating input in evaluation.
 void add_gradient(Tensors& results, const std::string& name, torch::nn::Sequential& model,
                   const Tensor& input) {
@@ -102,15 +95,14 @@ void train(const std::string& name, torch::nn::Sequential& model, const Tensors&
   model->eval();
   results["evaluated"] = run(model, inputs.at("input0"));
   add(results, "trained.", *model);
-  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone());
-  results["cloned"] = copy->forward(inputs.at("input0"));
+  auto copy = cloned(model);
+  results["cloned"] = run(copy, inputs.at("input0"));
   add_gradient(results, "gradient of prepared", model, inputs.at("input0"));
   report(name, "converted", baraquant::convert_(model));
   results["converted"] = run(model, inputs.at("input0"));
   add_gradient(results, "gradient of converted", model, inputs.at("input0"));
   add(results, "converted.", *model);
-  auto again =
-      torch::nn::Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone()));
+  auto again = cloned(model);
   results["cloned again"] = run(again, inputs.at("input0"));
   if (results["evaluated"].scalar_type() != torch::kFloat32) return;
   model->to(torch::kBFloat16);
@@ -131,28 +123,40 @@ void quantize(const std::string& name, torch::nn::Sequential& model, const Tenso
   add(results, "quantized.", *model);
 }
 
+void by_archive(torch::nn::Sequential& from, torch::nn::Sequential& to) {
+  std::stringstream file;
+  torch::save(from, file);
+  torch::load(to, file);
+}
+
 // Puts the tensors of one quantized model in the places of another's, in each way, and prints whether
 // the outputs follow.
 void replace_tensors(const std::string& name, const torch::nn::Sequential& model,
                      torch::nn::Sequential& other, const Tensor& input) {
   const torch::NoGradGuard no_gradient;
   const auto wanted = run(other, input);
+  const auto follows = [&](const std::string& way, torch::nn::Sequential& copy) {
+    std::cout << "replaced\t" << name << '\t' << way << '\t' << run(copy, input).equal(wanted)
+              << '\n';
+  };
   const std::map<std::string, void (*)(Tensor&, const Tensor&)> ways = {
       {"copy_", [](Tensor& to, const Tensor& from) { to.copy_(from); }},
       {"data.copy_", [](Tensor& to, const Tensor& from) { to.data().copy_(from); }},
       {"set_data", [](Tensor& to, const Tensor& from) { to.set_data(from.clone()); }}};
   for (const auto& [way, put] : ways) {
-    torch::nn::Sequential copy(
-        std::dynamic_pointer_cast<torch::nn::SequentialImpl>(model->clone()));
+    auto copy = cloned(model);
     run(copy, input);
     auto to = copy->named_buffers(), from = other->named_buffers();
     for (auto& item : to) put(item.value(), from[item.key()]);
     for (auto& item : copy->named_parameters()) {
       put(item.value(), other->named_parameters()[item.key()]);
     }
-    std::cout << "replaced\t" << name << '\t' << way << '\t' << run(copy, input).equal(wanted)
-              << '\n';
+    follows(way, copy);
   }
+  auto copy = cloned(model);
+  run(copy, input);
+  by_archive(other, copy);
+  follows("torch::load", copy);
 }
 
 void run_case(const std::filesystem::path& path, torch::Device device) {
@@ -365,19 +369,6 @@ struct Own : baraquant::nn::FakeQuantizeInt4Impl {
   using FakeQuantizeInt4Impl::FakeQuantizeInt4Impl;
 };
 
-bool says(const char* part, const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return std::string(error.what_without_backtrace()).find(part) != std::string::npos;
-  }
-  return false;
-}
-
-void show(const std::string& name, bool right) {
-  std::cout << "check\t" << name << '\t' << (right ? "right" : "WRONG") << '\n';
-}
-
 // What has no counterpart in Python: typed members, containers, children by name.
 void of_cpp_alone() {
   auto typed = std::make_shared<Typed>();
@@ -456,12 +447,6 @@ bool same(const torch::nn::Module& one, const torch::nn::Module& other) {
   });
 }
 
-void by_archive(Sequential& from, Sequential& to) {
-  std::stringstream file;
-  torch::save(from, file);
-  torch::load(to, file);
-}
-
 void by_state_dict(Sequential& from, Sequential& to) {
   baraquant::load_state_dict(*to, baraquant::state_dict(*from));
 }
@@ -472,9 +457,7 @@ void by_tensors(Sequential& from, Sequential& to) {
   for (auto& item : to->named_buffers()) item->copy_(from->named_buffers()[item.key()]);
 }
 
-void by_clone(Sequential& from, Sequential& to) {
-  to = Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(from->clone()));
-}
+void by_clone(Sequential& from, Sequential& to) { to = cloned(from); }
 
 void of_resuming() {
   const std::map<std::string, void (*)(Sequential&, Sequential&)> ways = {
@@ -549,6 +532,7 @@ int main(int count, char** arguments) {
   torch::manual_seed(0);
   errors();
   of_cpp_alone();
+  of_held_tensors();
   of_resuming();
   const torch::Device device(count > 2 ? arguments[2] : "cpu");
   for (const auto& entry : std::filesystem::directory_iterator(arguments[1])) {

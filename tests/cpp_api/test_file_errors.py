@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import baraquant
 from baraquant import W4A8, W8A8, W8A16
-from baraquant.nn import QuantizedLinear
-from tests.cpp_api.file_models import EVERY, LINE, TIED, Network
+from baraquant.nn import QuantizedConv1d, QuantizedLinear
+from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, RunJobs, saved
 from tests.serialization.fuzz import place_of
 from tests.serialization.test_errors import OTHERS
 from tests.support.models.every_layer import integers, scales
@@ -27,15 +27,13 @@ def test_damaged_files(program: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_other_models(bits: int, run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
-    tied, untied = Network(TIED), Network(TIED.replace("head:tie,embedding", "head:Linear,16,20,0"))
-    baraquant.quantize_(tied, W8A8() if bits == 8 else W4A8(4, group_factors=False))
-    baraquant.quantize_(untied, W8A8(), filter_fn=lambda module, name: "." in name)
-    for name, model in {"tied": tied, "untied": untied}.items():
-        baraquant.save(model, tmp_path / name)
+def test_other_models(bits: int, run_jobs: RunJobs, tmp_path: Path) -> None:
+    untied = TIED.replace("head:tie,embedding", "head:Linear,16,20,0")
+    saved(tmp_path / "untied", untied, filter_fn=lambda module, name: "." in name)
+    saved(tmp_path / "tied", TIED, W8A8() if bits == 8 else W4A8(4, group_factors=False))
     cases = [("tied", "float32", text) for text in OTHERS]
     cases += [("tied", "float64", TIED), ("untied", "float32", TIED)]
-    printed = run_jobs(*(("copy", dtype, text, tmp_path / f, "", "") for f, dtype, text in cases))
+    printed = run_jobs(*(("copy", dtype, text, tmp_path / f) for f, dtype, text in cases))
     for (name, dtype, text), (kind, message, state) in zip(cases, printed, strict=True):
         with pytest.raises(ValueError) as caught:
             baraquant.load_(Network(text, getattr(torch, dtype)), tmp_path / name)
@@ -43,20 +41,18 @@ def test_other_models(bits: int, run_jobs: Callable[..., list[list[str]]], tmp_p
         assert place_of(message) == place_of(str(caught.value)) and "expected " in message
 
 
-def test_what_the_system_refuses(
-    run_jobs: Callable[..., list[list[str]]], stored: Path, tmp_path: Path
-) -> None:
+def test_what_the_system_refuses(run_jobs: RunJobs, stored: Path, tmp_path: Path) -> None:
     none, folder = tmp_path / "none", tmp_path / "it's a folder"
     folder.mkdir()
     printed = run_jobs(
-        ("copy", "float32", EVERY, none, "", ""),
-        ("copy", "float32", EVERY, f"{folder}/", "", ""),
-        ("copy", "float32", EVERY, stored, tmp_path / "no" / "x", ""),
+        ("copy", "float32", EVERY, none),
+        ("copy", "float32", EVERY, f"{folder}/"),
+        ("copy", "float32", EVERY, stored, tmp_path / "no" / "x"),
     )
     texts = f"{none}: No such file or directory", f"{folder}/: Is a directory"
-    assert printed[:2] == [["Error", text, "unchanged"] for text in texts]
+    assert printed[:2] == [["RuntimeError", text, "unchanged"] for text in texts]
     kind, text, _ = printed[2]
-    assert kind == "Error" and text.startswith(str(tmp_path / "no" / ".x."))
+    assert kind == "RuntimeError" and text.startswith(str(tmp_path / "no" / ".x."))
     assert text.endswith(".partial: No such file or directory")
 
 
@@ -69,9 +65,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_models_that_are_not_saved(
-    text: str, run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
+def test_models_that_are_not_saved(text: str, run_jobs: RunJobs, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "a"
     path.parent.mkdir()
     model = Network(text)
@@ -86,9 +80,7 @@ def test_models_that_are_not_saved(
     assert not list(path.parent.iterdir())
 
 
-def test_a_model_with_a_wrong_scale_is_not_saved(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
+def test_a_model_with_a_wrong_scale_is_not_saved(run_jobs: RunJobs, tmp_path: Path) -> None:
     path = tmp_path / "folder" / "a"
     path.parent.mkdir()
     (got,) = run_jobs(("wrong", "float32", LINE, "fc.weight_scale", path, "W8A8"))
@@ -97,42 +89,66 @@ def test_a_model_with_a_wrong_scale_is_not_saved(
     assert not list(path.parent.iterdir())
 
 
-def test_a_typed_member_that_would_keep_the_old_layer(
-    run_jobs: Callable[..., list[list[str]]], tmp_path: Path
-) -> None:
-    model = Network(LINE)
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("typed", "float32", LINE, tmp_path / "a", "", ""))
+def test_a_typed_member_that_would_keep_the_old_layer(run_jobs: RunJobs, tmp_path: Path) -> None:
+    saved(tmp_path / "a")
+    (got,) = run_jobs(("typed", "float32", LINE, tmp_path / "a"))
     assert got[0] == "ValueError" and got[1].startswith("baraquant.load_: fc: expected the model ")
     text = "baraquant.save: expected a quantized model, but got a Typed without a quantized module"
     assert got[2:] == ["ValueError", text]
 
 
-def test_buffers_of_no_state_dict(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
+def test_buffers_of_no_state_dict(run_jobs: RunJobs, tmp_path: Path) -> None:
     """C++ has none: they are left out, or are ordinary buffers, which get the values."""
     model = Network(LINE)
     model.register_buffer("positions", torch.arange(3), persistent=False)
     baraquant.quantize_(model, W8A8())
     baraquant.save(model, tmp_path / "a")
     left_out, filled, longer = run_jobs(
-        ("copy", "float32", LINE, tmp_path / "a", "", ""),
-        ("state", "float32", f"{LINE} positions:Buffer,long,3", tmp_path / "a", "", ""),
-        ("state", "float32", f"{LINE} positions:Buffer,long,2", tmp_path / "a", "", ""),
+        ("copy", "float32", LINE, tmp_path / "a"),
+        ("state", "float32", f"{LINE} positions:Buffer,long,3", tmp_path / "a"),
+        ("state", "float32", f"{LINE} positions:Buffer,long,2", tmp_path / "a"),
     )
     assert left_out == ["ok"]
-    assert [float.fromhex(value) for value in filled[filled.index("positions") + 1 :]] == [0, 1, 2]
-    assert [float.fromhex(value) for value in longer[longer.index("positions") + 1 :]] == [7, 7]
+    for state, wanted in ((filled, [0, 1, 2]), (longer, [7, 7])):
+        values = state[state.index("positions") + 1 :]
+        assert [float.fromhex(value) for value in values] == wanted
 
 
-def test_a_transposed_layer(run_jobs: Callable[..., list[list[str]]], tmp_path: Path) -> None:
-    model = Network(LINE)
-    model.fc = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
+CONV = f"{LINE} conv:Conv2d,3,4,3,3,2,1,1,zeros"
+TRANSPOSED = QuantizedLinear(integers(8, 8), scales(8), torch.zeros(8), transposed=True)
+FUSED_MISSING = (
+    "last: expected an RMSNorm, LayerNorm, GELU or GatedMLP of baraquant::nn, as in the file, but "
+    "the model has "
+)
+# What Python saves: a model, a layer in place of one of its own; the model of C++, its message.
+OF_PYTHON_ALONE: list[tuple[str, dict[str, nn.Module], str, str]] = [
+    (FUSED, {}, FUSED.replace("FusedLayerNorm,8", "LayerNorm,8"), f"{FUSED_MISSING}a LayerNorm"),
+    (FUSED, {}, FUSED.replace("FusedLayerNorm,8", "Buffer,long,3"),
+     f"{FUSED_MISSING}no such module"),
+    (LINE, {"fc": TRANSPOSED}, LINE,
+     "fc: expected a layer in place of a Linear, but got one of a Conv1D of transformers; "
+     "baraquant.load_ of Python loads it"),
+    (CONV, {"conv": QuantizedConv1d(integers(4, 3, 3), scales(4))}, CONV,
+     "conv: expected a class that C++ has (QuantizedConv2d, QuantizedEmbedding, "
+     "QuantizedInt4Linear, QuantizedLinear, StaticQuantizedInt4Linear, StaticQuantizedLinear, "
+     'WeightOnlyInt4Linear, WeightOnlyLinear), but got "QuantizedConv1d"; '
+     "baraquant.load_ of Python may have it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "layers", "given", "message"), OF_PYTHON_ALONE)
+def test_what_python_alone_loads(
+    text: str,
+    layers: dict[str, nn.Module],
+    given: str,
+    message: str,
+    run_jobs: RunJobs,
+    tmp_path: Path,
+) -> None:
+    model = Network(text)
+    baraquant.quantize_(model, W8A8())
+    for name, layer in layers.items():
+        model.add_module(name, layer)
     baraquant.save(model, tmp_path / "a")
-    (got,) = run_jobs(("copy", "float32", LINE, tmp_path / "a", "", ""))
-    assert got == [
-        "ValueError",
-        "baraquant.load_: a: fc: expected a layer in place of a Linear, but got one of a Conv1D of "
-        "transformers; baraquant.load_ of Python loads it",
-        "unchanged",
-    ]
+    (got,) = run_jobs(("copy", "float32", given, tmp_path / "a"))
+    assert got == ["ValueError", f"baraquant.load_: a: {message}", "unchanged"]

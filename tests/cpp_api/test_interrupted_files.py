@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,17 @@ import torch
 
 import baraquant
 import toolchain
-from baraquant import W8A8
 from cpp_programs import environment
-from tests.cpp_api.file_models import LINE, Network
+from tests.cpp_api.file_models import LINE, Network, saved
 from tests.support.libtorch import STRICT
 from tests.support.libtorch import run as run_compiler
+from tests.support.processes import MadeOnce
 
 pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")
-def faults(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def faults(made_once: MadeOnce) -> Path:
     def build(folder: Path) -> None:
         source, library = Path(__file__).with_name("faults.cpp"), folder / "faults.so"
         compiler = toolchain.program_compiler().split()
@@ -42,9 +41,7 @@ def models(tmp_path: Path) -> list[Path]:
     """Two files, which the program of C++ copies by loading and saving them."""
     for seed in (0, 1):
         torch.manual_seed(seed)
-        model = Network(LINE)
-        baraquant.quantize_(model, W8A8())
-        baraquant.save(model, tmp_path / str(seed))
+        saved(tmp_path / str(seed))
     return [tmp_path / "0", tmp_path / "1"]
 
 
@@ -81,7 +78,9 @@ def test_each_step(
             assert process.returncode == -signal.SIGKILL
             assert path.read_bytes() in (old, new)
         else:
-            assert line.startswith(f"Error\t{folder}") and line.split("\t")[1].endswith("error")
+            error, text, _ = line.split("\t")
+            assert error == "RuntimeError" and text.startswith(str(folder))
+            assert text.endswith("error")
             assert path.read_bytes() == old and list(folder.iterdir()) == [path]
     assert step > 5 and path.read_bytes() == new
     left = [file for file in folder.iterdir() if file != path]
@@ -127,7 +126,7 @@ def test_what_is_no_file(kind: str, program: Path, models: list[Path], tmp_path:
     printed = lines_of(start(program, tmp_path / "jobs", (special, ""), (models[0], special)))
     for line, place in zip(printed, (special, special.resolve()), strict=True):
         assert line.split("\t")[:2] == [
-            "Error", f"{place}: expected a file, but it is a pipe, a socket or a device",
+            "RuntimeError", f"{place}: expected a file, but it is a pipe, a socket or a device",
         ]  # fmt: skip
     assert not special.is_file()
     for end in ends:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import QuantConfig
 from tests.support.libtorch import STRICT, build_program, run_program
+from tests.support.processes import MadeOnce
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
 HOMES: tuple[Any, ...] = (baraquant, baraquant.nn, baraquant.qat)
@@ -117,7 +118,7 @@ def given(device: str, model: str, dtype: str) -> tuple[nn.Sequential, dict[str,
 
 
 @pytest.fixture(scope="module")
-def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def folder(made_once: MadeOnce) -> Path:
     """The results of the program for every case, and what it printed."""
 
     def build(folder: Path) -> None:
@@ -146,13 +147,13 @@ def states(model: nn.Module, prefix: str) -> dict[str, Tensor]:
     return {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def gradient(model: nn.Module, input: Tensor) -> dict[str, Tensor]:
+def gradient(name: str, model: nn.Module, input: Tensor) -> dict[str, Tensor]:
     if not input.is_floating_point():
         return {}
     leaf = input.clone().requires_grad_()
     model(leaf).square().sum().backward()
     assert leaf.grad is not None
-    return {"": leaf.grad}
+    return {f"gradient of {name}": leaf.grad}
 
 
 def trained(
@@ -175,12 +176,10 @@ def trained(
     model.eval()
     results["evaluated"] = results["cloned"] = model(inputs["input0"])
     results |= states(model, "trained.")
-    for value in gradient(model, inputs["input0"]).values():
-        results["gradient of prepared"] = value
+    results |= gradient("prepared", model, inputs["input0"])
     reports["converted"] = baraquant.qat.convert_(model).changed
     results["converted"] = results["cloned again"] = model(inputs["input0"])
-    for value in gradient(model, inputs["input0"]).values():
-        results["gradient of converted"] = value
+    results |= gradient("converted", model, inputs["input0"])
     results |= states(model, "converted.")
     if results["evaluated"].dtype == torch.float32:
         input = inputs["input0"]
@@ -242,7 +241,7 @@ def test_the_output_follows_every_change_of_the_tensors(
 ) -> None:
     """Sums, panels and what else a layer derives from its integers: copied into, or replaced."""
     lines = [line[1:] for line in printed[device] if line[0] == "replaced"]
-    assert len(lines) == 3 * sum(case[0] == device for case in CASES)
+    assert len(lines) == 4 * sum(case[0] == device for case in CASES)
     assert [line for line in lines if line[-1] != "1"] == []
 
 
@@ -269,5 +268,5 @@ def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]
 
 def test_what_cpp_alone_has(printed: dict[str, list[list[str]]]) -> None:
     checks = {line[1]: line[2] for line in printed["cpu"] if line[0] == "check"}
-    assert len(checks) >= 10
+    assert len(checks) >= 10 + 3 * len(CONFIGS)
     assert set(checks.values()) == {"right"}, checks

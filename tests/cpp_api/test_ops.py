@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.calls.range import OBSERVE_CALLS
 from tests.support.cases import OP_NAMES
 from tests.support.core_calls import Bound, Op, bound
 from tests.support.libtorch import STRICT, build_program, clang_only, compile_only, run, run_program
+from tests.support.processes import MadeOnce
 
 API = toolchain.CSRC / "api"
 
@@ -34,6 +36,13 @@ def test_the_headers_are_those_of_the_schemas() -> None:
 HEADERS = sorted(path.relative_to(API) for path in API.rglob("*.h"))
 
 
+def includes(header: Path) -> list[str]:
+    return re.findall(r'^#include [<"](.*)[>"]$', (API / header).read_text(), re.MULTILINE)
+
+
+OPS = [header for header in HEADERS if includes(header) == ["call.h"]]
+
+
 def check_headers(headers: list[Path], check: Callable[..., None], folder: Path) -> None:
     source = folder / "headers.cpp"
     source.write_text("".join(f'#include "{header}"\n' for header in headers))
@@ -41,9 +50,16 @@ def check_headers(headers: list[Path], check: Callable[..., None], folder: Path)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("header", HEADERS, ids=str)
+@pytest.mark.parametrize("header", [h for h in HEADERS if h not in OPS], ids=str)
 def test_a_header_compiles_alone(header: Path, tmp_path: Path) -> None:
     check_headers([header], compile_only, tmp_path)
+
+
+@pytest.mark.process
+def test_no_header_of_ops_leans_on_another(tmp_path: Path) -> None:
+    """They compile in this order, and in that of ops.h, which compiles above."""
+    assert includes(Path("ops.h")) == list(map(str, OPS))
+    check_headers(OPS[::-1], compile_only, tmp_path)
 
 
 @pytest.mark.process
@@ -199,7 +215,7 @@ class Source:
 
 
 @pytest.fixture(scope="module")
-def folder(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def folder(made_once: MadeOnce) -> Path:
     """With the results of the program, built against the installed headers, and what it printed."""
 
     def build(folder: Path) -> None:

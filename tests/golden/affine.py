@@ -15,7 +15,6 @@ from tests.support import cases
 from tests.support.cases import Granularity, name_of
 
 RANGE = (-100, 90)
-VERBS = ("fake_quantize", "quantize", "dequantize", "public_backward", "learned", "point_less")
 
 
 class Inputs:

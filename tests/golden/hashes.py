@@ -43,7 +43,7 @@ def bits(tensor: Tensor) -> bytes:
     values = tensor.detach().cpu()
     strides = [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1]
     if values.is_floating_point():
-        values = torch.where(values.isnan(), torch.tensor(torch.nan, dtype=values.dtype), values)
+        values = values.masked_fill(values.isnan(), torch.nan)
     flat = values.contiguous().reshape(-1).view(torch.uint8)
     head = f"{tensor.dtype} {list(tensor.shape)} {strides if tensor.numel() else []}"
     return head.encode() + flat.numpy().tobytes()

@@ -128,18 +128,9 @@ def served(
         return
     static = plain | {"act_scale": torch.tensor(0.0625, dtype=compute)}
     yield "static_quantized", static
-    yield (
-        "static_quantized",
-        static
-        | {
-            "bias": bias(lead, n, compute),
-            "act_zero_point": torch.tensor(11),
-            "smooth_scale": values.scales((k,), compute, 10),
-            "weight_sum": sums,
-            "quant_min": -100,
-            "quant_max": 90,
-        },
-    )
+    more = {"bias": bias(lead, n, compute), "weight_sum": sums, "quant_min": -100, "quant_max": 90}
+    more |= {"act_zero_point": torch.tensor(11), "smooth_scale": values.scales((k,), compute, 10)}
+    yield "static_quantized", static | more
     yield "static_quantized", static | {"dtype": torch.float64 if compute.itemsize > 4 else compute}
 
 

@@ -20,6 +20,8 @@ from tests.support import cases
 from tests.support.cases import Granularity
 
 Shape = tuple[int, ...]
+# Of inputs that many calls take one after the other; none of them changes what it takes.
+shared = lru_cache(maxsize=128)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ def bit_patterns(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.from_numpy(raw).view(dtype).reshape(shape)
 
 
+@shared
 def adversarial(full_scale: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """Values on and beside ties, over the range, of any bits, and all special ones."""
     shape, scale = tuple(full_scale.shape), full_scale.double()
@@ -123,6 +126,7 @@ def special(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     return found[integers(shape, 0, len(found) - 1, seed)]
 
 
+@shared
 def gradients(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     """Of which one in sixteen is a special value."""
     rare = integers(shape, 0, 15, seed) == 0
@@ -140,6 +144,7 @@ def zero_points(shape: Shape, ends: tuple[int, int], seed: int) -> Tensor:
     return found.to(torch.int32)
 
 
+@shared
 def segments(shape: Shape, dtype: torch.dtype, kind: str, seed: int) -> Tensor:
     """What a range is taken from: `tame`, `ties`, `wild` or `poisoned`.
 
@@ -169,7 +174,7 @@ def segments(shape: Shape, dtype: torch.dtype, kind: str, seed: int) -> Tensor:
     return found
 
 
-@lru_cache(maxsize=64)
+@shared
 def expanded_scale(granularity: Granularity, shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     """The scales of `seed`, one for each element."""
     return cases.expand(scales(granularity.param_shape(shape), dtype, seed), granularity, shape)

@@ -23,7 +23,7 @@ import torch
 import baraquant
 import toolchain
 from baraquant import _C, _library
-from tests.support.processes import run
+from tests.support.processes import MadeOnce, run
 
 ROOT = toolchain.ROOT
 PACKAGE = Path(baraquant.__file__).resolve().parent
@@ -167,7 +167,7 @@ def test_import_of_a_damaged_package(damage: Callable[[Path], str], copied: Path
 
 
 @pytest.fixture(scope="session")
-def wheel(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def wheel(made_once: MadeOnce) -> Path:
     """The wheel of this checkout. The objects of the build in place are used again."""
     if importlib.util.find_spec("pip") is None:
         pytest.skip("there is no pip in this environment")
@@ -197,7 +197,7 @@ def reach_packages(environment: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def installed(wheel: Path, made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def installed(wheel: Path, made_once: MadeOnce) -> Path:
     """The interpreter of a fresh environment with the wheel, which reaches torch by a .pth file."""
 
     def make(folder: Path) -> None:
@@ -246,7 +246,7 @@ def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def bare(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def bare(made_once: MadeOnce) -> Path:
     """The interpreter of a fresh environment: its own pip and setuptools, and torch by a .pth file.
 
     Python 3.11 puts setuptools 65 into it, which knows neither PEP 639 nor bdist_wheel, and no

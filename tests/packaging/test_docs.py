@@ -32,21 +32,9 @@ DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
 MIGRATION = ROOT / "docs" / "migration.md"
 WITH_PYTHON = [path for path in DOCS if {"python", "pycon"} & {block[0] for block in blocks(path)}]
 OWN = (
-    baraquant,
-    baraquant.nn,
-    baraquant.qat,
-    baraquant.configs,
-    baraquant.graph,
-    baraquant.parallel,
-    calibration,
-    torch,
-    torch.nn,
-    torch.optim,
-    torch.nn.parallel,
-    torch.distributed.fsdp,
-    torch.distributed.tensor,
-    torch.utils.data,
-    builtins,
+    *(baraquant, baraquant.nn, baraquant.qat, baraquant.configs, baraquant.graph),
+    *(baraquant.parallel, calibration, torch, torch.nn, torch.optim, torch.nn.parallel),
+    *(torch.distributed.fsdp, torch.distributed.tensor, torch.utils.data, builtins),
 )
 # Section of migration.md, the package that it is about, and where its names are.
 OTHERS = {
@@ -222,24 +210,22 @@ def spoiled() -> torch.nn.Module:
     return model
 
 
-def damaged(folder: Path) -> None:
-    model, file = linear(), folder / "model.safetensors"
-    baraquant.quantize_(model, baraquant.W8A8())
-    baraquant.save(model, file)
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    baraquant.load_(linear(), file)
-
-
-def newer(folder: Path) -> None:
+def load_changed(folder: Path, change: Callable[[bytes], bytes]) -> None:
     model, file = linear(), folder / "model.safetensors"
     baraquant.quantize_(model, baraquant.W8A8())
     baraquant.save(model, file)
     data = file.read_bytes()
-    assert data.count(b'\\"format\\": 1') == 1
-    file.write_bytes(data.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    assert change(data) != data
+    file.write_bytes(change(data))
     baraquant.load_(linear(), file)
+
+
+def damaged(folder: Path) -> None:
+    load_changed(folder, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def newer(folder: Path) -> None:
+    load_changed(folder, lambda data: data.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
 
 
 def unseen(folder: Path) -> None:

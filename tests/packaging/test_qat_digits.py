@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ from tests.support import processes
 
 
 @pytest.fixture(scope="session")
-def demo(made_once: Callable[[str, Callable[[Path], None]], Path]) -> tuple[str, Path]:
+def demo(made_once: processes.MadeOnce) -> tuple[str, Path]:
     """What one quick run prints, and its folder."""
 
     def make(out: Path) -> None:

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import torch
 import baraquant
 import release_wheel
 import toolchain
-from tests.support.processes import run
+from tests.support.processes import MadeOnce, run
 
 ROOT = toolchain.ROOT
 VERSION = baraquant.__version__
@@ -32,7 +31,7 @@ MEASURED = "benchmarks/results/"
 
 
 @pytest.fixture(scope="session")
-def sdist(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+def sdist(made_once: MadeOnce) -> Path:
     """What `python -m build --no-isolation --sdist` makes; the same hook is called here."""
     if not (ROOT / "MANIFEST.in").exists():
         pytest.skip("this is not a checkout")

@@ -26,6 +26,8 @@ SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8,
     "F16": 2, "BF16": 2, "F32": 4, "F64": 8,
 }  # fmt: skip
+# As struct writes the numbers of a dtype.
+CODES = {"F16": "e", "F32": "f", "F64": "d", "I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 OTHER_DTYPES = ("F8_E4M3", "F8_E5M2", "C64", "F4", "f32", "", "F32 ")
 
 
@@ -64,6 +66,25 @@ class Tensor:
             for place in range(0, len(self.data), size)
         ]
 
+    def store_as(self, dtype: str) -> None:
+        """Store the same numbers in another dtype."""
+        numbers = struct.unpack(
+            f"<{len(self.data) // SIZES[self.dtype]}{CODES[self.dtype]}", self.data
+        )
+        self.dtype, self.data = dtype, struct.pack(f"<{len(numbers)}{CODES[dtype]}", *numbers)
+
+
+def taken_apart(raw: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the metadata of a safetensors file, and its tensors."""
+    text, data = split(raw)
+    header = json.loads(text)
+    metadata = header.pop("__metadata__", {})
+    tensors = {
+        name: Tensor(entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+    return metadata, tensors
+
 
 @dataclass
 class Contents:
@@ -75,20 +96,19 @@ class Contents:
 
     @staticmethod
     def of(raw: bytes) -> Contents:
-        text, data = split(raw)
-        header = json.loads(text)
-        metadata = header.pop("__metadata__")
+        metadata, tensors = taken_apart(raw)
         config = json.loads(metadata.pop("baraquant"))
         del config["sha256"]
-        tensors = {}
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            tensors[name] = Tensor(entry["dtype"], entry["shape"], data[begin:end])
         return Contents(tensors, config, metadata)
 
     @staticmethod
     def read(path: Path) -> Contents:
         return Contents.of(path.read_bytes())
+
+    def tie(self, alias: str, name: str) -> None:
+        """Leave a tensor out, and say that it is another one."""
+        del self.tensors[alias]
+        self.config["shared_tensors"][alias] = name
 
     def header(self) -> tuple[dict[str, Any], bytes]:
         """Return the entries of the header, and the data."""
@@ -287,19 +307,23 @@ def other_class(random: Random, contents: Contents) -> None:
         module["options"] = copy.deepcopy(other["options"])
 
 
-def other_module(random: Random, contents: Contents) -> None:
-    """Copy, move or swap whole modules."""
-    modules = contents.config["modules"]
-    first, second = random.choices(list(modules), k=2)
+def change_names(random: Random, contents: Contents, named: dict[str, Any]) -> None:
+    """Copy, move, delete or swap what has names."""
+    first, second = random.choices(list(named), k=2)
     how = random.randrange(4)
     if how == 0:
-        modules[some_name(random, contents)] = copy.deepcopy(modules[first])
+        named[some_name(random, contents)] = copy.deepcopy(named[first])
     elif how == 1:
-        modules[some_name(random, contents)] = modules.pop(first)
+        named[some_name(random, contents)] = named.pop(first)
     elif how == 2:
-        del modules[first]
+        del named[first]
     else:
-        modules[first], modules[second] = modules[second], modules[first]
+        named[first], named[second] = named[second], named[first]
+
+
+def other_module(random: Random, contents: Contents) -> None:
+    """Copy, move, delete or swap whole modules."""
+    change_names(random, contents, contents.config["modules"])
 
 
 def other_packing(random: Random, contents: Contents) -> None:
@@ -330,20 +354,11 @@ def other_sharing(random: Random, contents: Contents) -> None:
 
 def other_tensors(random: Random, contents: Contents) -> None:
     """Rename, swap, copy or leave out a tensor, with its data."""
-    tensors = contents.tensors
-    first, second = random.choices(list(tensors), k=2)
-    how = random.randrange(5)
-    if how == 0:
-        tensors[some_name(random, contents)] = tensors.pop(first)
-    elif how == 1:
-        tensors[some_name(random, contents)] = copy.deepcopy(tensors[first])
-    elif how == 2:
-        del tensors[first]
-    elif how == 3:
-        tensors[first], tensors[second] = tensors[second], tensors[first]
+    if random.random() < 0.8:
+        change_names(random, contents, contents.tensors)
     else:
         shape = random.choice(([0], [0, 2**62, 2**62]))  # the second is none that a tensor can have
-        tensors[random.choice(TEXTS)] = Tensor("F32", shape, b"")
+        contents.tensors[random.choice(TEXTS)] = Tensor("F32", shape, b"")
 
 
 def other_shape(random: Random, contents: Contents) -> None:
@@ -383,7 +398,6 @@ def other_entry(random: Random, contents: Contents) -> None:
 
 
 ODD_FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 5e-324, 1e-45, 3e38, 65504.0)
-FORMATS = {"F32": "<f", "F64": "<d", "F16": "<e", "I32": "<i", "I64": "<q", "I16": "<h"}
 
 
 def other_numbers(random: Random, contents: Contents) -> None:
@@ -398,16 +412,14 @@ def other_numbers(random: Random, contents: Contents) -> None:
         length = len(tensor.data)
         tensor.data = random.randbytes(length) if byte is None else bytes([byte]) * length
         return
-    pack = FORMATS.get(tensor.dtype)
     one = random.randbytes(size)
-    if pack is not None and random.random() < 0.8:
+    if size > 1 and tensor.dtype in CODES and random.random() < 0.8:
         number: Any = random.choice(ODD_FLOATS)
-        if pack in ("<i", "<q", "<h"):
-            number = random.choice(
-                (-(2 ** (8 * size - 1)), 2 ** (8 * size - 1) - 1, -9, 8, 16, 300)
-            )
+        if tensor.dtype[0] == "I":
+            end = 2 ** (8 * size - 1)
+            number = random.choice((-end, end - 1, -9, 8, 16, 300))
         try:
-            one = struct.pack(pack, number)
+            one = struct.pack(f"<{CODES[tensor.dtype]}", number)
         except (OverflowError, struct.error):  # too large for the dtype
             one = b"\xff" * size
     place = random.randrange(count) * size
@@ -417,13 +429,7 @@ def other_numbers(random: Random, contents: Contents) -> None:
 def other_precision(random: Random, contents: Contents) -> None:
     """Store the same numbers in another dtype."""
     tensor = random.choice(list(contents.tensors.values()))
-    same_kind = "efd" if tensor.dtype[0] in "FB" else "bhiq"
-    code = FORMATS.get(tensor.dtype, "<b" if tensor.dtype == "I8" else "")[-1]
-    numbers = struct.unpack(f"<{len(tensor.data) // SIZES[tensor.dtype]}{code}", tensor.data)
-    other = random.choice(same_kind)
-    data = struct.pack(f"<{len(numbers)}{other}", *numbers)
-    names = {"e": "F16", "f": "F32", "d": "F64", "b": "I8", "h": "I16", "i": "I32", "q": "I64"}
-    tensor.dtype, tensor.data = names[other], data
+    tensor.store_as(random.choice([dtype for dtype in CODES if dtype[0] == tensor.dtype[0]]))
 
 
 def other_tie(random: Random, contents: Contents) -> None:
@@ -435,8 +441,7 @@ def other_tie(random: Random, contents: Contents) -> None:
         for name, tensor in contents.tensors.items()
         if name != alias and (tensor.shape, tensor.dtype) == (own.shape, own.dtype)
     ]
-    contents.config["shared_tensors"][alias] = random.choice(names)
-    del contents.tensors[alias]
+    contents.tie(alias, random.choice(names))
 
 
 def other_rounder(random: Random, contents: Contents) -> None:

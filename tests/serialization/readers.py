@@ -26,7 +26,6 @@ from baraquant.export.compressed_tensors.targets import Expression
 from tests.serialization.damages import (
     TEXTS_OF_JSON,
     Contents,
-    Tensor,
     any_value,
     joined,
     other_bits,
@@ -38,7 +37,7 @@ from tests.serialization.damages import (
     other_tensors,
     other_text,
     places_in,
-    split,
+    taken_apart,
 )
 from tests.support.compressed_folders import IDS, Block, block
 
@@ -98,12 +97,7 @@ class Folder(Reader):
                 warnings.simplefilter("ignore")  # that all products are floating
                 baraquant.quantize_(model, rules, calibration=[IDS], progress=False)
             seed = export.to_compressed_tensors(model, folder / f"seed{number}", serve=None)
-            text, data = split((seed / "model.safetensors").read_bytes())
-            header, tensors = json.loads(text), {}
-            header.pop("__metadata__", None)
-            for name, entry in header.items():
-                begin, end = entry["data_offsets"]
-                tensors[name] = Tensor(entry["dtype"], entry["shape"], data[begin:end])
+            _, tensors = taken_apart((seed / "model.safetensors").read_bytes())
             config = json.loads((seed / "config.json").read_text())
             self.seeds.append(Contents(tensors, {"quantization_config": config.popitem()[1]}))
             assert "config_groups" in self.seeds[-1].config["quantization_config"]
@@ -209,7 +203,8 @@ class State(Reader):
 
     def __init__(self, folder: Path) -> None:
         self.models = []
-        for config in (W8A8(), W8A8Static(), W4A16(32), QuantConfig.from_dict(_learned())):
+        learned = baraquant.TensorConfig(8, "per_tensor", learned=True)
+        for config in (W8A8(), W8A8Static(), W4A16(32), QuantConfig(W8A8().weight, learned)):
             model = block()
             qat.prepare_(model, {nn.Linear: config, nn.Embedding: None})
             model.train()(IDS)
@@ -248,23 +243,7 @@ class Pattern(Reader):
         self.text = ""
 
     def make(self, random: Random) -> int:
-        parts = (
-            "a",
-            ".",
-            "[ab]",
-            r"\d",
-            r"\w",
-            "(",
-            ")",
-            "|",
-            "*",
-            "+",
-            "?",
-            "{2}",
-            "{9,}",
-            "^",
-            "$",
-        )
+        parts = (*"a.()|*+?^$", "[ab]", r"\d", r"\w", "{2}", "{9,}")
         self.text = "".join(random.choices(parts, k=random.choice((3, 9, 30))))
         return len(self.text)
 
@@ -273,12 +252,6 @@ class Pattern(Reader):
 
 
 READERS: dict[type[Reader], int] = {Folder: 8, Report: 4, Configuration: 4, State: 2, Pattern: 2}
-
-
-def _learned() -> dict[str, Any]:
-    plain = W8A8Static().to_dict()
-    plain["activation"] |= {"learned": True}
-    return plain
 
 
 def damaged_json(random: Random, plain: Any) -> tuple[Any, str]:

@@ -135,34 +135,20 @@ def module(path: str, key: str, value: Any) -> Lie:
     return lambda contents: contents.config["modules"][path].update({key: value})
 
 
-def option(path: str, key: str, value: Any) -> Lie:
-    return lambda contents: contents.config["modules"][path]["options"].update({key: value})
+def option(path: str, **values: Any) -> Lie:
+    return lambda contents: contents.config["modules"][path]["options"].update(values)
 
 
 def rounder(path: str, **values: Any) -> Lie:
-    options = "options", "input_fake_quant"
-    return lambda c: c.config["modules"][path][options[0]][options[1]].update(values)
+    return lambda c: c.config["modules"][path]["options"]["input_fake_quant"].update(values)
 
 
-def doubled(path: str, name: str) -> Lie:
-    """Store a tensor's numbers as float64."""
-
-    def lie(contents: Contents) -> None:
-        tensor = contents.tensors[f"{path}.{name}"]
-        numbers = struct.unpack(f"<{len(tensor.data) // 4}f", tensor.data)
-        tensor.dtype, tensor.data = "F64", struct.pack(f"<{len(numbers)}d", *numbers)
-
-    return lie
+def doubled(name: str) -> Lie:
+    return lambda contents: contents.tensors[name].store_as("F64")
 
 
 def tied(alias: str, name: str) -> Lie:
-    """Leave a tensor out and say that it is another one, which has its shape and dtype."""
-
-    def lie(contents: Contents) -> None:
-        del contents.tensors[alias]
-        contents.config["shared_tensors"][alias] = name
-
-    return lie
+    return lambda contents: contents.tie(alias, name)
 
 
 def entry(name: str, **lies: Any) -> Lie:
@@ -188,10 +174,8 @@ LIES: list[tuple[str, Lie]] = [
     ("norm.weight: expected an entry with", entry("norm.weight", more=1)),
     ("norm.weight: expected a dtype of", entry("norm.weight", dtype="F7")),
     ("norm.weight: expected 64 bytes", entry("norm.weight", dtype="F64")),
-    *(
-        ("norm.weight: expected a shape of whole sizes", entry("norm.weight", shape=shape))
-        for shape in ([-8], [True], 8)
-    ),
+    *(("norm.weight: expected a shape of whole sizes", entry("norm.weight", shape=shape))
+      for shape in ([-8], [True], 8)),
     ("norm.weight: expected .* bytes", entry("norm.weight", shape=[2**62, 2**62])),
     ("norm.weight: expected a begin and an end", entry("norm.weight", data_offsets=[32, 0])),
     ("expected its data to begin at", entry("norm.weight", data_offsets=[0, 32])),
@@ -209,147 +193,92 @@ LIES: list[tuple[str, Lie]] = [
     ("dynamic: expected a convolution, as it", config(channels_last=["conv1", "dynamic"])),
     # A module.
     ("dynamic: expected class, further, options, packed", member("modules", "dynamic", {})),
-    (
-        r"dynamic: expected a class of .*QuantizedLinear, .*, but got .Linear.; one of your own",
-        module("dynamic", "class", "Linear"),
-    ),
+    (r"dynamic: expected a class of .*QuantizedLinear, .*, but got .Linear.; one of your own",
+     module("dynamic", "class", "Linear")),
     ("dynamic: expected the options", module("dynamic", "class", "StaticQuantizedLinear")),
-    *(
-        (
-            r"dynamic: expected bits to be a whole number in \[2, 8\]",
-            option("dynamic", "bits", bits),
-        )
-        for bits in (8.0, True, 2**70, 9, 1)
-    ),
-    ("dynamic: expected weight_bits to be a whole", option("dynamic", "weight_bits", 9)),
-    ("dynamic: expected symmetric to be true or", option("dynamic", "symmetric", 1)),
-    ("dynamic: .*expected granularity to be", option("dynamic", "granularity", "x")),
-    ("grouped: .*weight_scale to have the shape", option("grouped", "group_size", 3)),
-    *(
-        ("grouped: expected group_size to be a whole number in", option("grouped", "group_size", n))
-        for n in (-1, 0, 2**31)
-    ),
-    (
-        "dynamic: expected transposed to be False for a Linear",
-        option("dynamic", "transposed", True),
-    ),
-    ("embedding: expected dtype to be one", option("embedding", "dtype", "int8")),
-    ("embedding: expected a model of torch.bfloat16", option("embedding", "dtype", "bfloat16")),
-    (
-        "embedding: expected weight_scale to be torch.float64",
-        option("embedding", "dtype", "float64"),
-    ),
-    ("embedding: expected padding_idx to be 3, as in", option("embedding", "padding_idx", 3)),
-    ("conv1: expected stride to be .*, as in", option("conv1", "stride", [3])),
-    ("conv2: .*[Ii]nvalid padding", option("conv2", "padding", "odd")),
-    ("rounded: expected input_fake_quant to be how", option("rounded", "input_fake_quant", {})),
-    ("rounded: expected the tensors", option("rounded", "input_fake_quant", None)),
-    *(
-        ("rounded: expected input_fake_quant to be how", rounder("rounded", **{key: value}))
-        for key, value in [("axis", 1), ("quant_min", -(2**63)), ("quant_max", 2**63 - 1)]
-    ),
-    (
-        "rounded: expected input_fake_quant.scale to have 1 in its last dimension",
-        rounder("rounded", granularity="per_token"),
-    ),
-    (
-        "rounded: .*expected scale to have one dimension for per_channel",
-        rounder("rounded", granularity="per_channel", axis=-1),
-    ),
-    (
-        r"dynamic: expected a module with \['x'\] beside the layer's own .* has \[\]",
-        module("dynamic", "further", ["x"]),
-    ),
+    *((r"dynamic: expected bits to be a whole number in \[2, 8\]", option("dynamic", bits=bits))
+      for bits in (8.0, True, 2**70, 9, 1)),
+    ("dynamic: expected weight_bits to be a whole", option("dynamic", weight_bits=9)),
+    ("dynamic: expected symmetric to be true or", option("dynamic", symmetric=1)),
+    ("dynamic: .*expected granularity to be", option("dynamic", granularity="x")),
+    ("grouped: .*weight_scale to have the shape", option("grouped", group_size=3)),
+    *(("grouped: expected group_size to be a whole number in", option("grouped", group_size=n))
+      for n in (-1, 0, 2**31)),
+    ("dynamic: expected transposed to be False for a Linear", option("dynamic", transposed=True)),
+    ("embedding: expected dtype to be one", option("embedding", dtype="int8")),
+    ("embedding: expected a model of torch.bfloat16", option("embedding", dtype="bfloat16")),
+    ("embedding: expected weight_scale to be torch.float64", option("embedding", dtype="float64")),
+    ("embedding: expected padding_idx to be 3, as in", option("embedding", padding_idx=3)),
+    ("conv1: expected stride to be .*, as in", option("conv1", stride=[3])),
+    ("conv2: .*[Ii]nvalid padding", option("conv2", padding="odd")),
+    ("rounded: expected input_fake_quant to be how", option("rounded", input_fake_quant={})),
+    ("rounded: expected the tensors", option("rounded", input_fake_quant=None)),
+    *(("rounded: expected input_fake_quant to be how", rounder("rounded", **{key: value}))
+      for key, value in [("axis", 1), ("quant_min", -(2**63)), ("quant_max", 2**63 - 1)]),
+    ("rounded: expected input_fake_quant.scale to have 1 in its last dimension",
+     rounder("rounded", granularity="per_token")),
+    ("rounded: .*expected scale to have one dimension for per_channel",
+     rounder("rounded", granularity="per_channel", axis=-1)),
+    (r"dynamic: expected a module with \['x'\] beside the layer's own .* has \[\]",
+     module("dynamic", "further", ["x"])),
     ("dynamic: expected a tensor qweight, but", module("dynamic", "further", ["qweight"])),
     # Integers of fewer bits.
     ("narrow: expected packed to hold shapes", module("narrow", "packed", {"x": [1]})),
     ("dynamic.qweight: expected a width of 2", module("dynamic", "packed", {"qweight": [8, 8]})),
-    ("narrow.qweight: expected a width of 2 to 7 bits", option("narrow", "weight_bits", 8)),
-    (r"narrow.qweight: expected 24 .*, but .* \[32\]", option("narrow", "weight_bits", 3)),
+    ("narrow.qweight: expected a width of 2 to 7 bits", option("narrow", weight_bits=8)),
+    (r"narrow.qweight: expected 24 .*, but .* \[32\]", option("narrow", weight_bits=3)),
     ("narrow.qweight: expected 32 .*, but got torch.int8", entry("narrow.qweight", dtype="I8")),
     (r"qweight: expected 32 .*, but .* \[4, 8\]", entry("narrow.qweight", shape=[4, 8])),
-    (
-        f"narrow.qweight: expected {2**63} bytes for packed integers",
-        module("narrow", "packed", {"qweight": [2**32, 2**32]}),
-    ),
+    (f"narrow.qweight: expected {2**63} bytes for packed integers",
+     module("narrow", "packed", {"qweight": [2**32, 2**32]})),
     ("narrow: .*weight_scale to have 4 el", module("narrow", "packed", {"qweight": [4, 16]})),
     ("narrow: .*expected qweight to be int8", module("narrow", "packed", {})),
-    (
-        "narrow: expected a tensor bias, but there is none",
-        module("narrow", "packed", {"bias": [8], "qweight": [8, 8]}),
-    ),
+    ("narrow: expected a tensor bias, but there is none",
+     module("narrow", "packed", {"bias": [8], "qweight": [8, 8]})),
     # What is shared, what fits the model.
     ("a: expected to be the same tensor as b, .* none", member("shared_tensors", "a", "b")),
-    (
-        "norm.bias: expected to be the same tensor as norm.weight, but the file has both",
-        member("shared_tensors", "norm.bias", "norm.weight"),
-    ),
+    ("norm.bias: expected to be the same tensor as norm.weight, but the file has both",
+     member("shared_tensors", "norm.bias", "norm.weight")),
     ("dynamic: expected a module shared by", member("shared_modules", "narrow", "dynamic")),
     ("y: expected a module of the file", member("shared_modules", "x", "y")),
-    (
-        "dynamic: expected a module of GRU, .*, RNNCell, but the model has Linear",
-        config(unpacked=["dynamic"]),
-    ),
+    ("dynamic: expected a module of GRU, .*, RNNCell, but the model has Linear",
+     config(unpacked=["dynamic"])),
     ("nowhere: expected a module of GRU, .* has no such module", config(unpacked=["nowhere"])),
-    (
-        "other: expected a Linear for the QuantizedLinear of the file, but the model has no such",
-        lambda c: c.config["modules"].update(other=c.config["modules"]["dynamic"]),
-    ),
-    (
-        "norm.weight is missing in the file, and norm.other is unknown to the model",
-        renamed("norm.weight", "norm.other"),
-    ),
+    ("other: expected a Linear for the QuantizedLinear of the file, but the model has no such",
+     lambda c: c.config["modules"].update(other=c.config["modules"]["dynamic"])),
+    ("norm.weight is missing in the file, and norm.other is unknown to the model",
+     renamed("norm.weight", "norm.other")),
     ("dynamic: expected the tensors", renamed("dynamic.smooth", "dynamic.rough")),
     ("norm.weight: expected torch.float32", entry("norm.weight", shape=[2, 4])),
     ("norm.weight: expected torch.float32", entry("norm.weight", dtype="I32")),
-    *(
-        (f"{name}: expected .* to be torch.float32, but got torch.float64", doubled(name, own))
-        for name, own in [
-            ("dynamic", "weight_scale"),
-            ("dynamic", "smooth"),
-            ("dynamic", "bias"),
-            ("static", "act_scale"),
-            ("embedding", "weight_scale"),
-            ("conv1", "bias"),
-            ("rounded", "input_fake_quant.scale"),
-        ]
-    ),
-    *(
-        (f"{alias}: expected a tensor of its own, as in the model", tied(alias, name))
-        for alias, name in [
-            ("norm.running_var", "norm.running_mean"),
-            ("norm.weight", "norm.bias"),
-            ("norm.bias", "dynamic.bias"),
-            ("norm.running_mean", "norm.weight"),
-        ]
-    ),
+    *((f"{name}: expected .* to be torch.float32, but got torch.float64", doubled(f"{name}.{own}"))
+      for name, own in [
+          ("dynamic", "weight_scale"), ("dynamic", "smooth"), ("dynamic", "bias"),
+          ("static", "act_scale"), ("embedding", "weight_scale"), ("conv1", "bias"),
+          ("rounded", "input_fake_quant.scale"),
+      ]),
+    *((f"{alias}: expected a tensor of its own, as in the model", tied(alias, name))
+      for alias, name in [
+          ("norm.running_var", "norm.running_mean"), ("norm.weight", "norm.bias"),
+          ("norm.bias", "dynamic.bias"), ("norm.running_mean", "norm.weight"),
+      ]),
     ("dynamic: .*expected bias to have 4", entry("dynamic.qweight", shape=[4, 16])),
-    (
-        "more: expected a shape that a tensor can have",
-        lambda c: c.tensors.update(more=Tensor("F32", [0, 2**62, 2**62], b"")),
-    ),
+    ("more: expected a shape that a tensor can have",
+     lambda c: c.tensors.update(more=Tensor("F32", [0, 2**62, 2**62], b""))),
     # Numbers.
     ("dynamic: weight_scale: exp.* finite", number("dynamic.weight_scale", 3, "<f", float("nan"))),
     ("embedding: weight_scale: expected fin", number("embedding.weight_scale", 0, "<f", 0.0)),
     ("dynamic: smooth: expected finite", number("dynamic.smooth", 0, "<f", float("inf"))),
-    (
-        "rounded: input_fake_quant.scale: expected finite",
-        number("rounded.input_fake_quant.scale", 0, "<f", float("nan")),
-    ),
-    (
-        r"static: act_zero_point: expected integers in \[-128, 127\], but got 128 to 128",
-        number("static.act_zero_point", 0, "<i", 128),
-    ),
-    (
-        r"table: weight_zero_point: expected integers in \[-4, 3\]",
-        number("table.weight_zero_point", 2, "<i", -5),
-    ),
-    (
-        r"rounded: input_fake_quant.zero_point: expected integers in \[0, 15\]",
-        number("rounded.input_fake_quant.zero_point", 0, "<i", 16),
-    ),
-    (r"dynamic: qweight: expected integers in \[-8, 7\]", option("dynamic", "weight_bits", 4)),
-]
+    ("rounded: input_fake_quant.scale: expected finite",
+     number("rounded.input_fake_quant.scale", 0, "<f", float("nan"))),
+    (r"static: act_zero_point: expected integers in \[-128, 127\], but got 128 to 128",
+     number("static.act_zero_point", 0, "<i", 128)),
+    (r"table: weight_zero_point: expected integers in \[-4, 3\]",
+     number("table.weight_zero_point", 2, "<i", -5)),
+    (r"rounded: input_fake_quant.zero_point: expected integers in \[0, 15\]",
+     number("rounded.input_fake_quant.zero_point", 0, "<i", 16)),
+    (r"dynamic: qweight: expected integers in \[-8, 7\]", option("dynamic", weight_bits=4)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "lie"), LIES)

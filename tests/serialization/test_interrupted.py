@@ -21,7 +21,6 @@ from tests.serialization.writers import (
 from tests.support.processes import run_program
 
 # The short run has all of `save`, and of the exporters what a reader sees.
-EXPORTERS = [name for name in WRITERS if name != "save"]
 ALL = [
     name if name == "save" else pytest.param(name, marks=pytest.mark.exhaustive) for name in WRITERS
 ]
