@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What a folder holds beside the integers: configuration, tokenizer, card, ties, floating parts."""
+"""What a folder holds beside the integers: configuration, tokenizer, card, ties, floating parts.
+
+And folders against the package compressed-tensors.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,17 @@ import baraquant
 from baraquant import export, qat
 from baraquant.export.compressed_tensors.tensors import pack_rows, unpack_rows
 from baraquant.nn import WeightOnlyInt4Linear
-from tests.support.compressed_folders import quantized
+from tests.support.compressed_folders import (
+    IDS,
+    KINDS,
+    block,
+    decompressed_by_package,
+    quantized,
+    write_by_package,
+)
 from tests.support.optional_packages import package
+from tests.support.pytorch_products import products_of_pytorch
+from tests.support.schemes import all_described, described
 
 package("huggingface_hub")
 
@@ -84,10 +96,9 @@ def test_the_card_keeps_vllm_from_another_dtype(tmp_path: Path, dtype: torch.dty
 @pytest.mark.parametrize("rounds", [False, True])
 def test_packed_weights(bits: int, symmetric: bool, rounds: bool, tmp_path: Path) -> None:
     """A folder becomes layers that keep its weights packed, and these the same folder."""
-    activation = baraquant.TensorConfig(8, "per_token") if rounds else None
-    weight = baraquant.TensorConfig(bits, baraquant.PerGroup(32), symmetric)
+    weight = f"int{bits} per_group(32) {'symmetric' if symmetric else 'asymmetric'}"
     model, x = nn.Sequential(nn.Linear(64, 16)).eval(), torch.randn(3, 64)
-    baraquant.quantize_(model, baraquant.QuantConfig(weight, activation))
+    baraquant.quantize_(model, described(weight + ", int8 per_token" * rounds))
     first = export.to_compressed_tensors(model, tmp_path / "first", serve=None)
     loaded = export.from_compressed_tensors(nn.Sequential(nn.Linear(64, 16)), first)
     assert type(loaded[0]) is WeightOnlyInt4Linear and loaded[0].weight_bits == bits
@@ -121,24 +132,13 @@ def test_files_of_the_source_folder_come_along(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "1_Pooling").mkdir(parents=True)
     (source / "onnx").mkdir()
-    for name in (
-        "tokenizer.json",
-        "vocab.txt",
-        "modules.json",
-        "1_Pooling/config.json",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "onnx/model.onnx",
-        ".hidden",
-        "README.md",
-    ):
+    copied = {"tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json"}
+    others = {"model.safetensors.index.json", "pytorch_model.bin", "onnx/model.onnx", ".hidden"}
+    for name in (*copied, *others, "README.md"):
         (source / name).write_text("source")
     folder = export.to_compressed_tensors(quantized(), tmp_path / "out", source=source)
-    copied = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
-    assert copied == {
-        "tokenizer.json", "vocab.txt", "modules.json", "1_Pooling/config.json", "README.md",
-        "config.json", "model.safetensors",
-    }  # fmt: skip
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    assert found == copied | {"README.md", "config.json", "model.safetensors"}
     assert (folder / "README.md").read_text() != "source"
 
 
@@ -243,15 +243,13 @@ class Sound(nn.Module):
         return self.linear(self.conv(x).mT)
 
 
+PARAMETERS = ["parametrizations.weight.original0", "parametrizations.weight.original1"]
 NORMS: dict[str, tuple[Callable[..., nn.Module], list[str]]] = {
-    "parametrized": (parametrizations.weight_norm, ["parametrizations.weight.original0",
-        "parametrizations.weight.original1"]),
-    "dim": (lambda layer: parametrizations.weight_norm(layer, dim=2),
-        ["parametrizations.weight.original0", "parametrizations.weight.original1"]),
-    "all": (lambda layer: parametrizations.weight_norm(layer, dim=None),
-        ["parametrizations.weight.original0", "parametrizations.weight.original1"]),
+    "parametrized": (parametrizations.weight_norm, PARAMETERS),
+    "dim": (lambda layer: parametrizations.weight_norm(layer, dim=2), PARAMETERS),
+    "all": (lambda layer: parametrizations.weight_norm(layer, dim=None), PARAMETERS),
     "hooked": (torch.nn.utils.weight_norm, ["weight_g", "weight_v"]),
-}  # fmt: skip
+}
 
 
 @of_norms
@@ -297,3 +295,94 @@ def test_what_a_folder_cannot_hold_is_an_error(odd: Any, tmp_path: Path) -> None
         export.to_compressed_tensors(model, tmp_path / "no", serve=None)
     baraquant.quantize_(floating, baraquant.W8A8(), filter_fn=lambda module, name: name != "odd")
     export.to_compressed_tensors(floating, tmp_path / "it", serve=None)
+
+
+# --- the package compressed-tensors reads ours, and we read all that it writes --------------------
+
+
+def int_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: m.weight for n, m in model.named_modules() if hasattr(m, "weight_scale")}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_reads_what_the_package_writes(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    theirs = write_by_package(block(dtype), tmp_path / "theirs", kind, ["Linear"], ["o_proj"])
+    ours = export.from_compressed_tensors(block(dtype, seed=1), tmp_path / "theirs")
+    weights = int_weights(ours)
+    assert weights.keys() == {"q_proj", "k_proj", "v_proj"}
+    for path, weight in weights.items():
+        # The package dequantizes in the dtype of the scale, baraquant in float32: one rounding.
+        assert torch.equal(weight, theirs.get_submodule(path).weight), path
+    assert torch.equal(ours.o_proj.weight, theirs.o_proj.weight)
+    if KINDS[kind][1] is None:
+        with products_of_pytorch():
+            assert torch.equal(ours(IDS), theirs(IDS))
+        return
+    # Its dynamic scales are amax / 127.5, so some integers of the inputs differ by one.
+    error = (ours(IDS) - theirs(IDS)).abs().max() / theirs(IDS).abs().max()
+    assert error < (0.02 if dtype == torch.float32 else 0.04)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["int4 group", "int8 weights"])
+def test_reads_embeddings_of_the_package(kind: str, tmp_path: Path) -> None:
+    targets = ["Linear", "Embedding"]
+    theirs = write_by_package(block(), tmp_path / "theirs", kind, targets, [])
+    ours = export.from_compressed_tensors(block(seed=1), tmp_path / "theirs")
+    assert isinstance(ours.embed, baraquant.nn.QuantizedEmbedding)
+    with products_of_pytorch():
+        assert torch.equal(ours(IDS), theirs(IDS))
+
+
+SCHEMES = all_described(
+    "int8, int8 per_token", "int8, int8 per_token asymmetric", "int8, int8 per_tensor static",
+    "int8, int8 per_tensor asymmetric static", "int8", "int4", "int4 asymmetric",
+    "int4, int8 per_token", "int4 per_group(32), int8 per_token", "int4 per_group(32) asymmetric",
+    *(f"int{bits} per_group(32)" for bits in range(2, 8)),
+    "int2 per_tensor ternary, int8 per_token",
+    # No format has factors of groups: such layers leave as int8, bit for bit.
+    "int4 per_group(32) factors, int8 per_token",
+    "int4 per_group(32) asymmetric factors, int8 per_tensor static",
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_package_reads_ours(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """It decompresses to exactly our weights, and from the folder we get our outputs."""
+    model = block(dtype)
+    config = {nn.Linear: SCHEMES[scheme], nn.Embedding: None}
+    baraquant.quantize_(model, config, calibration=[IDS])
+    wanted = model(IDS)
+    folder = export.to_compressed_tensors(model, tmp_path / "ours", serve=None)
+    theirs = decompressed_by_package(folder, block(dtype, seed=1))
+    for path, weight in int_weights(model).items():
+        got = theirs.get_submodule(path).weight
+        if got.dtype == torch.float32 != dtype:  # it computes in the scale's dtype, float32
+            got = got.to(dtype)
+        assert torch.equal(weight, got), path
+    fresh = export.from_compressed_tensors(block(dtype, seed=1), folder)
+    assert torch.equal(fresh(IDS), wanted)
+
+
+@pytest.mark.exhaustive
+def test_several_schemes_in_one_model(tmp_path: Path) -> None:
+    model = block()
+    rules = {
+        "q_proj": baraquant.W8A8(), "k_proj": baraquant.W4A16(32), "v_proj": None, "o_proj":
+        baraquant.W4A16(16, symmetric=False), nn.Embedding: baraquant.W8A16(),
+    }  # fmt: skip
+    baraquant.quantize_(model, rules)
+    folder = export.to_compressed_tensors(model, tmp_path / "ours", serve=None)
+    config = settings(folder)["quantization_config"]
+    formats = {one["format"] for one in config["config_groups"].values()}
+    assert config["format"] == "mixed-precision"
+    assert formats == {"int-quantized", "pack-quantized"}
+    theirs = decompressed_by_package(folder, block(seed=1))
+    for path, weight in int_weights(model).items():
+        assert torch.equal(weight, theirs.get_submodule(path).weight), path
+    fresh = export.from_compressed_tensors(block(seed=1), folder)
+    assert torch.equal(fresh(IDS), model(IDS))

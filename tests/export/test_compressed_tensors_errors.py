@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Models that a folder or its server cannot hold, and places that cannot be written."""
+"""Models that a folder or its server cannot hold, and places that cannot be written.
+
+Folders that are cut off, lie or are foreign: an error that names the place, no change.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +17,21 @@ from torch import nn
 
 import baraquant
 from baraquant import export
-from tests.support.compressed_folders import IDS, block, quantized
+from tests.support.checks.refused import refused
+from tests.support.compressed_folders import (
+    IDS,
+    Edit,
+    block,
+    configured,
+    cut,
+    group,
+    quantized,
+    tensors,
+)
 from tests.support.models.made import prepared
 from tests.support.models.made import quantized as made
 from tests.support.optional_packages import package
+from tests.support.schemes import described
 
 package("huggingface_hub")
 
@@ -45,13 +60,9 @@ def conv1d() -> nn.Module:
 
 
 def float16_w4a16(group_size: int = 32, symmetric: bool = True, bits: int = 4) -> nn.Module:
-    granularity = baraquant.PerGroup(group_size)
-    weight = baraquant.TensorConfig(bits, granularity, symmetric)
-    model = quantized(baraquant.QuantConfig(weight), torch.float16)
-    for module in model.modules():
-        if hasattr(module, "qweight"):
-            module.weight_scale = module.weight_scale.half().float()
-    return model
+    zero_point = "symmetric" if symmetric else "asymmetric"
+    config = described(f"int{bits} per_group({group_size}) {zero_point}", scale_dtype="float16")
+    return quantized(config, torch.float16)
 
 
 MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
@@ -141,11 +152,7 @@ def test_rules_can_be_allowed(tmp_path: Path) -> None:
     model = quantized(baraquant.W4A16(32))
     rules = ["half_models", "rounded_scales"]
     folder = export.to_compressed_tensors(model, tmp_path / "out", allow=rules)
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    assert {p.name for p in folder.iterdir()} == {"README.md", "config.json", "model.safetensors"}
 
 
 @pytest.mark.exhaustive
@@ -199,15 +206,11 @@ def test_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 PACKED = {"scale_dtype": "bfloat16"}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [baraquant.W8A8(), baraquant.W4A16(32, **PACKED), baraquant.W8A16(**PACKED)],
-    ids=["W8A8", "W4A16", "W8A16"],
-)
-def test_sglang_takes(config: Any, tmp_path: Path) -> None:
-    assert export.to_compressed_tensors(
-        quantized(config, torch.bfloat16), tmp_path / "served", serve="sglang"
-    ).is_dir()
+@pytest.mark.parametrize("config", ["int8, int8 per_token", "int4 per_group(32)", "int8"])
+def test_sglang_takes(config: str, tmp_path: Path) -> None:
+    options = PACKED if "," not in config else {}
+    model = quantized(described(config, **options), torch.bfloat16)
+    assert export.to_compressed_tensors(model, tmp_path / "it", serve="sglang").is_dir()
 
 
 SGLANG: dict[str, tuple[Any, str]] = {
@@ -217,8 +220,7 @@ SGLANG: dict[str, tuple[Any, str]] = {
     "groups of integers": (baraquant.W4A8(32, group_factors=False), "sglang_kernels: q_proj"),
     "packed zero points": (baraquant.W4A16(32, symmetric=False, **PACKED),
         "sglang_kernels: q_proj: SGLang has no kernel"),
-    "five bits": (baraquant.QuantConfig(baraquant.TensorConfig(5), **PACKED),
-        "sglang_kernels: q_proj"),
+    "five bits": (described("int5", **PACKED), "sglang_kernels: q_proj"),
     "rounded scales": (baraquant.W4A16(32), "rounded_scales: q_proj"),
     "formats": ({"o_proj": baraquant.W4A16(32, **PACKED), nn.Linear: baraquant.W8A8(),
         nn.Embedding: None}, "one_format: expected layers of one format"),
@@ -243,3 +245,149 @@ def test_sglang_takes_sixteen_bits(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sixteen_bits: q_proj: SGLang computes"):
         model = quantized()
         export.to_compressed_tensors(model, tmp_path / "served", serve="sglang")
+
+
+# --- folders that are read ------------------------------------------------------------------------
+
+
+def text(content: str) -> Edit:
+    return lambda folder: (folder / "config.json").write_text(content)
+
+
+FOLDERS: dict[str, tuple[Edit, str]] = {
+    "truncated": (cut, "model.safetensors: expected .* bytes of data, but .* cut off"),
+    "no config": (lambda f: (f / "config.json").unlink(), "No such file .*config.json"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "No such file .*model.safe"),
+    "a config that is no JSON": (text("{"), "expected config.json to be JSON"),
+    "a list for a config": (text("[]"), "expected config.json with a quantization_config"),
+    "a floating model": (text("{}"), "the folder holds a floating model"),
+    "a pickle": (lambda f: (f / "model.safetensors").write_bytes(b"PK\x03\x04" + b"\xff" * 99),
+        "expected a safetensors file, but it is a zip archive"),
+    "another method": (configured(lambda c: c.update(quant_method="gptq")),
+        "expected quant_method to be compressed-tensors, but got 'gptq'"),
+    "no groups": (configured(lambda c: c.update(config_groups={})), "at least one group"),
+    "a cache": (configured(lambda c: c.update(kv_cache_scheme={"a": 1})), "no kv_cache_scheme"),
+    "rotations": (configured(lambda c: c.update(transform_config={"a": 1})), "no transform_config"),
+    "not compressed": (configured(lambda c: c.update(quantization_status="frozen")),
+        "expected the status compressed, but it is 'frozen'"),
+    "a bad expression": (configured(lambda c: c.update(ignore=["re:("])), "not an expression"),
+    "floats": (group(lambda g: g["weights"].update(type="float")), "expected integers, but type"),
+    "another format": (group(lambda g: g.update(format="nvfp4-pack-quantized")), "nvfp4"),
+    "sixteen bits": (group(lambda g: g["weights"].update(num_bits=16)), r"lie in \[2, 8\]"),
+    "bits in words": (group(lambda g: g["weights"].update(num_bits="8")), r"lie in \[2, 8\]"),
+    "reordered columns": (group(lambda g: g["weights"].update(actorder="group")), "in their order"),
+    "blocks": (group(lambda g: g["weights"].update(block_structure=[2, 2])),
+        "expected no block_structure"),
+    "quantized outputs": (group(lambda g: g.update(output_activations={"num_bits": 8})),
+        "expected floating outputs"),
+    "inputs by channel": (group(lambda g: g["input_activations"].update(strategy="channel")),
+        "expected one static scale, or dynamic ones"),
+    "a size without groups": (group(lambda g: g["weights"].update(group_size=32)), "group_size"),
+    "a scheme that the tensors do not have": (group(lambda g: g["weights"].update(strategy="group",
+        group_size=32)), r"weight_scale: expected the shape \[64, 2\], but got \[64, 1\]"),
+    "packed but not stored so": (group(lambda g: g.update(format="pack-quantized")),
+        "q_proj: expected a tensor weight_packed for"),
+    "a target of nothing": (group(lambda g: g.update(targets=["Nothing"])), "no target of its"),
+    "a target of a norm": (group(lambda g: g.update(targets=["norm"])), "no quantized LayerNorm"),
+    "a layer that is not named": (configured(lambda c: c.update(ignore=["k_proj"])),
+        "k_proj.weight: .* is quantized in the folder, but no target of config_groups names it"),
+    "a missing scale": (tensors(lambda t: t.pop("v_proj.weight_scale")),
+        "v_proj: expected a tensor weight_scale for"),
+    "a missing norm": (tensors(lambda t: t.pop("norm.bias")), "norm.bias: expected it in"),
+    "a missing bias": (tensors(lambda t: t.pop("q_proj.bias")), "q_proj: expected a bias"),
+    "a tensor too many": (tensors(lambda t: t.update(extra=torch.ones(1))),
+        "extra: the folder has it, but the model"),
+    "reordered columns in tensors": (tensors(lambda t: t.update({"q_proj.weight_g_idx":
+        torch.ones(64, dtype=torch.int32)})), "weight_g_idx .*columns were reordered"),
+    "another shape": (tensors(lambda t: t.update({"q_proj.weight": torch.ones(64, 32,
+        dtype=torch.int8)})), r"q_proj.weight: expected the shape \[64, 64\], but got \[64, 32\]"),
+    "another dtype": (tensors(lambda t: t.update({"q_proj.weight": torch.ones(64, 64)})),
+        "q_proj.weight: expected torch.int8, but got torch.float32"),
+    "a scale of zero": (tensors(lambda t: t["q_proj.weight_scale"].zero_()),
+        "q_proj: weight_scale: expected finite numbers > 0"),
+    "a scale of NaN": (tensors(lambda t: t["q_proj.weight_scale"].fill_(float("nan"))),
+        "q_proj: weight_scale: expected finite numbers > 0"),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", FOLDERS)
+def test_folders(case: str, tmp_path: Path) -> None:
+    edit, message = FOLDERS[case]
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
+    edit(folder)
+    errors = (ValueError, OSError)
+    refused(export.from_compressed_tensors, message, block(seed=1), folder, error=errors)
+
+
+def lying_index(change: Callable[[dict[str, str]], object]) -> Edit:
+    def edit(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        change(index["weight_map"])
+        path.write_text(json.dumps(index))
+
+    return edit
+
+
+INDEXES: dict[str, tuple[Edit, str]] = {
+    "a missing shard": (lambda folder: sorted(folder.glob("*.safetensors"))[0].unlink(),
+        "No such file .*model-00001-of"),
+    "a path": (lying_index(lambda m: m.update({"norm.bias": "../x.safetensors"})),
+        "norm.bias: expected the name of a file"),
+    "another shard": (lying_index(lambda m: m.update({"norm.bias":
+        "model-00001-of-00003.safetensors"})),
+        "expected the tensors of the file, but norm.bias is in the"),
+    "a tensor of none": (lying_index(lambda m: m.update({"x": m["norm.bias"]})),
+        "x is in the index only"),
+    "a tensor left out": (lying_index(lambda m: m.pop("norm.bias")),
+        "norm.bias is in the file only"),
+    "no map": (lambda f: (f / "model.safetensors.index.json").write_text("{}"),
+        "expected an object weight_map"),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", INDEXES)
+def test_indexes(case: str, tmp_path: Path) -> None:
+    edit, message = INDEXES[case]
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out", max_shard_size="16KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    export.from_compressed_tensors(block(seed=1), folder)
+    edit(folder)
+    with pytest.raises((ValueError, OSError), match=message):
+        export.from_compressed_tensors(block(seed=1), folder)
+
+
+@pytest.mark.exhaustive
+def test_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
+    tensors(lambda state: state.pop("embed.weight"))(folder)
+    message = "out: embed.weight: expected it in the folder, but it is missing; allow_missing=True"
+    for model in (block(seed=1), lambda: block(seed=1)):
+        with pytest.raises(ValueError, match=message):
+            export.from_compressed_tensors(model, folder)
+    fresh = block(seed=1)
+    weight = fresh.embed.weight
+    export.from_compressed_tensors(fresh, folder, allow_missing=True)
+    assert fresh.embed.weight is weight and type(fresh.q_proj) is not nn.Linear
+    with pytest.raises(ValueError, match=message):  # a function leaves no values to keep
+        export.from_compressed_tensors(lambda: block(seed=1), folder, allow_missing=True)
+    tensors(lambda state: state.pop("q_proj.weight_scale"))(folder)
+    with pytest.raises(ValueError, match="out: q_proj: expected a tensor weight_scale"):
+        export.from_compressed_tensors(block(seed=1), folder, allow_missing=True)
+
+
+@pytest.mark.exhaustive
+def test_models_that_do_not_fit(tmp_path: Path) -> None:
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
+    with pytest.raises(TypeError, match="expected model to be a Module"):
+        export.from_compressed_tensors(None, folder)
+    with pytest.raises(ValueError, match="no target of its config_groups matches"):
+        export.from_compressed_tensors(nn.LayerNorm(3), folder)
+    with pytest.raises(ValueError, match="it is quantized already; build a new one"):
+        export.from_compressed_tensors(quantized(), folder)
+    with pytest.raises(ValueError, match=r"convert the model first: model.to\(torch.float32\)"):
+        export.from_compressed_tensors(block(torch.bfloat16), folder)
+    with pytest.raises(NotADirectoryError, match="expected a folder, but"):
+        export.from_compressed_tensors(block(), tmp_path / "none")

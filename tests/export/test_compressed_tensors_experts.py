@@ -17,6 +17,7 @@ import baraquant
 from baraquant import export
 from baraquant.nn import QuantizedExperts
 from tests.support.optional_packages import package
+from tests.support.schemes import all_described
 from tests.support.tiny_transformers import build as tiny
 from tests.zoo.architectures_text import TEXT
 
@@ -26,15 +27,11 @@ loading = pytest.importorskip(
     "transformers.core_model_loading", reason="transformers 4 has modules for its experts"
 )
 
-SCHEMES: dict[str, Any] = {
-    "W8A8": baraquant.W8A8(),
-    "W8A8 asymmetric": baraquant.W8A8(symmetric=False),
-    "W8A8Static": baraquant.W8A8Static(symmetric=False),
-    "W8A16": baraquant.W8A16(),
-    "W4A16": baraquant.W4A16(8),
-    "W4A16 asymmetric": baraquant.W4A16(8, symmetric=False),
-    "W4A8": baraquant.W4A8(8, group_factors=False),
-}
+SCHEMES: dict[str, Any] = all_described(
+    "int8, int8 per_token", "int8, int8 per_token asymmetric",
+    "int8, int8 per_tensor asymmetric static", "int8", "int4 per_group(8)",
+    "int4 per_group(8) asymmetric", "int4 per_group(8), int8 per_token",
+)  # fmt: skip
 NAMES = ["mixtral", "qwen3_moe", "deepseek_v3", "jamba"]
 
 
@@ -54,10 +51,6 @@ def written(model: nn.Module, folder: Path) -> Path:
 
 def experts_of(model: nn.Module) -> dict[str, QuantizedExperts]:
     return {n: m for n, m in model.named_modules() if isinstance(m, QuantizedExperts)}
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
 def same(model: nn.Module, other: nn.Module, name: str) -> bool:
@@ -159,7 +152,8 @@ def test_quantized_while_loading_and_saved(name: str, tmp_path: Path) -> None:
 def test_what_servers_must_leave_floating(tmp_path: Path) -> None:
     """Their routers, and experts that float here, are linear layers there."""
     model = model_of("mixtral", {"*experts": None, nn.Linear: baraquant.W8A8()})
-    ignore = config_of(written(model, tmp_path / "out"))["ignore"]
+    config = json.loads((written(model, tmp_path / "out") / "config.json").read_text())
+    ignore = config["quantization_config"]["ignore"]
     assert "model.layers.1.block_sparse_moe.gate" in ignore
     patterns = [target.removeprefix("re:") for target in ignore if target.startswith("re:")]
     expert = "model.layers.1.block_sparse_moe.experts.3.w2"

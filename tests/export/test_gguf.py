@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,22 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant.export import gguf as exporter
 from tests.export.tiny_decoders import OPTIONS, quantized, tiny, tokens
 from tests.support.models.made import prepared
+from tests.support.models.made import quantized as made_quantized
 from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
+from tests.support.schemes import described
 
 gguf = package("gguf")
 package("transformers")
 
 SCHEMES: dict[str, Any] = {
-    "Q4_0": baraquant.W4A16(32),
-    "Q4_0 of groups of 64": baraquant.W4A16(64),
-    "Q4_0 of channels": baraquant.W4A16(None),
-    "Q8_0": QuantConfig(TensorConfig(8, PerGroup(32))),
+    "Q4_0": baraquant.W4A16(32), "Q4_0 of groups of 64": baraquant.W4A16(64),
+    "Q4_0 of channels": baraquant.W4A16(None), "Q8_0": described("int8 per_group(32)"),
     "Q8_0 of channels": baraquant.W8A16(),
-}
+}  # fmt: skip
 
 
 def written(model: Any, folder: Path, **options: Any) -> tuple[Path, dict[str, Any]]:
@@ -114,9 +112,8 @@ def test_gemma_1_holds_our_weights(scheme: str, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_quantized_embeddings_and_mixed_layers(tmp_path: Path) -> None:
     """An integer table, a 4-bit and an 8-bit layer side by side, and floating ones."""
-    eight = QuantConfig(TensorConfig(8, PerGroup(32)))
     rules = {
-        torch.nn.Embedding: eight,
+        torch.nn.Embedding: SCHEMES["Q8_0"],
         "*.q_proj": baraquant.W4A16(32),
         "*.down_proj": baraquant.W8A16(),
         "*": None,
@@ -216,74 +213,19 @@ def refused(
     assert list(folder.iterdir()) == []
 
 
-LAYERS: dict[str, tuple[Any, str]] = {
-    "asymmetric": (baraquant.W4A16(32, symmetric=False),
-        "embed_tokens: expected symmetric weights"),
-    "3 bits": (QuantConfig(TensorConfig(3, PerGroup(32))), "embed_tokens: expected 4 or 8 bits"),
-    "6 bits": (QuantConfig(TensorConfig(6)), "embed_tokens: expected 4 or 8 bits .* but got 6"),
-    "groups of 16": (baraquant.W4A16(16),
-        "embed_tokens: expected a scale for a multiple of 32 inputs"),
-    "dynamic": (baraquant.W8A8(), r"q_proj: expected a floating input, but got int8 \(dynamic\)"),
-    "rotated": (baraquant.W8A16(rotate=16),
-        "expected no rotation of the input, which GGUF cannot hold.*without rotate"),
-    "groups, dynamic": (baraquant.W4A8(32, group_factors=False),
-        "q_proj: expected a floating input, but got int8"),
-}  # fmt: skip
+def llama(scheme: Any = Q4, name: str = "llama", half: bool = True, **options: Any) -> Any:
+    return quantized(tiny(name, **options), scheme, half=half)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", list(LAYERS))
-def test_layers(case: str, tmp_path: Path) -> None:
-    scheme, match = LAYERS[case]
-    refused(quantized(tiny("llama"), scheme), tmp_path, match)
-
-
-@pytest.mark.exhaustive
-def test_static_and_smooth(tmp_path: Path) -> None:
-    model = tiny("llama")
+def static() -> Any:
     rules = {nn.Embedding: None, nn.Linear: baraquant.W8A8Static()}
-    baraquant.quantize_(model, rules, calibration=[tokens()])
-    refused(model, tmp_path, r"expected a floating input, but got int8 \(static\)")
-    model = quantized(tiny("llama"), baraquant.W8A8())
-    model.model.layers[1].mlp.up_proj.smooth = torch.full((64,), 2.0)
-    refused(model, tmp_path, "layers.1.mlp.up_proj: expected no smoothing", float_inputs=True)
+    return made_quantized(tiny("llama"), rules, tokens())
 
 
-@pytest.mark.exhaustive
-def test_scales(tmp_path: Path) -> None:
-    model = quantized(tiny("llama"), Q4, half=False)
-    refused(
-        model, tmp_path, 'embed_tokens: expected scales that are exact in float16.*scale_dtype="fl'
-    )
-    model = quantized(tiny("llama"), Q4)
-    for value in (1e6, 1e-9, 0.1):
-        model.model.layers[1].mlp.up_proj.weight_scale[3, 1] = value
-        refused(model, tmp_path, "layers.1.mlp.up_proj: expected scales that are exact in float16")
-
-
-@pytest.mark.exhaustive
-def test_sizes(tmp_path: Path) -> None:
-    model = tiny("llama", intermediate_size=80)
-    refused(quantized(model, baraquant.W8A16()), tmp_path, "down_proj: expected a multiple of 32")
-
-
-CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "activation": ("llama", {"hidden_act": "gelu"}, "'llama' covers, but got the activation 'gelu"),
-    "rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
-        "factor": 2.0}}, "got the rope type 'dynamic'"),
-    "window": ("mistral", {"sliding_window": 8}, "got sliding_window=8"),
-    "gemma2 scalar": ("gemma2", {"query_pre_attn_scalar": 64}, "got query_pre_attn_scalar=64"),
-    "gemma3 layers": ("gemma3", {"layer_types": ["full_attention", "full_attention"]},
-        "got layer_types other than five times"),
-    "gemma3 cap": ("gemma3", {"final_logit_softcapping": 30.0}, "got a soft cap of logits"),
-}  # fmt: skip
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", list(CONFIGS))
-def test_configurations(case: str, tmp_path: Path) -> None:
-    name, options, match = CONFIGS[case]
-    refused(quantized(tiny(name, **options), Q4), tmp_path, match)
+def with_scale(value: float) -> Any:
+    model = llama()
+    model.model.layers[1].mlp.up_proj.weight_scale[3, 1] = value
+    return model
 
 
 def other_model() -> Any:
@@ -294,42 +236,78 @@ def other_model() -> Any:
 
 
 def extra_tensor() -> Any:
-    model = quantized(tiny("llama"), Q4)
+    model = llama()
     model.model.layers[0].gain = nn.Parameter(torch.ones(2, 2))
     return model
 
 
 def double() -> Any:
-    model = quantized(tiny("llama"), Q4)
+    model = llama()
     model.model.norm.double()
     return model
 
 
-MODELS: dict[str, tuple[Callable[[], Any], str, type[Exception]]] = {
-    "floating": (lambda: tiny("llama"), "without a quantized layer", ValueError),
+INEXACT = "layers.1.mlp.up_proj: expected scales that are exact in float16"
+# Of each the model, and what is said; by a ValueError, where no other is named.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "asymmetric": (lambda: llama(baraquant.W4A16(32, symmetric=False)),
+        "embed_tokens: expected symmetric weights"),
+    "3 bits": (lambda: llama(described("int3 per_group(32)")),
+        "embed_tokens: expected 4 or 8 bits"),
+    "6 bits": (lambda: llama(described("int6")),
+        "embed_tokens: expected 4 or 8 bits .* but got 6"),
+    "groups of 16": (lambda: llama(baraquant.W4A16(16)),
+        "embed_tokens: expected a scale for a multiple of 32 inputs"),
+    "dynamic": (lambda: llama(baraquant.W8A8()),
+        r"q_proj: expected a floating input, but got int8 \(dynamic\)"),
+    "rotated": (lambda: llama(baraquant.W8A16(rotate=16)),
+        "expected no rotation of the input, which GGUF cannot hold.*without rotate"),
+    "groups, dynamic": (lambda: llama(baraquant.W4A8(32, group_factors=False)),
+        "q_proj: expected a floating input, but got int8"),
+    "static": (static, r"expected a floating input, but got int8 \(static\)"),
+    "scales": (lambda: llama(half=False),
+        'embed_tokens: expected scales that are exact in float16.*scale_dtype="fl'),
+    **{str(scale): (lambda scale=scale: with_scale(scale), INEXACT) for scale in (1e6, 1e-9, 0.1)},
+    "sizes": (lambda: llama(baraquant.W8A16(), intermediate_size=80),
+        "down_proj: expected a multiple of 32"),
+    "activation": (lambda: llama(hidden_act="gelu"),
+        "'llama' covers, but got the activation 'gelu"),
+    "rope": (lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4,
+        "factor": 2.0}), "got the rope type 'dynamic'"),
+    "window": (lambda: llama(name="mistral", sliding_window=8), "got sliding_window=8"),
+    "gemma2 scalar": (lambda: llama(name="gemma2", query_pre_attn_scalar=64),
+        "got query_pre_attn_scalar=64"),
+    "gemma3 layers": (lambda: llama(name="gemma3", layer_types=["full_attention"] * 2),
+        "got layer_types other than five times"),
+    "gemma3 cap": (lambda: llama(name="gemma3", final_logit_softcapping=30.0),
+        "got a soft cap of logits"),
+    "floating": (lambda: tiny("llama"), "without a quantized layer"),
     "prepared": (lambda: prepared(tiny("llama"), Q4),
-        "it is prepared for training; call baraquant.qat.convert_", ValueError),
+        "it is prepared for training; call baraquant.qat.convert_"),
     "no module": (lambda: {"a": 1}, "expected model to be a Module, but got dict", TypeError),
     "not transformers": (lambda: quantized(nn.Sequential(nn.Linear(32, 4)), Q4),
         "expected a model of transformers", TypeError),
-    "unknown": (other_model, "expected an architecture among llama, .* but got 'gpt2'", ValueError),
-    "no head": (lambda: quantized(tiny("llama"), Q4).model,
-        "expected a language model with a head .* but got a LlamaModel", ValueError),
-    "extra tensor": (extra_tensor, "layers.0.gain: expected a tensor that GGUF", ValueError),
-    "float64": (double, "model.norm.weight: expected float32, float16 or bfloat16", ValueError),
+    "unknown": (other_model, "expected an architecture among llama, .* but got 'gpt2'"),
+    "no head": (lambda: llama().model,
+        "expected a language model with a head .* but got a LlamaModel"),
+    "extra tensor": (extra_tensor, "layers.0.gain: expected a tensor that GGUF"),
+    "float64": (double, "model.norm.weight: expected float32, float16 or bfloat16"),
 }  # fmt: skip
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", list(MODELS))
+@pytest.mark.parametrize("case", REFUSED)
 def test_models(case: str, tmp_path: Path) -> None:
-    make, match, kind = MODELS[case]
-    refused(make(), tmp_path, match, kind)
+    make, match, *kind = REFUSED[case]
+    refused(make(), tmp_path, match, *kind)
 
 
 @pytest.mark.exhaustive
 def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = quantized(tiny("llama"), Q4)
+    model = llama(baraquant.W8A8())
+    model.model.layers[1].mlp.up_proj.smooth = torch.full((64,), 2.0)
+    refused(model, tmp_path, "layers.1.mlp.up_proj: expected no smoothing", float_inputs=True)
+    model = llama()
     refused(model, tmp_path, "expected float_inputs to be a bool", TypeError, float_inputs=1)
     with pytest.raises(OSError, match="expected a folder that can be written to"):
         baraquant.export.to_gguf(model, tmp_path / "missing" / "model.gguf")
@@ -341,7 +319,7 @@ def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.exhaustive
 def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, path = quantized(tiny("llama"), Q4), tmp_path / "model.gguf"
+    model, path = llama(), tmp_path / "model.gguf"
     path.write_bytes(b"old")
     monkeypatch.setattr("baraquant.export.gguf._bytes", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):

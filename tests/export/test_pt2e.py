@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import PerGroup, QuantConfig, TensorConfig
 from baraquant import nn as bnn
 from tests.export import onnx_runs
 from tests.export.onnx_runs import error_of, rows
 from tests.support.models.made import prepared, quantized
+from tests.support.schemes import described
 
 SCHEME = baraquant.W8A8(symmetric=False)
 
@@ -137,12 +137,12 @@ BAD: dict[str, tuple[Any, str]] = {
         "0: expected a QuantizedLinear, .* got a QuantizedEmbedding"),
     "convolution": (lambda: quantized(nn.Sequential(nn.Conv2d(3, 4, 3)), SCHEME),
         "0: expected a QuantizedLinear, .* got a QuantizedConv2d"),
-    "per tensor": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor",
-        False))), "0: expected a scale of the input for each token, but got per_tensor"),
-    "6 bits": (lambda: network(QuantConfig(TensorConfig(8), TensorConfig(6, "per_token", False))),
+    "per tensor": (lambda: network(described("int8, int8 per_tensor asymmetric")),
+        "0: expected a scale of the input for each token, but got per_tensor"),
+    "6 bits": (lambda: network(described("int8, int6 per_token asymmetric")),
         "0: expected 8-bit inputs, but got 6 bits"),
-    "group inputs": (lambda: network(QuantConfig(TensorConfig(4, PerGroup(32)), TensorConfig(8,
-        "per_token", False))), "0: expected a QuantizedLinear"),
+    "group inputs": (lambda: network(described("int4 per_group(32), int8 per_token asymmetric")),
+        "0: expected a QuantizedLinear"),
     "-128": (lowest, r"2: expected weights in \[-127, 127\]"),
 }  # fmt: skip
 

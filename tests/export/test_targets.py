@@ -11,57 +11,16 @@ from torch import nn
 from baraquant.export.compressed_tensors.targets import Expression, Targets
 
 EXPRESSIONS = (
-    *(".*lm_head", r"model\.layers\.\d+\.mlp\.experts\.\d+\.", "^(?!.*visual).*$", "a{0}b?"),
-    *(
-        r".*\.(q|k|v)_proj$",
-        "(?:a|ab)(c|bcd)(d*)",
-        r"[^.]+\.x{2,3}",
-        r"\bfoo\b.*",
-        "a*?b",
-        "(a|b)*c",
-    ),
-    *(
-        r"x\Z",
-        r"\w+\W\d",
-        "(?=a)a.",
-        r"[\d_]+$",
-        r"(?!lm)(?:.*)\.w",
-        "",
-        "(|a)+b",
-        r"\Babc",
-        "[^a-c]",
-    ),
-    *("(?P<name>a+)b", "(a{2}){2}", "(a?){3}b", r"[\w.]*?_proj", "^^a$$", r"\S+\s", "x|y|"),
-)
+    ".*lm_head", r"model\.layers\.\d+\.mlp\.experts\.\d+\.", "^(?!.*visual).*$", "a{0}b?",
+    r".*\.(q|k|v)_proj$", "(?:a|ab)(c|bcd)(d*)", r"[^.]+\.x{2,3}", r"\bfoo\b.*", "a*?b", "(a|b)*c",
+    r"x\Z", r"\w+\W\d", "(?=a)a.", r"[\d_]+$", r"(?!lm)(?:.*)\.w", "", "(|a)+b", r"\Babc", "[^a-c]",
+    "(?P<name>a+)b", "(a{2}){2}", "(a?){3}b", r"[\w.]*?_proj", "^^a$$", r"\S+\s", "x|y|",
+)  # fmt: skip
 PATHS = (
-    *(
-        "",
-        "a",
-        "b",
-        "ab",
-        "abc",
-        "abcd",
-        "aaab",
-        "aaaa",
-        "xx",
-        "a.xx",
-        "a.xxx",
-        "foo",
-        "foo.bar",
-        "y",
-    ),
-    *("lm_head", "model.lm_head", "model.layers.12.mlp.experts.3.up_proj", "visual.q_proj", "a b"),
-    *(
-        "model.layers.0.self_attn.q_proj",
-        "model.visual.x",
-        "a.w",
-        "lm.w",
-        "12_3",
-        "é.ü",
-        "a\nb",
-        "_",
-    ),
-)
+    "", "a", "b", "ab", "abc", "abcd", "aaab", "aaaa", "xx", "a.xx", "a.xxx", "foo", "foo.bar", "y",
+    "lm_head", "model.lm_head", "model.layers.12.mlp.experts.3.up_proj", "visual.q_proj", "a b",
+    "model.layers.0.self_attn.q_proj", "model.visual.x", "a.w", "lm.w", "12_3", "é.ü", "a\nb", "_",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS)

@@ -12,15 +12,10 @@ import baraquant
 
 VOCABULARY = 96
 COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": VOCABULARY,
-    "max_position_embeddings": 64,
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5,
-}
+}  # fmt: skip
 # What transformers' GGUF reader takes from its own defaults must have these values in the models.
 OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": False},
@@ -38,13 +33,9 @@ def tiny(name: str, **options: Any) -> Any:
     """A float32 model of random weights, in evaluation mode."""
     import transformers
 
-    classes = {
-        "llama": ("LlamaConfig", "LlamaForCausalLM"), "mistral": ("MistralConfig",
-        "MistralForCausalLM"), "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "qwen3":
-        ("Qwen3Config", "Qwen3ForCausalLM"), "gemma": ("GemmaConfig", "GemmaForCausalLM"), "gemma2":
-        ("Gemma2Config", "Gemma2ForCausalLM"), "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
-    }  # fmt: skip
-    config, model = (getattr(transformers, kind) for kind in classes[name.split()[0]])
+    kind = name.split()[0].capitalize()
+    config = getattr(transformers, f"{kind}{'Text' if kind == 'Gemma3' else ''}Config")
+    model = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(0)
     made = model(config(**{**COMMON, **OPTIONS[name], **options}))
     with torch.no_grad():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -39,10 +38,7 @@ class Weights(nn.Module):
         return self.function(self, *args)
 
 
-Result = tuple[dict[str, int], baraquant.graph.Report]
-
-
-def fuse(function: Callable[..., Any], *args: Tensor, decompose: bool = False) -> Result:
+def fuse(function: Callable[..., Any], *args: Tensor, decompose: bool = False) -> tuple[Any, Any]:
     """Fuse a function's program: the counts of its ops, the report. The bits stay the same."""
     with torch.no_grad():
         before = torch.export.export(Weights(function), args)
@@ -71,7 +67,7 @@ DYNAMIC, FUSED = "dynamic_range_quantize_per_token", "rms_norm_quantize_per_toke
 
 
 def test_two_products_share_and_a_single_one_stays() -> None:
-    found, report = fuse(lambda m, x: (m.product(x), m.product(x, "b")), example())
+    found, report = fuse(two_products, example())
     assert found == {DYNAMIC: 1, "int8_linear": 2}
     assert report.fusions[0].source == "args_0" and report.after == 1
     found, report = fuse(lambda m, x: m.product(x), example())
@@ -111,12 +107,7 @@ def test_each_float_op(op: str, options: dict[str, Any], decompose: bool) -> Non
     assert found["int8_linear"] == 2 and sum(found.values()) == 3
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("shape", ((K,), (0, K), (3, 0, K)), ids=str)
-def test_one_vector_and_none(shape: tuple[int, ...]) -> None:
-    found, _ = fuse(lambda m, x: (m.product(h := norm(x)), m.product(h, "b")), torch.randn(shape))
-    assert found == {FUSED: 1, "int8_linear": 2}
-
+X = example()
 
 # --- views ---------------------------------------------------------------------------------------
 
@@ -169,43 +160,27 @@ def test_views_of_a_norm(view: str, decompose: bool, symmetric: bool) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("view", (*VIEWS, *PICKS, *OTHERS))
 def test_views_of_an_input(view: str) -> None:
-    """All tokens are quantized once; a part of them is not worth the whole, others are others."""
+    """All tokens are quantized once; a part of them is not worth the whole, others are others.
+
+    Others of a norm are read beside it.
+    """
     see = {**VIEWS, **PICKS, **OTHERS}[view]
     found, _ = fuse(lambda m, x: (m.product(x), m.product(see(x), "b")), example())
     if view in VIEWS:
         assert found == {DYNAMIC: 1, "int8_linear": 2}
     else:
         assert found == {"quantized_linear": 2}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("view", OTHERS)
-def test_other_tokens_of_a_norm(view: str) -> None:
-    see = OTHERS[view]
-
-    def function(m: Weights, x: Tensor) -> Any:
-        h = norm(x)
-        return m.product(h), m.product(see(h), "b")
-
-    found, report = fuse(function, example())
-    assert found == {"rms_norm": 1, "quantized_linear": 2}
-    assert next(iter(report.left_out.values())).startswith("its output is also read by ")
-
-
-@pytest.mark.exhaustive
-def test_the_same_view_stays_where_it_is() -> None:
-    """Of tokens that are no tokens of the input."""
-
-    def function(m: Weights, x: Tensor) -> Any:
-        h = x.reshape(-1, K)
-        return m.product(h), m.product(h, "b")
-
-    assert fuse(function, example())[0] == {DYNAMIC: 1, "int8_linear": 2}
-    found, _ = fuse(function, torch.randn(4, K // 2))
-    assert found == {DYNAMIC: 1, "int8_linear": 2}
+    if view in OTHERS:
+        found, report = fuse(lambda m, x: (m.product(h := norm(x)), m.product(see(h), "b")), X)
+        assert found == {"rms_norm": 1, "quantized_linear": 2}
+        assert next(iter(report.left_out.values())).startswith("its output is also read by ")
 
 
 # --- what else reads it, other options, what is written in place ---------------------------------
+
+
+def two_products(m: Weights, x: Tensor) -> Any:
+    return m.product(x), m.product(x, "b")
 
 
 def sum_of_a_residual(m: Weights, x: Tensor, r: Tensor) -> Any:
@@ -218,29 +193,20 @@ def sum_and_norm(m: Weights, x: Tensor, r: Tensor) -> Any:
     return m.product(h), m.product(total), h
 
 
-def returned_norm(m: Weights, x: Tensor) -> Any:
-    h = norm(x)
-    return m.product(h), m.product(h, "b"), h
-
-
-def norm_as_a_scale(m: Weights, x: Tensor) -> Any:
-    h = norm(x)
-    return ops.quantized_linear(h, m.a[:, :N].contiguous(), h)
-
-
 def two_options(m: Weights, x: Tensor) -> Any:
     h = norm(x)
     four = {"quant_min": -8, "quant_max": 7}
     return m.product(h), m.product(h, "b"), m.product(h, **four), m.product(h, "b", **four)
 
 
-def with_options(options: dict[str, Any], m: Weights, x: Tensor) -> Any:
-    return m.product(x), m.product(x, **options)
-
-
 def dtypes_of_products(m: Weights, x: Tensor) -> Any:
     h = norm(x)
     return tuple(m.product(h, dtype=dtype) for dtype in (torch.float16, torch.float32, None))
+
+
+def two_results_of_a_norm(m: Weights, x: Tensor) -> Any:
+    h = norm(x)
+    return tuple(ops.dynamic_range_quantize_per_token(h)[0] for _ in range(2))
 
 
 def explicit(m: Weights, x: Tensor, y: Tensor) -> Any:
@@ -269,11 +235,6 @@ def two_results(m: Weights, x: Tensor) -> Any:
     one, _, _ = ops.dynamic_range_quantize_per_token(x)
     two, _, _ = ops.dynamic_range_quantize_per_token(x)
     return one, two.view(-1), m.product(x)
-
-
-def two_results_of_a_norm(m: Weights, x: Tensor) -> Any:
-    h = norm(x)
-    return tuple(ops.dynamic_range_quantize_per_token(h)[0] for _ in range(2))
 
 
 def written_input(m: Weights, x: Tensor) -> Any:
@@ -315,20 +276,34 @@ class Case(NamedTuple):
     decompose: bool = False
 
 
-X, LINEAR = example(), "quantized_linear"
+LINEAR = "quantized_linear"
 READ, OPTIONS = "its output is also read by output", "its quantizations have different options"
 WRITTEN = "the graph may write in place between its quantizations"
 CASES: dict[str, Case] = {
+    # One vector, and none.
+    **{
+        str(shape): Case(lambda m, x: two_products(m, norm(x)), (torch.randn(shape),),
+            {FUSED: 1, "int8_linear": 2})
+        for shape in ((K,), (0, K), (3, 0, K))
+    },
+    # The same view stays where it is, also of tokens that are no tokens of the input.
+    **{
+        f"view of {tuple(x.shape)}": Case(lambda m, x: two_products(m, x.reshape(-1, K)), (x,),
+            {DYNAMIC: 1, "int8_linear": 2})
+        for x in (X, torch.randn(4, K // 2))
+    },
     # The sum keeps its readers; a norm that something else reads stays, and the products share.
     "sum": Case(sum_of_a_residual, (X, X), {FUSED: 1, "int8_linear": 1}),
     "sum and norm": Case(sum_and_norm, (X, X), {"layer_norm": 1, LINEAR: 2}, {"layer_norm": READ}),
-    "norm": Case(returned_norm, (X,), {"rms_norm": 1, DYNAMIC: 1, "int8_linear": 2},
-        {"rms_norm": READ}),
-    "scale": Case(norm_as_a_scale, (torch.rand(N),), {"rms_norm": 1, LINEAR: 1}),
+    "norm": Case(lambda m, x: (m.product(h := norm(x)), m.product(h, "b"), h), (X,),
+        {"rms_norm": 1, DYNAMIC: 1, "int8_linear": 2}, {"rms_norm": READ}),
+    "scale": Case(lambda m, x: ops.quantized_linear(h := norm(x), m.a[:, :N].contiguous(), h),
+        (torch.rand(N),), {"rms_norm": 1, LINEAR: 1}),
     "two options": Case(two_options, (X,), {"rms_norm": 1, DYNAMIC: 2, "int8_linear": 4},
         {"rms_norm": OPTIONS}),
     **{
-        str(options): Case(partial(with_options, options), (X,), {LINEAR: 2}, {"args_0": OPTIONS})
+        str(options): Case(lambda m, x, options=options: (m.product(x), m.product(x, **options)),
+            (X,), {LINEAR: 2}, {"args_0": OPTIONS})
         for options in (
             {"symmetric": False}, {"quant_min": -127}, {"quant_min": -8, "quant_max": 7}
         )

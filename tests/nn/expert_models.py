@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A16, W8A8, W8A8Static
 from baraquant.configs import Config
 from baraquant.nn import FakeQuantizedExperts
 from tests.support import cases
+from tests.support.schemes import all_described, described
 
 EXPERTS, HIDDEN, INNER, TOP_K, TOKENS = 4, 16, 12, 2, 9
 CONFIG: dict[str, Any] = {
@@ -46,10 +47,6 @@ _KINDS = {
 }
 
 
-# Those that declare the interface, and those known by their names.
-_KNOWN_BY_NAME = ("step3p7", "llama4")
-
-
 def _exists(kind: str) -> bool:
     """Whether the transformers that is installed has the kind; older ones lack some."""
     try:
@@ -57,7 +54,9 @@ def _exists(kind: str) -> bool:
     except ImportError:
         return False
     found = getattr(module, _KINDS[kind], None)
-    return found is not None and (kind in _KNOWN_BY_NAME or hasattr(found.forward, "__wrapped__"))
+    # Two are known by their names, the others declare the interface.
+    by_name = ("step3p7", "llama4")
+    return found is not None and (kind in by_name or hasattr(found.forward, "__wrapped__"))
 
 
 KINDS = {kind: name for kind, name in _KINDS.items() if _exists(kind)}
@@ -101,36 +100,27 @@ def inputs(kind: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
     return (tokens(dtype), *routing(dtype))
 
 
-T = TensorConfig
-TOKEN = T(8, "per_token")
-STATIC = T(8, "per_tensor", dynamic=False)
-LEARNED = T(8, "per_tensor", learned=True)
 CONFIGS: dict[str, Config] = {
-    "w8a8": W8A8(),
-    "w8a8 asymmetric": W8A8(symmetric=False),
-    "w8a8 static": W8A8Static(),
+    "w8a8": W8A8(), "w8a8 asymmetric": W8A8(symmetric=False), "w8a8 static": W8A8Static(),
     "w8a8 static asymmetric": W8A8Static("moving_average", symmetric=False),
-    "w4a8": QuantConfig(T(4), TOKEN),
-    "per tensor": QuantConfig(T(8, "per_tensor"), T(8, "per_tensor")),
-    "per tensor observed": QuantConfig(T(8, "per_tensor", dynamic=False), TOKEN),
-    "observed": QuantConfig(T(6, dynamic=False), T(8, "per_tensor", False)),
-    "learned": QuantConfig(T(4, learned=True), T(8, "per_tensor", False, learned=True)),
-    "learned tensor": QuantConfig(T(4, "per_tensor", learned=True), LEARNED),
-    "weight only": QuantConfig(T(8)),
-    "asymmetric weight": QuantConfig(T(4, symmetric=False), STATIC),
-    "groups": QuantConfig(T(4, "per_group", group_size=4)),
-    "asymmetric groups": QuantConfig(T(4, "per_group", False, group_size=4), TOKEN),
-    "observed groups": QuantConfig(T(4, "per_group", dynamic=False, group_size=4), LEARNED),
-    "learned groups": QuantConfig(T(4, "per_group", False, learned=True, group_size=4)),
-    "groups of inputs": QuantConfig(T(8), T(8, "per_group", group_size=4)),
-    "w8a8 bfloat16": W8A8(scale_dtype="bfloat16"),
-    "tensor float16": QuantConfig(T(8, "per_tensor", False), scale_dtype="float16"),
-    "groups float16": QuantConfig(
-        T(4, "per_group", False, group_size=4), TOKEN, scale_dtype="float16"
+    "per tensor": described("int8 per_tensor, int8 per_tensor"),
+    "learned": described("int4 learned, int8 per_tensor asymmetric learned"),
+    "groups": W4A16(4),
+    "asymmetric groups": described("int4 per_group(4) asymmetric, int8 per_token"),
+    "observed groups": described("int4 per_group(4) static, int8 per_tensor learned"),
+    **all_described(
+        "int4, int8 per_token", "int8 per_tensor static, int8 per_token",
+        "int6 static, int8 per_tensor asymmetric", "int4 per_tensor learned, int8 per_tensor "
+        "learned", "int8", "int4 asymmetric, int8 per_tensor static", "int8, int8 per_group(4)",
+        "int4 per_group(4) asymmetric learned",
     ),
-    "observed bfloat16": QuantConfig(T(6, dynamic=False), TOKEN, scale_dtype="bfloat16"),
-    "learned bfloat16": QuantConfig(T(4, learned=True), LEARNED, scale_dtype="bfloat16"),
-}
+    "w8a8 bfloat16": W8A8(scale_dtype="bfloat16"),
+    "tensor float16": described("int8 per_tensor asymmetric", scale_dtype="float16"),
+    "groups float16": described("int4 per_group(4) asymmetric, int8 per_token",
+        scale_dtype="float16"),
+    "observed bfloat16": described("int6 static, int8 per_token", scale_dtype="bfloat16"),
+    "learned bfloat16": described("int4 learned, int8 per_tensor learned", scale_dtype="bfloat16"),
+}  # fmt: skip
 SOME = ("w8a8", "w8a8 static asymmetric", "asymmetric groups")
 
 

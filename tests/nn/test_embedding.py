@@ -18,7 +18,6 @@ from tests.support import cases
 from tests.support.models import training_models
 from tests.support.models.training_models import data
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 V, D = 9, 8
 INDICES = torch.tensor([[1, 3, 3], [0, 8, 2]])
 
@@ -36,12 +35,8 @@ def table(zero: bool = False, groups: bool = False, **changes: Any) -> bnn.Quant
     )
 
 
-by_table = pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "asymmetric"])
-by_groups = pytest.mark.parametrize("groups", [False, True], ids=["rows", "groups"])
-
-
-@by_table
-@by_groups
+@pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("groups", [False, True], ids=["rows", "groups"])
 @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 def test_rows(zero: bool, groups: bool, dtype: torch.dtype, device: str) -> None:
     module = table(zero, groups, dtype=dtype).to(device)

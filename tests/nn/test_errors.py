@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baraquant import W4A8, PerGroup, QuantConfig, TensorConfig
+from baraquant import W4A8, PerGroup, TensorConfig
 from baraquant import nn as bnn
+from tests.support.schemes import described
 
 INF, NAN = float("inf"), float("nan")
 V, T = ValueError, TypeError
@@ -172,9 +173,7 @@ LAYERS: list[Case] = [
 
 
 @pytest.mark.parametrize(("kind", "error", "words", "change"), [*QUANTIZERS, *LAYERS])
-def test_wrong_arguments(
-    kind: str, error: type[Exception], words: str, change: dict[str, Any]
-) -> None:
+def test_wrong_arguments(kind: str, error: type[Exception], words: str, change: Any) -> None:
     make = getattr(bnn, kind)
     make(**VALID[kind])
     name = kind.replace("Learned", "(Learned)?")  # what both check names the fixed one
@@ -184,7 +183,6 @@ def test_wrong_arguments(
 
 @pytest.mark.parametrize("kind", ["QuantizedConv1d", "QuantizedConvTranspose2d"])
 def test_options_that_pytorch_refuses(kind: str) -> None:
-    """By its own words."""
     for change, words in ({"groups": 3}, "divisible by groups"), ({"padding_mode": "x"}, "padding"):
         with pytest.raises(ValueError, match=words):
             getattr(bnn, kind)(**VALID[kind] | change)
@@ -268,31 +266,30 @@ def test_inputs_that_do_not_fit(
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.items() if x.dim() > 2)
 
 
-FOUR = TensorConfig(4, PerGroup(32), group_factors=True)
-CONFIGS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: TensorConfig(8, PerGroup(32), group_factors=True), V, "4 bits.*but got int8"),
-    (lambda: TensorConfig(4, group_factors=True), V, "granularity=PerGroup of an even size"),
+CONFIGS: list[tuple[Callable[[], Any] | str, type[Exception], str]] = [
+    ("int8 per_group(32) factors", V, "4 bits.*but got int8"),
+    ("int4 factors", V, "granularity=PerGroup of an even size"),
     (lambda: W4A8(7, learned=True), V, "PerGroup of an even size"),
-    (lambda: TensorConfig(4, PerGroup(8), dynamic=False, group_factors=True), V,
+    ("int4 per_group(8) static factors", V,
      "dynamic=True or learned=True with group_factors=True"),
     (lambda: TensorConfig(4, PerGroup(8), learned=True, dynamic=True, group_factors=True), V,
      "dynamic=False .* for a learned scale"),
     (lambda: W4A8(None, group_factors=True), V, "W4A8: expected a group_size"),
-    (lambda: TensorConfig(3, ternary=True), V, "2 bits.*but got int3"),
-    (lambda: TensorConfig(2, symmetric=False, ternary=True), V, "symmetric=True"),
-    (lambda: TensorConfig(2, ternary=True, learned=True), V, "dynamic=True with ternary=True"),
+    ("int3 ternary", V, "2 bits.*but got int3"),
+    ("int2 asymmetric ternary", V, "symmetric=True"),
+    ("int2 learned ternary", V, "dynamic=True with ternary=True"),
     (lambda: TensorConfig(2, ternary=1), T, "ternary to be a bool"),
-    (lambda: QuantConfig(FOUR, TensorConfig(2, "per_tensor", ternary=True)), V, "weight alone"),
+    ("int4 per_group(32) factors, int2 per_tensor ternary", V, "weight alone"),
     (lambda: W4A8(32, learned=1), T, "learned to be a bool, but got int"),
     (lambda: W4A8(32, group_factors=True, scale_dtype="bfloat16"), V, "'float32' with group_fac"),
-    (lambda: QuantConfig(FOUR), V, "per_token or per_tensor activation .* floating inputs"),
-    (lambda: QuantConfig(FOUR, TensorConfig(8, PerGroup(32))), V, "but got int8 per_group"),
+    ("int4 per_group(32) factors", V, "per_token or per_tensor activation .* floating inputs"),
+    ("int4 per_group(32) factors, int8 per_group(32)", V, "but got int8 per_group"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "error", "words"), CONFIGS)
 def test_configurations_of_groups_with_factors(
-    make: Callable[[], Any], error: type[Exception], words: str
+    make: Callable[[], Any] | str, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        make()
+        described(make) if isinstance(make, str) else make()

@@ -15,7 +15,6 @@ from baraquant import nn as bnn
 from tests.support.bits import assert_same_bits
 from tests.support.models.norms import numbers, random_norm
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

@@ -1,61 +1,46 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers whose weights have four bits and a whole factor for each group."""
+"""Weights that have four bits and a whole factor for each group: quantizers, layers, training.
+
+Factors that are trained stand beside formulas in NumPy.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, PerGroup, QuantConfig, TensorConfig, ops
-from baraquant.nn import (
-    FakeQuantizedConv1D,
-    FakeQuantizedLinear,
-    FakeQuantizeInt4,
-    QuantizedInt4Linear,
-    QuantizedLinear,
-    StaticQuantizedInt4Linear,
-    StaticQuantizedLinear,
-)
+from baraquant import GPTQ, W4A8, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant import nn as bnn
+from baraquant.qat import convert_, prepare_
 from tests.support import cases
+from tests.support.models.one_layer import converted
+from tests.support.schemes import described
 
-N, K = 24, 96
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
+N, K, SIZE = 24, 96, 8
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
 by_scheme = pytest.mark.parametrize(
     ("size", "symmetric"), [*itertools.product((2, 32, 96), (True, False))], ids=str
 )
 
 
-def scheme(size: int = 32, symmetric: bool = True, **options: Any) -> QuantConfig:
-    return W4A8(size, symmetric, group_factors=True, **options)
-
-
-def static(size: int = 32, symmetric: bool = True) -> QuantConfig:
-    weight = TensorConfig(4, PerGroup(size), symmetric, group_factors=True)
-    return QuantConfig(weight, TensorConfig(8, "per_tensor", symmetric, dynamic=False), "min_max")
-
-
 def layer_of(
     config: QuantConfig, dtype: torch.dtype = torch.float32, device: str = "cpu", **options: Any
-) -> FakeQuantizedLinear:
+) -> bnn.FakeQuantizedLinear:
     torch.manual_seed(3)
-    return FakeQuantizedLinear(K, N, config=config, **options).to(device, dtype)
+    return bnn.FakeQuantizedLinear(K, N, config=config, **options).to(device, dtype)
 
 
-def inputs(dtype: torch.dtype, device: str = "cpu") -> Tensor:
+def inputs(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     return torch.randn(3, 5, K, generator=cases.generator(4)).to(device, dtype)
-
-
-def converted(layer: nn.Module) -> nn.Module:
-    model = nn.Sequential(copy.deepcopy(layer))
-    baraquant.qat.convert_(model)
-    return model[0]
 
 
 # --- the quantizer -------------------------------------------------------------------------------
@@ -63,11 +48,9 @@ def converted(layer: nn.Module) -> nn.Module:
 
 @by_dtype
 @by_scheme
-def test_the_quantizer_is_its_ops(
-    size: int, symmetric: bool, dtype: torch.dtype, device: str
-) -> None:
+def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, device: str) -> None:
     weight = torch.randn(N, K, generator=cases.generator(2)).to(device, dtype).requires_grad_()
-    quantizer = FakeQuantizeInt4(size, symmetric=symmetric)
+    quantizer = bnn.FakeQuantizeInt4(size, symmetric=symmetric)
     scale, factor, zeros = ops.choose_int4_qparams(weight.detach(), size, symmetric=symmetric)
     packed = ops.quantize_int4(weight.detach(), scale, factor, size, group_zero_point=zeros)
     w8 = ops.expand_int4(packed, factor, size, K, group_zero_point=zeros)
@@ -80,7 +63,7 @@ def test_the_quantizer_is_its_ops(
     assert torch.equal(rounded, ops.dequantize_per_channel(w8, scale, None, 0, dtype=dtype))
     dy = torch.randn_like(rounded)
     assert torch.equal(torch.autograd.grad(rounded, weight, dy)[0], dy)
-    given = FakeQuantizeInt4(
+    given = bnn.FakeQuantizeInt4(
         size, symmetric=symmetric, scale=scale, group_factor=factor, group_zero_point=zeros
     )
     assert torch.equal(given(weight), rounded) and not given.is_dynamic
@@ -98,12 +81,16 @@ def test_the_quantizer_is_its_ops(
 def test_one_product_in_all_three(
     size: int, symmetric: bool, dtype: torch.dtype, of_input: str, device: str
 ) -> None:
-    config = scheme(size, symmetric) if of_input == "dynamic" else static(size, symmetric)
+    config = W4A8(size, symmetric)
+    if of_input == "static":
+        zero_point = "symmetric" if symmetric else "asymmetric"
+        weight, input = f"int4 per_group({size}) factors", "int8 per_tensor static"
+        config = described(f"{weight} {zero_point}, {input} {zero_point}", observer="min_max")
     layer, x = layer_of(config, dtype, device), inputs(dtype, device)
     trained = layer(x)
     layer.eval()
-    evaluated, served = layer(x), converted(layer)
-    kind = QuantizedInt4Linear if of_input == "dynamic" else StaticQuantizedInt4Linear
+    evaluated, served = layer(x), converted(nn.Sequential(layer))[0]
+    kind = bnn.QuantizedInt4Linear if of_input == "dynamic" else bnn.StaticQuantizedInt4Linear
     assert type(served) is kind
     assert torch.equal(served(x), evaluated)
     if of_input == "dynamic":
@@ -112,10 +99,10 @@ def test_one_product_in_all_three(
     w8, scale, _ = layer.quantized_weight()
     same: nn.Module
     if of_input == "dynamic":
-        same = QuantizedLinear(w8, scale, layer.bias)
+        same = bnn.QuantizedLinear(w8, scale, layer.bias)
     else:
         zero_point = None if symmetric else served.act_zero_point
-        same = StaticQuantizedLinear(
+        same = bnn.StaticQuantizedLinear(
             w8, scale, served.act_scale, layer.bias, act_zero_point=zero_point
         )
     assert torch.equal(same(x), evaluated)
@@ -126,8 +113,8 @@ def test_one_product_in_all_three(
 @pytest.mark.parametrize("rotate", (None, 32))
 def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.manual_seed(1)
-    layer = FakeQuantizedConv1D(N, K, config=scheme(rotate=rotate)).eval()
-    served, x = converted(layer), inputs(torch.float32)
+    layer = bnn.FakeQuantizedConv1D(N, K, config=W4A8(32, rotate=rotate)).eval()
+    served, x = converted(nn.Sequential(layer))[0], inputs()
     assert torch.equal(served(x), layer(x))
     assert served.weight.shape == (K, N) and (served.nx, served.nf) == (K, N)
     torch.testing.assert_close(served.weight + 0, layer.weight + 0)
@@ -142,7 +129,7 @@ def test_damaged_numbers_are_not_saved(tmp_path: Any) -> None:
         "packed": (torch.tensor(255, dtype=torch.uint8), "reaches .* 240"),
     }
     for name, (value, words) in bytes_.items():
-        model = nn.Sequential(converted(layer_of(scheme())))
+        model = converted(nn.Sequential(layer_of(W4A8(32))))
         assert model[0].packed.nbytes == N * K // 2 and model[0].group_factor.nbytes == N * K // 32
         if name == "packed":
             model[0].group_zero_point = torch.zeros_like(model[0].group_factor)
@@ -161,7 +148,7 @@ def test_the_search_is_the_best_of_all_factors() -> None:
         found = {}
         for rule in ("search", "max"):
             one = copy.deepcopy(model)
-            baraquant.quantize_(one, scheme(32, symmetric, scale_rule=rule), progress=False)
+            baraquant.quantize_(one, W4A8(32, symmetric, scale_rule=rule), progress=False)
             assert torch.equal(one[0].weight_scale, weight.abs().amax(1) / 112)
             found[rule] = (one[0].weight - weight).square().unflatten(1, (-1, 32)).sum(2)
         assert (found["search"] <= found["max"] * (1 + 1e-6)).all()
@@ -173,6 +160,289 @@ def test_the_search_is_the_best_of_all_factors() -> None:
         error = (u * factor * scale - weight).square().unflatten(1, (-1, 32)).sum(2)
         best = torch.minimum(best, error)
     one = copy.deepcopy(model)
-    baraquant.quantize_(one, scheme(32), progress=False)
+    baraquant.quantize_(one, W4A8(32), progress=False)
     got = (one[0].weight - weight).square().unflatten(1, (-1, 32)).sum(2)
     torch.testing.assert_close(got, best)
+
+
+# --- learned factors: what they start from -------------------------------------------------------
+
+
+def weight(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """Groups of different sizes, so that every factor occurs."""
+    generator = cases.generator(seed)
+    sizes = torch.exp2(-4 * torch.rand(N, K // SIZE, generator=generator))
+    values = torch.randn(N, K, generator=generator) * sizes.repeat_interleave(SIZE, dim=1)
+    return values.to(dtype)
+
+
+def quantizer_of(values: Tensor, symmetric: bool = True, **more: Any) -> Any:
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    made = bnn.LearnedFakeQuantizeInt4(
+        SIZE, shape=(len(values), values.shape[1] // SIZE), symmetric=symmetric, dtype=dtype,
+        device=values.device, **more,
+    )  # fmt: skip
+    made.initialize(values)
+    return made
+
+
+def moved(made: bnn.LearnedFakeQuantizeInt4, seed: int = 3) -> bnn.LearnedFakeQuantizeInt4:
+    """The quantizer as training could leave it: some factors clamped, weights too, odd zeros."""
+    generator = cases.generator(seed)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            if name == "zero_point":
+                parameter.add_(3 * noise)
+            else:
+                parameter.mul_(torch.exp2(0.8 * noise) * (0.6 if name == "scale" else 1))
+    return made
+
+
+# --- learned factors: values ---------------------------------------------------------------------
+
+
+@by_dtype
+@by_symmetry
+@pytest.mark.parametrize("scale_rule", ("search", "max"))
+def test_it_starts_from_the_factors_of_the_rule(
+    scale_rule: str, symmetric: bool, dtype: torch.dtype, device: str
+) -> None:
+    values = weight(dtype).to(device)
+    made = quantizer_of(values, symmetric, scale_rule=scale_rule)
+    fixed = bnn.FakeQuantizeInt4(SIZE, symmetric=symmetric)
+    if scale_rule == "search":
+        fixed = fixed.fitted(values)
+    for got, wanted in zip(made.pack(values), fixed.pack(values), strict=True):
+        assert torch.equal(got, wanted) and got.dtype == wanted.dtype
+    assert len(made.qparams()[1].unique()) > 8
+    assert torch.equal(made(values), fixed(values))
+    assert made(values).dtype == dtype and made(values).device == values.device
+
+
+@by_symmetry
+@by_dtype
+def test_its_value_is_that_of_integers(dtype: torch.dtype, symmetric: bool, device: str) -> None:
+    values = weight(dtype).to(device)
+    made = moved(quantizer_of(values, symmetric))
+    scale, factor, zero_point = made.qparams_of(values)
+    steps, rows = made.scale.detach().abs(), made.largest_step.detach().abs()[:, None] / 16
+    assert torch.equal(factor, (steps / rows).round().clamp(1, 16).to(torch.uint8))
+    assert factor.amin() == 1 and factor.amax() == 16
+    assert symmetric == bool((zero_point == 8).all())
+    integers, of_rows, zeros = made.quantize(values)
+    assert integers.dtype == torch.int8 and torch.equal(of_rows, scale) and not zeros.any()
+    wanted = ops.dequantize_per_channel(integers, scale, None, 0, dtype=dtype)
+    assert torch.equal(made(values), wanted)
+    assert torch.equal(made(values), made.requires_grad_(False)(values))
+    # What carries the gradient is near it.
+    made.requires_grad_(True)
+    torch.testing.assert_close(made.smooth(values), wanted)
+
+
+# --- their gradients -----------------------------------------------------------------------------
+
+
+def two_levels(
+    w: np.ndarray, step: np.ndarray, row: np.ndarray, zero: np.ndarray, dy: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The formulas of the class without its factors; `w` and `dy` are [rows, groups, size]."""
+    t = step / row[:, None]
+    f = np.clip(np.rint(t), 1, 16)
+    d = (f * row[:, None])[..., None]
+    z = np.clip(np.rint(zero), -8, 7)[..., None]
+    whole = f[..., None]
+    # What is an int8 ends at a distance from the zero point, and follows it; four bits do not.
+    int8_low, int8_high = z - np.floor(128 / whole), z + np.floor(127 / whole)
+    low, high = np.maximum(-8, int8_low), np.minimum(7, int8_high)
+    v = w / d
+    r = np.rint(v) + z
+    q = np.clip(r, low, high)
+    inside = r == q
+    by_d = (dy * np.where(inside, np.rint(v) - v, q - z)).sum(2)
+    is_free = np.rint(t) == f
+    format_end = ((r < low) & (int8_low < -8)) | ((r > high) & (int8_high > 7))
+    return {
+        "y": (q - z) * d, "w": dy * inside, "scale": np.where(is_free, by_d, 0), "row":
+        (by_d * np.where(is_free, np.rint(t) - t, f)).sum(1), "zero_point":
+        (dy * np.where(format_end, -d, 0)).sum(2), "inside": inside, "free": is_free,
+    }  # fmt: skip
+
+
+@by_symmetry
+@pytest.mark.parametrize("seed", (0, 1, 2))
+def test_gradients_beside_numpy(seed: int, symmetric: bool, device: str) -> None:
+    values = weight(torch.float64, seed).to(device)
+    made = moved(quantizer_of(values, symmetric), seed)
+    with torch.no_grad():
+        made.scale[0, 0] *= -1  # the absolute value counts
+    w = values.clone().requires_grad_()
+    dy = torch.randn(N, K, dtype=torch.float64, generator=cases.generator(7)).to(device)
+    y = made(w)
+    y.backward(dy)
+    groups = K // SIZE
+    shape = (N, groups, SIZE)
+    sign = np.sign(made.scale.detach().cpu().numpy())
+    zero = np.zeros((N, groups))
+    if made.zero_point is not None:
+        zero = made.zero_point.detach().cpu().numpy()
+    right = two_levels(
+        values.cpu().numpy().reshape(shape),
+        np.abs(made.scale.detach().cpu().numpy()),
+        np.abs(made.largest_step.detach().cpu().numpy()) / 16,
+        zero,
+        dy.cpu().numpy().reshape(shape),
+    )
+    assert 0.3 < right["inside"].mean() < 0.98 and 0.3 < right["free"].mean() < 0.98
+    g = 1 / math.sqrt(SIZE * 7)
+    # 16 times the gradient of the scale: descent moves largest_step / 16 as if it were one.
+    by_row = 16 / math.sqrt(groups * 16)
+    wanted = {
+        "y": (y.detach(), right["y"]),
+        "w": (w.grad, right["w"]),
+        "scale": (made.scale.grad, right["scale"] * g * sign),
+        "largest_step": (made.largest_step.grad, right["row"] * g * by_row),
+    }
+    if made.zero_point is not None:
+        wanted["zero_point"] = (made.zero_point.grad, right["zero_point"] * g)
+    for name, (got, expected) in wanted.items():
+        assert got is not None and got.any(), name
+        np.testing.assert_allclose(
+            got.cpu().numpy().reshape(expected.shape), expected, rtol=1e-9, atol=1e-12, err_msg=name
+        )
+
+
+@by_dtype
+def test_a_layer_passes_its_gradient_through_the_factors(dtype: torch.dtype, device: str) -> None:
+    """The product of integers in training has the gradients of the rounded weight's product."""
+    layer = layer_of(W4A8(SIZE, learned=True), dtype, device)
+    moved(layer.weight_fake_quant)
+    x, dy = inputs(dtype, device), torch.randn(3, 5, N, dtype=dtype, device=device)
+    parameters = dict(layer.named_parameters())
+    found = torch.autograd.grad(layer(x), parameters.values(), dy)
+    rounded = ops.dynamic_fake_quantize_per_token(x)
+    y = nn.functional.linear(rounded, layer.weight_fake_quant(layer.weight), layer.bias)
+    for name, got, wanted in zip(
+        parameters, found, torch.autograd.grad(y, parameters.values(), dy), strict=True
+    ):
+        assert got.dtype == parameters[name].dtype and got.any(), name
+        error = (got.double() - wanted.double()).norm() / wanted.double().norm()
+        assert error < (1e-5 if dtype in (torch.float32, torch.float64) else 0.03), name
+
+
+# --- in layers and models ------------------------------------------------------------------------
+
+
+def mixed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(K, K), nn.ReLU(), nn.Linear(K, 30), nn.Linear(30, 4))
+
+
+def test_what_a_report_and_an_optimizer_find() -> None:
+    model = mixed()
+    report = prepare_(model, W4A8(SIZE, learned=True))
+    assert report.changed["0"] == (
+        "FakeQuantizedLinear(weight=int4 per_group(8) symmetric learned factors, "
+        "input=int8 per_token symmetric dynamic)"
+    )
+    assert "group_size to divide in_features (30)" in report.left_out["3"]
+    # Scales are no parameters of the model's own, and an optimizer finds them by their class.
+    assert report.total_parameters == sum(p.numel() for p in mixed().parameters())
+    learned = [m for m in model.modules() if isinstance(m, bnn.LearnedFakeQuantize)]
+    names = {name for m in learned for name, _ in m.named_parameters()}
+    assert len(learned) == 2 and names == {"scale", "largest_step"}
+
+
+def test_tied_weights_learn_one_set_of_factors() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(K, K), "b": nn.Linear(K, K, bias=False)})
+    model["b"].weight = model["a"].weight
+    prepare_(model, W4A8(SIZE, learned=True))
+    assert model["a"].weight_fake_quant is model["b"].weight_fake_quant
+    convert_(model.eval())
+    assert model["a"].packed is model["b"].packed
+
+
+def test_quantize_and_gptq_train_nothing() -> None:
+    """They take the configuration, and find the factors by its rule."""
+    x = inputs()
+    for wrap in (lambda config: config, GPTQ):
+        found = []
+        for learned in (False, True):
+            model = mixed()
+            data = [torch.randn(64, K, generator=cases.generator(4))]
+            config = W4A8(SIZE, learned=learned)
+            baraquant.quantize_(model, wrap(config), calibration=data, progress=False)
+            assert isinstance(model[0], bnn.QuantizedInt4Linear)
+            found.append(model(x))
+        assert torch.equal(*found)
+
+
+def test_other_layers_learn_floating_scales() -> None:
+    model = nn.Sequential(nn.Embedding(10, K), nn.Linear(K, K))
+    prepare_(model, W4A8(SIZE, learned=True))
+    assert type(model[0].weight_fake_quant) is bnn.LearnedFakeQuantize
+    assert type(model[1].weight_fake_quant) is bnn.LearnedFakeQuantizeInt4
+
+
+# --- as a module ---------------------------------------------------------------------------------
+
+
+@by_symmetry
+def test_what_is_not_finite_stays_visible(symmetric: bool) -> None:
+    values = weight()
+    for name in ("scale", "largest_step", *(() if symmetric else ("zero_point",))):
+        for poison in (math.nan, math.inf):
+            layer = bnn.FakeQuantizedLinear(K, N, config=W4A8(SIZE, symmetric, learned=True))
+            with torch.no_grad():
+                getattr(layer.weight_fake_quant, name)[2] = poison
+                assert not layer.weight_fake_quant(values)[2].isfinite().any()
+                assert layer.weight_fake_quant(values)[1].isfinite().all()
+            with pytest.raises(ValueError, match="0: expected the scale of the weight to be fini"):
+                convert_(nn.Sequential(layer))
+
+
+def test_rows_and_groups_of_zeros() -> None:
+    values = weight()
+    values[0], values[1, :SIZE] = 0, 0
+    made = quantizer_of(values)
+    y = made(values)
+    assert not y[0].any() and not y[1, :SIZE].any()
+    y.square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in made.parameters())
+    empty = bnn.LearnedFakeQuantizeInt4(2, shape=(0, 2))
+    empty.initialize(torch.ones(0, 4))
+    assert empty(torch.ones(0, 4)).shape == (0, 4)
+
+
+def test_a_module_of_the_meta_device_starts_from_its_first_weight() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(K, N))
+    prepare_(model, W4A8(SIZE, learned=True))
+    model.to_empty(device="cpu")
+    values = weight()
+    made = model[0].weight_fake_quant
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.fill_(math.nan)
+        model[0].weight.copy_(values)
+        model[0].bias.zero_()
+    with pytest.raises(RuntimeError, match="the factors are not known"):
+        model.eval()(inputs())
+    model.train()(inputs())
+    assert torch.equal(made(values), quantizer_of(values)(values))
+
+
+def test_configurations() -> None:
+    config = W4A8(32, learned=True)
+    assert config.weight == TensorConfig(4, PerGroup(32), learned=True, group_factors=True)
+    assert config.trains_on_integers and not config.weight.dynamic
+    assert QuantConfig.from_dict(config.to_dict()) == config
+    assert config.with_float_scales() == W4A8(32, learned=True, group_factors=False)
+    assert W4A8(None, learned=True).weight == TensorConfig(4, learned=True)
+    config = W4A8(32, group_factors=True)
+    assert config.trains_on_integers and "factors" in str(config)
+    assert config.with_floating_input() == baraquant.W4A16(32)
+    for backward in ("float", "int8"):
+        factors = W4A8(32, group_factors=True, backward=backward)
+        assert factors.with_float_scales() == W4A8(32, group_factors=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,10 +23,7 @@ from baraquant import (
     W4A16,
     W8A8,
     W8A16,
-    PerGroup,
-    PerTensor,
     QuantConfig,
-    TensorConfig,
     W8A8Static,
     quantize_,
 )
@@ -35,29 +33,17 @@ from baraquant.qat import convert_, prepare_
 from baraquant.workflow.served import served_experts
 from tests.nn import expert_models
 from tests.support import cases
+from tests.support.schemes import described
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-SCHEMES: dict[str, Callable[..., QuantConfig]] = {
-    "w8a8": W8A8,
-    "asymmetric": lambda **given: W8A8(False, **given),
-    "backward": lambda **given: W8A8(backward="int8", **given),
-    "rotated": lambda **given: W8A8(rotate=4, **given),
-    "static": W8A8Static,
-    "w8a16": W8A16,
-    "w4a16": lambda **given: W4A16(4, False, **given),
-    "w4a8": lambda **given: W4A8(4, **given),
-    "ternary": lambda **given: QuantConfig(
-        TensorConfig(2, PerTensor(), ternary=True), TensorConfig(8, "per_token"), **given
-    ),
-    "w4a8_learned": lambda **given: W4A8(4, learned=True, **given),
-    "learned": lambda **given: QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, PerTensor(), learned=True), **given
-    ),
-    "observed": lambda **given: QuantConfig(
-        TensorConfig(4, PerGroup(4), dynamic=False), TensorConfig(8, PerTensor()), **given
-    ),
-    "rounded_scales": lambda **given: W4A16(4, scale_dtype="float16", **given),
-}
+SCHEMES: dict[str, QuantConfig] = {
+    "w8a8": W8A8(), "asymmetric": W8A8(False), "backward": W8A8(backward="int8"),
+    "rotated": W8A8(rotate=4), "static": W8A8Static(), "w8a16": W8A16(), "w4a16": W4A16(4, False),
+    "w4a8": W4A8(4), "ternary": described("int2 per_tensor ternary, int8 per_token"),
+    "w4a8_learned": W4A8(4, learned=True),
+    "learned": described("int4 learned, int8 per_tensor learned"),
+    "observed": described("int4 per_group(4) static, int8 per_tensor"),
+    "rounded_scales": W4A16(4, scale_dtype="float16"),
+}  # fmt: skip
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (lambda: nn.Linear(16, 12), lambda: torch.randn(5, 16)),
     "conv": (lambda: nn.Conv2d(4, 6, 2), lambda: torch.randn(2, 4, 5, 5)),
@@ -80,7 +66,7 @@ def made(kind: str, scheme: str, master: str | None, device: str) -> tuple[Any, 
     torch.manual_seed(0)
     build, example = MODELS[kind]
     model = nn.Sequential(build())
-    prepare_(model, SCHEMES[scheme](master=master))
+    prepare_(model, replace(SCHEMES[scheme], master=master))
     model, x = model.to(device), example().to(device)
     with torch.no_grad():
         model(x)
@@ -196,18 +182,17 @@ def test_inductor_rounds_too(low: bool) -> None:
     assert torch.equal(rounded, model[0].weight.bfloat16().float())
 
 
-AFTER: dict[str, Callable[[str | None], Config]] = {
-    "w8a8": lambda master: W8A8(master=master),
-    "w4a16": lambda master: W4A16(4, False, master=master),
-    "w4a8": lambda master: W4A8(4, learned=True, master=master),
-    "gptq": lambda master: GPTQ(W4A16(4, master=master)),
-    "awq": lambda master: AWQ(W4A16(4, master=master)),
+# Of each name of a scheme what quantizes by it.
+AFTER: dict[str, tuple[str, Callable[..., Config]]] = {
+    **{name: (name, lambda config: config) for name in ("w8a8", "w4a16", "w4a8_learned")},
+    "gptq": ("w4a16", GPTQ),
+    "awq": ("w4a16", AWQ),
 }
 
 
-@pytest.mark.parametrize("scheme", AFTER)
+@pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("master", ["bfloat16", "float16"])
-def test_quantize_rounds_first(scheme: str, master: str) -> None:
+def test_quantize_rounds_first(after: str, master: str) -> None:
     """As a model does whose parameters are rounded already."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 12))
@@ -217,8 +202,9 @@ def test_quantize_rounds_first(scheme: str, master: str) -> None:
         for parameter in twin[1].parameters():
             parameter.copy_(parameter.to(getattr(torch, master)))
     batches = [torch.randn(8, 16, generator=cases.generator(i)) for i in range(3)]
-    quantize_(model, AFTER[scheme](master), calibration=batches)
-    quantize_(twin, AFTER[scheme](None), calibration=batches)
+    name, wrap = AFTER[after]
+    for one, config in ((model, replace(SCHEMES[name], master=master)), (twin, SCHEMES[name])):
+        quantize_(one, wrap(config), calibration=batches)
     state = twin.state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
@@ -229,7 +215,7 @@ def test_quantize_rounds_first(scheme: str, master: str) -> None:
 @pytest.mark.parametrize("scheme", ["w8a8", "asymmetric", "static", "w4a16", "learned"])
 def test_experts(scheme: str, kind: str, master: str | None) -> None:
     given = expert_models.inputs(kind)
-    config = SCHEMES[scheme](master=master)
+    config = replace(SCHEMES[scheme], master=master)
     module = FakeQuantizedExperts.from_float(expert_models.experts(kind), config)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         given = (given[0].bfloat16(), *given[1:])
@@ -248,13 +234,11 @@ def test_experts(scheme: str, kind: str, master: str | None) -> None:
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @by_scheme
-def test_parameters_of_16_bits_under_autocast(
-    scheme: str, dtype: torch.dtype, low: torch.dtype
-) -> None:
+def test_16_bits_under_autocast(scheme: str, dtype: torch.dtype, low: torch.dtype) -> None:
     """Also of another dtype than autocast's, and for inputs of float32, as a norm gives them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4)).to(dtype)
-    prepare_(model, SCHEMES[scheme]())
+    prepare_(model, SCHEMES[scheme])
     x = torch.randn(3, 16)
     with torch.autocast("cpu", low):
         y = model(x)

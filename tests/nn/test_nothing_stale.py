@@ -8,17 +8,22 @@ the first, in every way that PyTorch and its neighbours have, and both have to g
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import baraquant
 from baraquant import PerGroup, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
 from tests.nn import expert_models
 from tests.support import cases
+from tests.support.cuda import capture
+from tests.support.optional_packages import package
 
 TOKEN = TensorConfig(8, "per_token", symmetric=False)
 TENSOR = TensorConfig(8, "per_tensor", symmetric=False)
@@ -29,8 +34,6 @@ FACTORS = TensorConfig(4, PerGroup(8), symmetric=False, group_factors=True)
 
 
 class First(nn.Module):
-    """The first result of a module."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
@@ -128,26 +131,15 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+def set_attribute(model: nn.Module, name: str, old: Tensor, new: Tensor) -> None:
     path, _, leaf = name.rpartition(".")
-    return model.get_submodule(path), leaf
+    setattr(model.get_submodule(path), leaf, new)
 
 
-def copy_(model: nn.Module, new: dict[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in tensors(model).items():
-            tensor.copy_(new[name])
-
-
-def copy_in_inference_mode(model: nn.Module, new: dict[str, Tensor]) -> None:
-    with torch.inference_mode():
-        for name, tensor in tensors(model).items():
-            tensor.copy_(new[name])
-
-
-def copy_data(model: nn.Module, new: dict[str, Tensor]) -> None:
-    for name, tensor in tensors(model).items():
-        tensor.data.copy_(new[name])
+def apply(model: nn.Module, new: dict[str, Tensor]) -> None:
+    """As ``to()`` and ``to_empty()`` do it."""
+    by_id = {id(tensor): new[name].detach().clone() for name, tensor in tensors(model).items()}
+    model._apply(lambda tensor: by_id.get(id(tensor), tensor))
 
 
 def copy_state(model: nn.Module, new: dict[str, Tensor]) -> None:
@@ -155,48 +147,37 @@ def copy_state(model: nn.Module, new: dict[str, Tensor]) -> None:
         tensor.copy_(new[name])
 
 
-def set_data(model: nn.Module, new: dict[str, Tensor]) -> None:
-    for name, tensor in tensors(model).items():
-        tensor.data = new[name].detach().clone()
+Way = Callable[[nn.Module, dict[str, Tensor]], Any]
 
 
-def set_attributes(model: nn.Module, new: dict[str, Tensor]) -> None:
-    for name, tensor in tensors(model).items():
-        module, leaf = owner(model, name)
-        value = new[name].detach().clone()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        setattr(module, leaf, nn.Parameter(value, False) if is_parameter else value)
+def each(change: Callable[[nn.Module, str, Tensor, Tensor], Any]) -> Way:
+    """Of what changes one tensor: it gets the model, a name, that tensor and a copy of the new."""
+
+    def way(model: nn.Module, new: dict[str, Tensor]) -> None:
+        for name, old in tensors(model).items():
+            value = new[name].detach().clone()
+            is_parameter = isinstance(old, nn.Parameter)
+            change(model, name, old, nn.Parameter(value, False) if is_parameter else value)
+
+    return way
 
 
-def swap(model: nn.Module, new: dict[str, Tensor]) -> None:
-    for name, tensor in tensors(model).items():
-        other = new[name].detach().clone()
-        is_parameter = isinstance(tensor, nn.Parameter)
-        torch.utils.swap_tensors(tensor, nn.Parameter(other, False) if is_parameter else other)
-
-
-def apply(model: nn.Module, new: dict[str, Tensor]) -> None:
-    """As ``to()`` and ``to_empty()`` do it."""
-    old = tensors(model)
-    by_id = {id(tensor): new[name].detach().clone() for name, tensor in old.items()}
-    model._apply(lambda tensor: by_id.get(id(tensor), tensor))
-
-
-def load(model: nn.Module, new: dict[str, Tensor]) -> None:
-    model.load_state_dict(new)
-
-
-def load_by_assigning(model: nn.Module, new: dict[str, Tensor]) -> None:
-    model.load_state_dict({name: tensor.clone() for name, tensor in new.items()}, assign=True)
-
-
-WAYS: dict[str, Callable[[nn.Module, dict[str, Tensor]], None]] = {
-    way.__name__: way
-    for way in (
-        copy_, copy_in_inference_mode, copy_data, copy_state, set_data, set_attributes, swap, apply,
-        load, load_by_assigning,
-    )
-}  # fmt: skip
+WAYS: dict[str, Way] = {
+    "copy_": torch.no_grad()(each(lambda model, name, old, new: old.copy_(new))),
+    "copy_in_inference_mode": torch.inference_mode()(
+        each(lambda model, name, old, new: old.copy_(new))
+    ),
+    "copy_data": each(lambda model, name, old, new: old.data.copy_(new)),
+    "copy_state": copy_state,
+    "set_data": each(lambda model, name, old, new: setattr(old, "data", new.detach())),
+    "set_attributes": each(set_attribute),
+    "swap": each(lambda model, name, old, new: torch.utils.swap_tensors(old, new)),
+    "apply": apply,
+    "load": lambda model, new: model.load_state_dict(new),
+    "load_by_assigning": lambda model, new: model.load_state_dict(
+        {name: tensor.clone() for name, tensor in new.items()}, assign=True
+    ),
+}
 
 
 def check(model: Any, kind: str, new: nn.Module, device: str = "cpu") -> None:
@@ -229,33 +210,15 @@ def test_a_call_with_other_tensors(kind: str) -> None:
     assert torch.equal(model(x), before)
 
 
-def scripted(module: nn.Module, x: Tensor) -> tuple[Any, Any]:
-    for _ in range(3):  # optimized from the second call on
-        module(x)
-    return module, module
-
-
-def compiled(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
-    torch._dynamo.reset()
-    program = torch.compile(model, backend="aot_eager")
-    program(x)
-    return program, model
-
-
-def exported(model: nn.Module, x: Tensor) -> tuple[Any, Any]:
-    program = torch.export.export(model, (x,)).module()
-    return program, program
-
-
-# Of each form what makes it, and what holds its tensors then; the ways, and kinds that it lacks.
+# Of each form what makes it; the ways, and kinds that it lacks. But for a compiled one, it has
+# tensors of its own.
 FORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any, tuple[str, ...]]] = {
-    "script": (lambda model, x: scripted(torch.jit.script(model), x),
+    "script": (lambda model, x: torch.jit.script(model),
         ("copy_", "set_data", "load"), ("attention", "experts")),
-    "trace": (lambda model, x: scripted(torch.jit.trace(model, x), x),
-        ("copy_", "set_data", "load"), ("attention", "experts")),
-    "compiled": (compiled, WAYS, ()),
-    "exported": (exported, ("copy_", "copy_data", "set_data", "load", "load_by_assigning"),
-        ("experts",)),
+    "trace": (torch.jit.trace, ("copy_", "set_data", "load"), ("attention", "experts")),
+    "compiled": (lambda model, x: torch.compile(model, backend="aot_eager"), WAYS, ()),
+    "exported": (lambda model, x: torch.export.export(model, (x,)).module(),
+        ("copy_", "copy_data", "set_data", "load", "load_by_assigning"), ("experts",)),
 }  # fmt: skip
 
 
@@ -272,10 +235,13 @@ FORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any, tuple[str, ...]]
     ],
 )
 def test_a_graph(form: str, way: str, kind: str) -> None:
-    model, new = made(kind, 1), made(kind, 2)
+    torch._dynamo.reset()
+    model, new, x = made(kind, 1), made(kind, 2), example(kind)
     with torch.no_grad():
-        program, holder = FORMS[form][0](model, example(kind))
-    WAYS[way](holder, new.state_dict())
+        program = FORMS[form][0](model, x)
+        for _ in range(3):  # a script is optimized from the second call on
+            program(x)
+    WAYS[way](model if form == "compiled" else program, new.state_dict())
     check(program, kind, new)
 
 
@@ -300,14 +266,133 @@ def test_captured(kind: str, way: str, cuda: str) -> None:
         pytest.skip("some products of experts read their offsets on the host")
     model, new, x = made(kind, 1, cuda), made(kind, 2, cuda), example(kind).to(cuda)
     with torch.no_grad():
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            model(x)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            output = model(x)
+        graph, output = capture(lambda: model(x))
         WAYS[way](model, new.state_dict())
         graph.replay()
         assert torch.equal(output, new(x))
+
+
+# --- integers are parameters: the tools that handle a model's weights handle them ----------------
+
+CPU, PLACES = torch.device("cpu"), {"one": "cpu", "other": "disk"}
+
+
+class Pair(nn.Module):
+    """Two layers, since accelerate reads a map of one device in another way."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        super().__init__()
+        self.one, self.other = made(kind, seed), made(kind, seed + 1)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(input), self.other(input)
+
+
+def load_checkpoint_and_dispatch(accelerate: Any, model: nn.Module, folder: Path) -> nn.Module:
+    save_file(model.state_dict(), folder / "all.safetensors")
+    fresh = copy.deepcopy(model)
+    with torch.no_grad():
+        for tensor in (*fresh.parameters(), *fresh.buffers()):
+            tensor.zero_()
+    return accelerate.load_checkpoint_and_dispatch(
+        fresh,
+        str(folder / "all.safetensors"),
+        device_map=PLACES,
+        offload_folder=folder / "offloaded",
+        offload_buffers=True,  # else it loads no buffer of what goes to the disk
+    )
+
+
+OFFLOADS: dict[str, Callable[[Any, nn.Module, Path], nn.Module]] = {
+    "cpu_offload": lambda accelerate, model, folder: accelerate.cpu_offload(model, CPU),
+    "disk_offload": lambda accelerate, model, folder: accelerate.disk_offload(model, folder, CPU),
+    "dispatch_model": lambda accelerate, model, folder: accelerate.dispatch_model(
+        model, PLACES, main_device="cpu", offload_dir=folder
+    ),
+    "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,
+}
+
+
+@by_kind
+@pytest.mark.parametrize("way", OFFLOADS)
+def test_offloaded(kind: str, way: str, tmp_path: Path) -> None:
+    model, x = Pair(kind, 1), example(kind)
+    with torch.no_grad():
+        wanted = model(x)
+        placed = OFFLOADS[way](package("accelerate"), model, tmp_path)
+        away = [name for name, tensor in placed.named_parameters() if tensor.is_meta]
+        assert any(name.endswith(("qweight", "packed")) for name in away)
+        for _ in range(2):
+            assert all(map(torch.equal, placed(x), wanted))
+
+
+@by_kind
+def test_copies_and_places(kind: str) -> None:
+    model, x = made(kind, 1), example(kind)
+    with torch.no_grad():
+        wanted = model(x)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(other(x), wanted)
+        empty = copy.deepcopy(model).to("meta")
+        assert all(tensor.is_meta for tensor in empty.state_dict().values())
+        filled = copy.deepcopy(empty).to_empty(device="cpu")
+        filled.load_state_dict(model.state_dict())
+        empty.load_state_dict(model.state_dict(), assign=True)
+        assert torch.equal(filled(x), wanted) and torch.equal(empty(x), wanted)
+    assert not any(parameter.requires_grad for parameter in empty.parameters())
+
+
+@by_kind
+def test_frozen_parameters(kind: str) -> None:
+    """Calls for all parameters of a model leave integers as they are."""
+    model, x = made(kind, 1), example(kind)
+    with torch.no_grad():
+        wanted = model(x)
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        average.update_parameters(model)
+        assert torch.equal(average(x), wanted)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("to", (torch.float16, torch.bfloat16, torch.float64))
+@by_kind
+def test_conversions_leave_integers_and_scales(kind: str, to: torch.dtype) -> None:
+    """Of the floating tensors a bias alone is rounded; scales become float64 at most."""
+    model = made(kind, 1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.to(to)
+    for name, tensor in model.state_dict().items():
+        if name.endswith("bias"):
+            assert tensor.dtype == to
+        elif to == torch.float64 and before[name].is_floating_point():
+            assert torch.equal(tensor, before[name].double())
+        else:
+            assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name]), name
+
+
+def test_a_plain_tensor_takes_the_place_of_integers() -> None:
+    model = made("dynamic", 1)
+    model[0].qweight = torch.zeros_like(model[0].qweight.detach())
+    assert type(model[0].qweight) is nn.Parameter and not model[0].qweight.requires_grad
+    assert torch.equal(model(example("dynamic")), model[0].bias.expand(3, 24))
+
+
+REPRS = {
+    "smoothed": "QuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
+    "channel, input=int8 per_token asymmetric dynamic, smooth)",
+    "static": "StaticQuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
+    "channel, input=int8 per_tensor asymmetric static)",
+    "weight_only": "weight=int8 per_group(4) asymmetric",
+}
+
+
+@pytest.mark.parametrize("kind", REPRS)
+def test_repr(kind: str) -> None:
+    assert REPRS[kind] in repr(made(kind, 1))

@@ -14,20 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from baraquant import ops, reference
-from baraquant.nn import (
-    FakeQuantize,
-    FakeQuantizeInt4,
-    FakeQuantizeTernary,
-    LearnedFakeQuantize,
-    LearnedFakeQuantizeInt4,
-    WeightOnlyLinear,
-)
+from baraquant import W8A16, ops, reference
+from baraquant import nn as bnn
 from baraquant.nn.shared.arguments import INTEGERS
+from baraquant.nn.shared.range import rounded_scale
+from baraquant.qat import prepare_
 from tests.support import cases
 from tests.support.cases import Granularity
+from tests.support.schemes import described
+from tests.workflow.test_scale_dtype import DTYPES, rounded
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 SHAPE = (3, 4, 10)
 RANGE = {"quant_min": -8, "quant_max": 7}
 LEARNED: dict[str, dict[str, Any]] = {
@@ -52,44 +48,44 @@ def options_of(granularity: Granularity) -> dict[str, Any]:
     return found
 
 
-def fixed(granularity: Granularity, seed: int, **more: Any) -> FakeQuantize:
+def fixed(granularity: Granularity, seed: int, **more: Any) -> bnn.FakeQuantize:
     shape = granularity.param_shape(SHAPE)
     scale, zero_point = cases.scales(shape, torch.float32), cases.zero_points(shape, (-8, 7))
-    return FakeQuantize(scale * seed, zero_point, **options_of(granularity), **more)
+    return bnn.FakeQuantize(scale * seed, zero_point, **options_of(granularity), **more)
 
 
-def observed(granularity: str, seed: int, **more: Any) -> FakeQuantize:
+def observed(granularity: str, seed: int, **more: Any) -> bnn.FakeQuantize:
     of_channels = {"axis": 1, "channels": 4} if granularity == "per_channel" else {}
     options = {"granularity": granularity, **of_channels, **RANGE, "symmetric": False, **more}
-    module = FakeQuantize(mode="observed", **options)
+    module = bnn.FakeQuantize(mode="observed", **options)
     if seed:
         module(example(seed))
     module.disable_observer()
     return module
 
 
-def learned(kind: str, symmetric: bool, seed: int, **more: Any) -> LearnedFakeQuantize:
-    module = LearnedFakeQuantize(**LEARNED[kind], symmetric=symmetric, **RANGE, **more)
+def learned(kind: str, symmetric: bool, seed: int, **more: Any) -> bnn.LearnedFakeQuantize:
+    module = bnn.LearnedFakeQuantize(**LEARNED[kind], symmetric=symmetric, **RANGE, **more)
     module.initialize(example(seed)[0])
     return module
 
 
 def four_bits(kind: str, symmetric: bool, seed: int) -> nn.Module:
     if kind == "learned":
-        module = LearnedFakeQuantizeInt4(2, shape=(4, 5), symmetric=symmetric)
+        module = bnn.LearnedFakeQuantizeInt4(2, shape=(4, 5), symmetric=symmetric)
         module.initialize(example(seed)[0])
         return module
     names = ("scale", "group_factor", "group_zero_point")
     parts = ops.choose_int4_qparams(example(seed)[0], 2, symmetric=symmetric)
     given = dict(zip(names, parts, strict=True)) if kind == "given" else {}
-    return FakeQuantizeInt4(2, symmetric=symmetric, **given)
+    return bnn.FakeQuantizeInt4(2, symmetric=symmetric, **given)
 
 
 # Of each kind a function of a seed: other seeds have other scales.
 KINDS: dict[str, Callable[[int], nn.Module]] = {
     **{f"fixed {g}": lambda seed, g=g: fixed(g, seed) for g in cases.KINDS},
     **{
-        f"dynamic {g} {symmetric}": lambda seed, g=g, symmetric=symmetric: FakeQuantize(
+        f"dynamic {g} {symmetric}": lambda seed, g=g, symmetric=symmetric: bnn.FakeQuantize(
             mode="dynamic", symmetric=symmetric, **options_of(g)
         )
         for g in cases.KINDS for symmetric in (True, False)
@@ -100,9 +96,9 @@ KINDS: dict[str, Callable[[int], nn.Module]] = {
         f"learned {kind} {symmetric}": lambda seed, kind=kind, s=symmetric: learned(kind, s, seed)
         for kind in LEARNED for symmetric in (True, False)
     },
-    "ternary per_tensor": lambda seed: FakeQuantizeTernary(),
-    "ternary per_channel": lambda seed: FakeQuantizeTernary("per_channel", axis=0),
-    "ternary per_group": lambda seed: FakeQuantizeTernary("per_group", group_size=5),
+    "ternary per_tensor": lambda seed: bnn.FakeQuantizeTernary(),
+    "ternary per_channel": lambda seed: bnn.FakeQuantizeTernary("per_channel", axis=0),
+    "ternary per_group": lambda seed: bnn.FakeQuantizeTernary("per_group", group_size=5),
     **{
         f"int4 {kind} {symmetric}": lambda seed, k=kind, s=symmetric: four_bits(k, s, seed)
         for kind in ("dynamic", "given", "learned") for symmetric in (True, False)
@@ -114,7 +110,7 @@ for dtype in ("bfloat16", "float16"):
         f"fixed {dtype}": lambda seed, given=given: fixed(cases.PER_TENSOR, seed, **given),
         f"observed {dtype}": lambda seed, given=given: observed("per_channel", seed, **given),
         f"learned {dtype}": lambda seed, g=given: learned("per_channel", False, seed, **g),
-        **{f"dynamic {g} {dtype}": lambda seed, given=given, g=g: FakeQuantize(mode="dynamic",
+        **{f"dynamic {g} {dtype}": lambda seed, given=given, g=g: bnn.FakeQuantize(mode="dynamic",
         symmetric=False, **options_of(g), **given) for g in (cases.PER_TOKEN, cases.per_channel(1),
         cases.per_group(5, -1))},
     }  # fmt: skip
@@ -270,11 +266,11 @@ by_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetri
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 
 
-def dynamic(granularity: Granularity, symmetric: bool = True) -> FakeQuantize:
-    return FakeQuantize(mode="dynamic", symmetric=symmetric, **options_of(granularity))
+def dynamic(granularity: Granularity, symmetric: bool = True) -> bnn.FakeQuantize:
+    return bnn.FakeQuantize(mode="dynamic", symmetric=symmetric, **options_of(granularity))
 
 
-def assert_rounds(module: FakeQuantize, x: Tensor, wanted: Tensor) -> None:
+def assert_rounds(module: bnn.FakeQuantize, x: Tensor, wanted: Tensor) -> None:
     """Its value and gradient are those of the constant scale."""
     y, dy = module(x), torch.randn(SHAPE, generator=cases.generator(2)).to(x)
     assert torch.equal(y, wanted) and not torch.equal(y, x)
@@ -308,10 +304,10 @@ def test_a_dynamic_scale(
 
 def test_numbers() -> None:
     x = example()
-    module = FakeQuantize(0.1, 3, quant_min=0, quant_max=15)
+    module = bnn.FakeQuantize(0.1, 3, quant_min=0, quant_max=15)
     assert module.scale.dtype == torch.float32 and module.zero_point.dtype == torch.int32
     assert torch.equal(module(x), reference.fake_quantize_per_tensor(x, 0.1, 3, 0, 15))
-    assert torch.equal(FakeQuantize(0.1)(x), reference.fake_quantize_per_tensor(x, 0.1, 0))
+    assert torch.equal(bnn.FakeQuantize(0.1)(x), reference.fake_quantize_per_tensor(x, 0.1, 0))
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
@@ -321,13 +317,13 @@ def test_zero_points_of_any_integers(dtype: torch.dtype) -> None:
     for given in (3, *((2**40,) if dtype == torch.int64 else ())):
         point = torch.tensor([given], dtype=dtype)
         wanted = torch.tensor([min(given, 2**31 - 1)], dtype=torch.int32)
-        layer = WeightOnlyLinear(weight, scale, weight_zero_point=point)
-        for got in (FakeQuantize(scale, point).zero_point, layer.weight_zero_point):
+        layer = bnn.WeightOnlyLinear(weight, scale, weight_zero_point=point)
+        for got in (bnn.FakeQuantize(scale, point).zero_point, layer.weight_zero_point):
             assert got.dtype == torch.int32 and torch.equal(got, wanted)
 
 
 def test_two_levels_without_symmetry() -> None:
-    module = FakeQuantize(mode="dynamic", symmetric=False, quant_min=0, quant_max=1)
+    module = bnn.FakeQuantize(mode="dynamic", symmetric=False, quant_min=0, quant_max=1)
     x = torch.tensor([0.0, 0.25, 0.75, 1.0])
     assert torch.equal(module(x), torch.tensor([0.0, 0.0, 1.0, 1.0]))
 
@@ -335,11 +331,111 @@ def test_two_levels_without_symmetry() -> None:
 @by_granularity
 def test_qparams_and_freeze(granularity: Granularity) -> None:
     module, x = fixed(granularity, 1), example()
-    for got, kept in zip(
-        module.calculate_qparams(), (module.scale, module.zero_point), strict=True
-    ):
-        assert torch.equal(got, kept)
+    assert all(map(torch.equal, module.calculate_qparams(), (module.scale, module.zero_point)))
     frozen, y = module.freeze(), module(x)
     assert repr(frozen) == repr(module)
     module.scale.fill_(1.0)
     assert torch.equal(frozen(x), y) and not torch.equal(module(x), y)
+
+
+# --- with ``scale_dtype`` -------------------------------------------------------------------------
+
+by_scale_dtype = pytest.mark.parametrize("dtype", DTYPES)
+GRANULARITIES: dict[str, dict[str, Any]] = {
+    "per_tensor": {}, "per_channel": {"axis": 1}, "per_token": {}, "per_group": {"group_size": 4},
+}  # fmt: skip
+LIMITS = {"bfloat16": (2.0**-126, 3.3895313892515355e38), "float16": (2.0**-24, 65504.0)}
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@by_scale_dtype
+def test_the_rounding(dtype: str) -> None:
+    """Against NumPy: ties, neighbours of ties, subnormal and large numbers."""
+    bits = torch.randint(0x00800000, 0x7F800000, (200000,), dtype=torch.int32)
+    ties = (torch.arange(0x33000000, 0x7F000000, 0x1000, dtype=torch.int64)).to(torch.int32)
+    around = torch.cat([ties - 1, ties, ties + 1])
+    scale = torch.cat([bits, around]).view(torch.float32)
+    least, most = LIMITS[dtype]
+    wanted = rounded(scale, dtype).clamp_min(least)
+    got = rounded_scale(scale, dtype)
+    assert got.dtype == torch.float32 and torch.equal(got, wanted)
+    assert bool(got.isinf().any()) and bool((got == least).any()) and bool((got == most).any())
+    assert torch.equal(rounded_scale(scale.double(), dtype), wanted.double())
+    special = torch.tensor([float("nan"), float("inf")])
+    assert rounded_scale(special, dtype)[0].isnan() and rounded_scale(special, dtype)[1].isinf()
+    # float64 is rounded once: through float32 this would be a tie.
+    step = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    above = torch.tensor(1 + step + 2.0**-40, dtype=torch.float64)
+    assert rounded_scale(above, dtype).item() == 1 + 2 * step
+    assert rounded_scale(scale, "float32") is scale
+
+
+@by_scale_dtype
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8), (0, 8)], ids=str)
+@pytest.mark.exhaustive
+def test_a_dynamic_scale_that_is_rounded(
+    granularity: str, symmetric: bool, dtype: str, shape: tuple[int, ...]
+) -> None:
+    how = {"granularity": granularity, **GRANULARITIES[granularity], "mode": "dynamic"}
+    module = bnn.FakeQuantize(**how, symmetric=symmetric, scale_dtype=dtype)
+    plain = bnn.FakeQuantize(**how, symmetric=symmetric)
+    x = values(*shape).requires_grad_()
+    integers, scale, zeros = module.quantize(x.detach())
+    _, before, zeros_before = plain.quantize(x.detach())
+    assert torch.equal(scale, rounded(before, dtype)) and scale.shape == before.shape
+    assert zeros.shape == zeros_before.shape and zeros.dtype == torch.int32
+    assert int((zeros - zeros_before).abs().max()) <= 1 if zeros.numel() else True
+    fixed = bnn.FakeQuantize(scale, zeros, granularity, **GRANULARITIES[granularity])
+    assert torch.equal(fixed.quantize(x.detach())[0], integers)
+    got = module(x)
+    assert torch.equal(got, fixed(x)) and torch.equal(module.round(x), got)
+    gradient = torch.autograd.grad(got.sum(), x)[0]
+    assert torch.equal(gradient, torch.autograd.grad(fixed(x).sum(), x)[0])
+    if symmetric and x.numel():
+        assert torch.equal(gradient, torch.ones_like(x))
+
+
+@by_scale_dtype
+def test_a_given_scale_and_a_state(dtype: str) -> None:
+    scale = torch.tensor([0.1, 0.3])
+    module = bnn.FakeQuantize(scale, None, "per_channel", axis=0, scale_dtype=dtype)
+    assert torch.equal(module.scale, rounded(scale, dtype)) and scale[0] == 0.1 * torch.ones(())
+    x = values(2, 4)
+    assert torch.equal(module(x), ops.fake_quantize_per_channel(x, module.scale, None, 0))
+    other = bnn.FakeQuantize(scale + 0.05, None, "per_channel", axis=0)
+    for assign in (False, True):
+        module.load_state_dict(other.state_dict(), assign=assign)
+        assert torch.equal(module.scale, rounded(other.scale, dtype))
+        assert torch.equal(other.scale, scale + 0.05), "the state itself is as it was"
+
+
+@by_scale_dtype
+@pytest.mark.inductor
+@pytest.mark.exhaustive
+def test_rounded_scales_compiled(dtype: str) -> None:
+    """TorchInductor removes a cast to bfloat16 and back; the rounding has to survive that."""
+    for kind in (kind for kind in KINDS if kind.endswith(dtype)):
+        module, x = KINDS[kind](1), input_of(kind)
+        if kind.startswith("observed"):
+            module.enable_observer()
+        torch.compiler.reset()
+        compiled = torch.compile(copy.deepcopy(module), fullgraph=True)
+        for step in (1, 2):
+            leaf, twin = (x * step).requires_grad_(), (x * step).requires_grad_()
+            got, wanted = compiled(leaf), module(twin)
+            assert torch.equal(got, wanted)
+            got.sum().backward()
+            wanted.sum().backward()
+            assert torch.equal(leaf.grad, twin.grad)
+    layer = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
+    config = described("int4 asymmetric learned", scale_dtype=dtype)
+    prepare_(layer, {"0": config, "1": W8A16(scale_dtype=dtype)})
+    compiled, x = torch.compile(layer, fullgraph=True), values(3, 8)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-6, atol=1e-6)
+    weight = torch.compile(lambda: layer[0].fake_quantized_weight(), fullgraph=True)()
+    assert torch.equal(weight, layer[0].fake_quantized_weight())

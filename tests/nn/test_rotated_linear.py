@@ -11,33 +11,30 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import baraquant
-from baraquant import PerGroup, PerTensor, PerToken, QuantConfig, TensorConfig, ops, reference
+from baraquant import QuantConfig, ops, reference
 from baraquant import nn as bnn
 from baraquant.workflow.convert import Converter
 from baraquant.workflow.served import served_linear
 from tests.support.bits import without_switches
+from tests.support.schemes import described
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = ("linear", "conv1d")
-INT8, TOKEN = TensorConfig(8), TensorConfig(8, PerToken())
-LEARNED = TensorConfig(8, PerTensor(), learned=True)
 SCHEMES: dict[str, QuantConfig] = {
-    "w8a8": baraquant.W8A8(rotate=16),
-    "w8a8_asymmetric": baraquant.W8A8(False, rotate=256),
+    "w8a8": baraquant.W8A8(rotate=16), "w8a8_asymmetric": baraquant.W8A8(False, rotate=256),
     "w4a8": baraquant.W4A8(None, rotate=8),
-    "ternary": QuantConfig(TensorConfig(2, PerTensor(), ternary=True), TOKEN, rotate=16),
+    "ternary": described("int2 per_tensor ternary, int8 per_token", rotate=16),
     "static": baraquant.W8A8Static("moving_average", rotate=16),
     "static_asymmetric": baraquant.W8A8Static("moving_average", False, rotate=4),
-    "per_tensor": QuantConfig(INT8, TensorConfig(8, PerTensor(), False), rotate=16),
-    "w8a16": baraquant.W8A16(rotate=2),
-    "w4a16": baraquant.W4A16(8, rotate=16),
+    "per_tensor": described("int8, int8 per_tensor asymmetric", rotate=16),
+    "w8a16": baraquant.W8A16(rotate=2), "w4a16": baraquant.W4A16(8, rotate=16),
     "w4a16_asymmetric": baraquant.W4A16(4, False, rotate=8),
     "w4a8_groups": baraquant.W4A8(8, rotate=16, group_factors=False),
-    "groups_of_inputs": QuantConfig(INT8, TensorConfig(8, PerGroup(4)), rotate=16),
-    "learned": QuantConfig(TensorConfig(4, learned=True), LEARNED, rotate=16),
-    "observed_weight": QuantConfig(TensorConfig(8, dynamic=False), TOKEN, rotate=16),
+    "groups_of_inputs": described("int8, int8 per_group(4)", rotate=16),
+    "learned": described("int4 learned, int8 per_tensor learned", rotate=16),
+    "observed_weight": described("int8 static, int8 per_token", rotate=16),
     "bfloat16_scales": baraquant.W8A8(scale_dtype="bfloat16", rotate=16),
-}
+}  # fmt: skip
 IN, OUT = 48, 10  # the largest block is 16
 
 
@@ -143,15 +140,16 @@ def test_the_numbers_are_the_contracts(
         q, qweight, scale, weight_scale, float_layer.bias.detach(),
         input_zero_point=None if symmetric else zero, dtype=dtype,
     )  # fmt: skip
-    activation = TensorConfig(bits[1], PerToken(), symmetric)
-    layer = prepared(QuantConfig(TensorConfig(bits[0]), activation, rotate=16), dtype=dtype)
+    zero_point = "symmetric" if symmetric else "asymmetric"
+    config = described(f"int{bits[0]}, int{bits[1]} per_token {zero_point}", rotate=16)
+    layer = prepared(config, dtype=dtype)
     served = converted(layer)
     for one in (layer, layer.eval(), served):
         assert torch.equal(one(x).detach(), wanted)
     assert torch.equal(served.qweight, qweight) and torch.equal(served.weight_scale, weight_scale)
 
 
-def composed(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+def composed(layer: Any, x: Tensor, weight: Tensor, layout: str) -> Tensor:
     """The layer in float64 operations that autograd knows, straight through every rounding."""
     h = matrix(layer.rotate)
     rows, stored = x @ h, weight  # the parameter is in the rotated basis
@@ -160,12 +158,8 @@ def composed(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
         return values + (rounded - values).detach()
 
     rows = through(rows, layer.rounded_input(rows.detach()))
-    stored = through(stored, rows_of(layer.fake_quantized_weight().detach(), layout_of(layer)))
+    stored = through(stored, rows_of(layer.fake_quantized_weight().detach(), layout))
     return nn.functional.linear(rows, stored, layer.bias)
-
-
-def layout_of(layer: Any) -> str:
-    return "conv1d" if isinstance(layer, bnn.FakeQuantizedConv1D) else "linear"
 
 
 @pytest.mark.exhaustive
@@ -175,7 +169,7 @@ def test_gradients_are_those_of_the_composed_operations(scheme: str, layout: str
     layer = prepared(SCHEMES[scheme], layout, torch.float64)
     x = inputs(torch.float64).requires_grad_()
     weight = rows_of(layer._parameters["weight"].detach().clone(), layout).requires_grad_()
-    wanted = composed(layer, x, weight)
+    wanted = composed(layer, x, weight, layout)
     dy = torch.randn_like(wanted)
     dx, dw = torch.autograd.grad(wanted, (x, weight), dy)
     for training in (True, False):

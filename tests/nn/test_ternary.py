@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import GPTQ, QuantConfig, TensorConfig
+from baraquant import GPTQ, QuantConfig
 from baraquant.nn import FakeQuantizeTernary
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.models.training_models import train
+from tests.support.schemes import described
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
@@ -27,18 +28,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "per_group": {"group_size": 16},
 }
 by_granularity = pytest.mark.parametrize("granularity", SIZES)
-TOKEN = TensorConfig(8, "per_token")
 INPUTS = {
-    "dynamic": TOKEN,
-    "asymmetric": TensorConfig(8, "per_token", symmetric=False),
-    "static": TensorConfig(8, "per_tensor", dynamic=False),
-    "floating": None,
-}
+    "dynamic": ", int8 per_token", "asymmetric": ", int8 per_token asymmetric",
+    "static": ", int8 per_tensor static", "floating": "",
+}  # fmt: skip
 
 
-def weight_of(granularity: str) -> TensorConfig:
-    size = SIZES[granularity].get("group_size")
-    return TensorConfig(2, granularity, group_size=size, ternary=True)
+def config_of(granularity: str, inputs: str = "floating", **options: Any) -> QuantConfig:
+    size = "(16)" if granularity == "per_group" else ""
+    return described(f"int2 {granularity}{size} ternary{INPUTS[inputs]}", **options)
 
 
 def values(dtype: torch.dtype, device: str = "cpu") -> Tensor:
@@ -134,7 +132,7 @@ def test_a_served_model_has_the_bits_of_training(
 ) -> None:
     model, fresh = model_of(dtype, device), model_of(dtype, device)
     x = torch.randn(32, 64, generator=cases.generator(8)).to(device, dtype)
-    baraquant.qat.prepare_(model, QuantConfig(weight_of(granularity), INPUTS[inputs]))
+    baraquant.qat.prepare_(model, config_of(granularity, inputs))
     train(model, x, x, x, lr=0.1)
     right = model.eval()(x).detach()
     baraquant.qat.convert_(model)
@@ -151,7 +149,7 @@ def test_training_computes_the_product_of_integers(device: str) -> None:
     """The loss falls, and training mode has the bits of evaluation, compiled or not."""
     model = model_of(torch.float32, device)
     x = torch.randn(32, 64, generator=cases.generator(8)).to(device)
-    baraquant.qat.prepare_(model, QuantConfig(weight_of("per_tensor"), TOKEN))
+    baraquant.qat.prepare_(model, config_of("per_tensor", "dynamic"))
     before = model(x).square().mean()
     train(model, *[x] * 20, lr=0.1)
     right = model(x)
@@ -167,8 +165,7 @@ def test_gradients_of_integers(backward: str) -> None:
     gradients = []
     for how in ("float", backward):
         model = model_of(torch.float32)
-        config = QuantConfig(weight_of("per_channel"), TOKEN, backward=how)
-        baraquant.qat.prepare_(model, config)
+        baraquant.qat.prepare_(model, config_of("per_channel", "dynamic", backward=how))
         model(x).square().sum().backward()
         gradients.append(model[0].get_parameter("weight").grad)
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
@@ -177,7 +174,7 @@ def test_gradients_of_integers(backward: str) -> None:
 @by_granularity
 def test_quantize_rounds_as_training_does_and_gptq_keeps_the_grid(granularity: str) -> None:
     x = torch.randn(256, 64, generator=cases.generator(8))
-    config = QuantConfig(weight_of(granularity))
+    config = config_of(granularity)
     model, nearest, better = (model_of(torch.float32) for _ in range(3))
     baraquant.qat.prepare_(model, config)
     baraquant.qat.convert_(model)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, W8A16, W8A8Static
 from baraquant.configs import Config
 from baraquant.qat import prepare_
 from tests.support import cases
+from tests.support.schemes import described
 
 SIZE, HIDDEN, ROWS = 16, 32, 21
-TOKEN, TENSOR = TensorConfig(8, "per_token"), TensorConfig(8, "per_tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,42 +28,40 @@ class Scheme:
     serves_exactly: bool = True
 
 
+# Those whose product is of integers in training and when served, when served alone, and never.
 SCHEMES: dict[str, Scheme] = {
-    "w8a8": Scheme(W8A8(), trains_exactly=True),
-    "w8a8_asymmetric": Scheme(W8A8(symmetric=False), trains_exactly=True),
-    "w4a8_channels": Scheme(QuantConfig(TensorConfig(4), TOKEN), trains_exactly=True),
-    "w4a6": Scheme(QuantConfig(TensorConfig(4), TensorConfig(6, "per_token", False)),
-        trains_exactly=True),
-    "weight_per_tensor": Scheme(QuantConfig(TensorConfig(8, "per_tensor"), TOKEN)),
-    "input_per_tensor": Scheme(QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False))),
-    "static": Scheme(W8A8Static("moving_average", symmetric=False)),
-    "static_symmetric": Scheme(W8A8Static("min_max")),
-    "observed_weight": Scheme(QuantConfig(TensorConfig(8, dynamic=False), TOKEN)),
-    "observed_weight_per_tensor": Scheme(QuantConfig(TensorConfig(4, "per_tensor", dynamic=False),
-        TENSOR)),
-    "bfloat16_scales": Scheme(QuantConfig(TensorConfig(8), TOKEN, scale_dtype="bfloat16")),
-    "rotated": Scheme(W8A8(rotate=4), trains_exactly=True),
-    "rotated_static": Scheme(W8A8Static("moving_average", symmetric=False, rotate=8)),
-    "rotated_groups": Scheme(W4A16(group_size=4, rotate=2), serves_exactly=False),
-    "weight_only": Scheme(W8A16(), serves_exactly=False),
-    "weight_with_zero_points": Scheme(QuantConfig(TensorConfig(3, symmetric=False), TOKEN),
-        serves_exactly=False),
-    "groups": Scheme(W4A16(group_size=4), serves_exactly=False),
-    "ternary": Scheme(QuantConfig(TensorConfig(2, "per_tensor", ternary=True), TOKEN),
-        trains_exactly=True),
-    "ternary_channels": Scheme(QuantConfig(TensorConfig(2, ternary=True), TOKEN),
-        trains_exactly=True),
-    "groups_everywhere": Scheme(QuantConfig(TensorConfig(4, "per_group", False, group_size=4),
-        TensorConfig(8, "per_group", group_size=2)), serves_exactly=False),
+    **{name: Scheme(config, trains_exactly=True) for name, config in {
+        "w8a8": W8A8(), "w8a8_asymmetric": W8A8(symmetric=False), "w4a8_channels": W4A8(None),
+        "w4a6": described("int4, int6 per_token asymmetric"), "rotated": W8A8(rotate=4),
+        "ternary": described("int2 per_tensor ternary, int8 per_token"),
+        "ternary_channels": described("int2 ternary, int8 per_token"),
+    }.items()},
+    **{name: Scheme(config) for name, config in {
+        "weight_per_tensor": described("int8 per_tensor, int8 per_token"),
+        "input_per_tensor": described("int8, int8 per_tensor asymmetric"),
+        "static": W8A8Static("moving_average", symmetric=False),
+        "static_symmetric": W8A8Static("min_max"),
+        "observed_weight": described("int8 static, int8 per_token"),
+        "observed_weight_per_tensor": described("int4 per_tensor static, int8 per_tensor"),
+        "bfloat16_scales": W8A8(scale_dtype="bfloat16"),
+        "rotated_static": W8A8Static("moving_average", symmetric=False, rotate=8),
+    }.items()},
+    **{name: Scheme(config, serves_exactly=False) for name, config in {
+        "rotated_groups": W4A16(group_size=4, rotate=2), "weight_only": W8A16(),
+        "weight_with_zero_points": described("int3 asymmetric, int8 per_token"),
+        "groups": W4A16(group_size=4),
+        "groups_everywhere": described("int4 per_group(4) asymmetric, int8 per_group(2)"),
+    }.items()},
 }  # fmt: skip
 # Of linear layers alone: the groups of a table would lie on two processes.
 FACTORS: dict[str, Scheme] = {
     "factors": Scheme(W4A8(8), trains_exactly=True),
     "asymmetric_factors": Scheme(W4A8(4, symmetric=False), trains_exactly=True),
     "rotated_factors": Scheme(W4A8(8, rotate=4), trains_exactly=True),
-    "static_factors": Scheme(QuantConfig(TensorConfig(4, "per_group", group_size=8,
-        group_factors=True), TensorConfig(8, "per_tensor", False, dynamic=False))),
-}  # fmt: skip
+    "static_factors": Scheme(
+        described("int4 per_group(8) factors, int8 per_tensor asymmetric static")
+    ),
+}
 
 
 class Model(nn.Module):

@@ -14,17 +14,14 @@ from torch.distributed.tensor import Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baraquant import W4A8, W4A16, W8A8, QuantConfig, TensorConfig, ops, quantize_
+from baraquant import W4A8, W4A16, W8A8, ops, quantize_
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
 from baraquant.qat import prepare_
+from tests.support.schemes import described
 
 RANKS = 4
-LEARNED = QuantConfig(TensorConfig(4, learned=True), TensorConfig(8, "per_token"))
-OBSERVED_GROUPS = QuantConfig(
-    TensorConfig(4, "per_group", dynamic=False, group_size=4), TensorConfig(8, "per_token")
-)
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +33,6 @@ def four_processes() -> Iterator[None]:
 
 
 class Model(nn.Module):
-    """Layers of several kinds and sizes."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table, self.other = nn.Embedding(12, 16), nn.Embedding(12, 16, sparse=True)
@@ -93,10 +88,6 @@ def mesh(*shape: int) -> Any:
     return init_device_mesh("cpu", shape or (RANKS,))
 
 
-def converted_groups() -> Any:
-    return quantized(W4A16(group_size=8))
-
-
 def quantized(config: Config) -> Any:
     built = nn.Module()
     built.linear = nn.Linear(16, 8)
@@ -110,16 +101,16 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         "in_features to be a multiple of the 4 processes, but got 18; use ColwiseParallel"),
     "groups": (lambda: model(W4A16(group_size=8)), {"linear": RowwiseParallel()}, ValueError,
         r"expected group_size to divide the features of a process \(16 / 4\), but got 8; a group"),
-    "converted groups": (converted_groups, {"linear": RowwiseParallel()}, ValueError,
+    "converted groups": (lambda: quantized(W4A16(group_size=8)), {"linear": RowwiseParallel()},
+        ValueError,
         r"WeightOnlyInt4Linear.*expected group_size to divide the features of a process"),
     "groups of a table": (lambda: model(W4A16(group_size=8)), {"table": ColwiseParallel()},
         ValueError,
         r"FakeQuantizedEmbedding.*expected group_size to divide the features of a process"),
-    "groups of the input": (lambda: model(QuantConfig(TensorConfig(8), TensorConfig(8, "per_group",
-        group_size=8))), {"linear": RowwiseParallel()}, ValueError,
-        "expected group_size of the input to divide"),
-    "observed groups": (lambda: model(OBSERVED_GROUPS), {"linear": RowwiseParallel()},
-        NotImplementedError,
+    "groups of the input": (lambda: model(described("int8, int8 per_group(8)")),
+        {"linear": RowwiseParallel()}, ValueError, "expected group_size of the input to divide"),
+    "observed groups": (lambda: model(described("int4 per_group(4) static, int8 per_token")),
+        {"linear": RowwiseParallel()}, NotImplementedError,
         "expected groups with dynamic scales, but the weight's scales are observed"),
     "convolution": (W8, {"conv": ColwiseParallel()}, NotImplementedError,
         "but got FakeQuantizedConv1d; leave it out of the plan"),
@@ -131,7 +122,8 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
     "groups with factors": (lambda: model(W4A8(8)), {"linear": RowwiseParallel()}, ValueError,
         r"FakeQuantizedLinear.*: expected group_size to divide the features of a process "
         r"\(16 / 4\), but got 8; a group must not lie on two processes"),
-    "learned scale": (lambda: model(LEARNED), {"linear": ColwiseParallel()}, NotImplementedError,
+    "learned scale": (lambda: model(described("int4 learned, int8 per_token")),
+        {"linear": ColwiseParallel()}, NotImplementedError,
         "expected weight_fake_quant to compute or observe its scale, but it learns it"),
     "backward of integers": (lambda: model(W8A8(backward="int8")), {"linear": ColwiseParallel()},
         NotImplementedError, 'FakeQuantizedLinear.*: expected backward="float", but got "int8"'),
@@ -197,7 +189,7 @@ def test_a_plan_names_floating_layers_too() -> None:
 
 @pytest.mark.parametrize("style", [ColwiseParallel, RowwiseParallel])
 def test_ranges_are_joined_over_replicas_only(style: Any) -> None:
-    built = model(QuantConfig(TensorConfig(8, dynamic=False), TensorConfig(8, "per_token")))
+    built = model(described("int8 static, int8 per_token"))
     parallelize_module(built, mesh(), {"linear": style()}, src_data_rank=None)
     with pytest.raises(RuntimeError, match=r"expected process_group to be the replicas.*\"dp\""):
         built.linear.weight_fake_quant.sync_qparams()

@@ -48,6 +48,14 @@ def place() -> str:
     return str(mesh().device_type)
 
 
+def message_of(call: Callable[..., Any], *arguments: Any) -> str:
+    try:
+        call(*arguments)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
 def mlp(name: str, form: str) -> Any:
     model = models.prepared(SCHEMES[name].config, device=place())
     model.eval()
@@ -408,12 +416,7 @@ def refusals() -> dict[str, str]:
     for form in FORMS:
         model = mlp("w8a8", form)
         parallelize_module(model, mesh(), {"up": ColwiseParallel()})
-        for name, tool in TOOLS.items():
-            try:
-                tool(model)
-                messages[f"{form} {name}"] = ""
-            except ValueError as error:
-                messages[f"{form} {name}"] = str(error)
+        messages |= {f"{form} {name}": message_of(tool, model) for name, tool in TOOLS.items()}
     return messages
 
 

@@ -32,8 +32,6 @@ SCHEMES: dict[str, Config] = {
 
 
 class Chain(nn.Module):
-    """Linear layers of different sizes."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -81,9 +79,7 @@ def graphs_of(model: nn.Module, counter: CompileCounter) -> int:
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("form", ["prepared", "converted"])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_layers_of_many_sizes_are_one_graph(
-    name: str, form: str, wrapped: bool, one_process: None
-) -> None:
+def test_many_sizes_are_one_graph(name: str, form: str, wrapped: bool, one_process: None) -> None:
     if wrapped and form == "converted":
         form = "prepared"  # a converted layer has no parameter that DDP could train
     torch._dynamo.reset()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from baraquant.qat import convert_
 from tests.parallel import models
 from tests.parallel.models import FACTORS, SCHEMES
 from tests.parallel.test_layouts import mesh, place
-from tests.support.ranks import DEVICES, results_of, skip_without_devices, spawn
+from tests.support.ranks import results_fixture
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 LINEAR = SCHEMES | FACTORS
@@ -52,7 +51,6 @@ def input_gradient(model: Any, x: Tensor) -> dict[str, Tensor]:
 
 
 def inputs_of(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Plain rows and special ones."""
     plain, special = (models.features(models.SIZE, dtype, special) for special in (False, True))
     return plain.to(place()), special.to(place())
 
@@ -87,7 +85,6 @@ def mlp_of(name: str, dtype: str) -> dict[str, Pair]:
 
 
 def table_of(name: str, style: str) -> dict[str, Pair]:
-    """An embedding in each phase."""
     results: dict[str, Pair] = {}
     index = models.indices().to(place())
     alone = models.prepared(SCHEMES[name].config, device=place())
@@ -117,23 +114,7 @@ def compute(rank: int) -> dict[str, Any]:
     return results
 
 
-@pytest.fixture(scope="session", params=DEVICES)
-def where(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="session", params=[2, 4])
-def results(
-    request: pytest.FixtureRequest,
-    where: str,
-    made_once: Callable[[str, Callable[[Path], None]], Path],
-) -> list[dict[str, Any]]:
-    ranks = request.param
-    skip_without_devices(where, ranks)
-    folder = made_once(
-        f"tensor_parallel_{where}_{ranks}", lambda folder: spawn(folder, compute, ranks, where)
-    )
-    return results_of(folder, ranks)
+results = results_fixture("tensor_parallel", compute, 2, 4)
 
 
 def check(pair: Pair, exact: bool, bits_of: tuple[str, ...] = (), tolerance: float = 0) -> None:

@@ -11,42 +11,36 @@ import torch
 import torch.distributed as dist
 
 RANKS = 2
-# Where processes work together: joined by gloo, and by NCCL with a GPU for each.
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
-def spawn(
-    folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
-) -> None:
-    """Let each rank compute, within one process group, and store what it returns."""
-    torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
+def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts: int) -> Any:
+    """A fixture of the session: what each of so many ranks brought home, on each device.
 
-
-def results_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
-    """Return what each rank has stored."""
-    return [
-        torch.load(folder / f"{rank}.pt", weights_only=True, map_location="cpu")
-        for rank in range(ranks)
+    They are one process group: joined by gloo, and by NCCL with a GPU for each.
+    """
+    places = [
+        pytest.param((device, count), marks=marks, id=f"{device}-{count}")
+        for device, marks in (("cpu", ()), ("cuda", pytest.mark.cuda))
+        for count in counts or (RANKS,)
     ]
 
-
-def skip_without_devices(device: str, ranks: int = RANKS) -> None:
-    """Skip a test that needs a GPU for each process where there are fewer."""
-    if device == "cuda" and torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} GPUs, and there are {torch.cuda.device_count()}")
-
-
-def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS) -> Any:
-    """A fixture of the session: what each rank brought home, on each device."""
-
-    @pytest.fixture(scope="session", params=DEVICES)
+    @pytest.fixture(scope="session", params=places)
     def results(
         request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
     ) -> list[dict[str, Any]]:
-        device = request.param
-        skip_without_devices(device, ranks)
-        folder = made_once(f"{name}_{device}", lambda f: spawn(f, compute, ranks, device))
-        return results_of(folder, ranks)
+        device, ranks = request.param
+        if device == "cuda" and torch.cuda.device_count() < ranks:
+            pytest.skip(f"needs {ranks} GPUs, and there are {torch.cuda.device_count()}")
+
+        def work(folder: Path) -> None:
+            given = (folder, compute, ranks, device)
+            torch.multiprocessing.spawn(_work, given, nprocs=ranks)
+
+        folder = made_once(f"{name}_{device}_{ranks}", work)
+        return [
+            torch.load(folder / f"{rank}.pt", weights_only=True, map_location="cpu")
+            for rank in range(ranks)
+        ]
 
     return results
 

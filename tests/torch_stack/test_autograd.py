@@ -15,16 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from baraquant import ops
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.calls.affine import (
-    ALL_CALLS,
-    FORWARD_CALLS,
-    KINDS,
-    Call,
-    assert_equal,
-    outputs,
-    ramp,
-    value_and_gradients,
-)
+from tests.support.calls import affine
 from tests.support.calls.every import EVERY_CALL
 from tests.support.calls.int8_mm import QAT_CALLS, Int8Call
 from tests.support.calls.range import OBSERVE_CALLS
@@ -33,39 +24,26 @@ from tests.support.served_products import Served, by_kind, example
 from tests.support.threads import side_by_side
 
 SHAPE = (3, 4, 20)
-DIFFERENTIABLE = [c for c in FORWARD_CALLS if c.differentiable]
+DIFFERENTIABLE = [c for c in affine.FORWARD_CALLS if c.differentiable]
 # But for qat_linear, which is a linear layer.
-NOT_CAST = [*(c for c in ALL_CALLS if c.verb != "qat_linear"), *OBSERVE_CALLS]
+NOT_CAST = [*(c for c in affine.ALL_CALLS if c.verb != "qat_linear"), *OBSERVE_CALLS]
 
 
 @pytest.mark.parametrize("call", NOT_CAST, ids=str)
-@pytest.mark.parametrize(
-    "dtype", [d for d in cases.FLOAT_DTYPES if d != torch.float64], ids=cases.name_of
-)
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 def test_autocast_changes_nothing(call: Any, dtype: torch.dtype, device: str) -> None:
-    check_autocast(call, dtype, device)
-
-
-@pytest.mark.parametrize(
-    "call", [c for c in NOT_CAST if getattr(c, "takes_float64", True)], ids=str
-)
-def test_autocast_changes_nothing_of_float64(call: Any, device: str) -> None:
-    check_autocast(call, torch.float64, device)
-
-
-def check_autocast(call: Any, dtype: torch.dtype, device: str) -> None:
+    if dtype == torch.float64 and not getattr(call, "takes_float64", True):
+        pytest.skip("the op takes no float64")
     tensors = call.tensors(SHAPE, dtype, device)
-    expected = value_and_gradients(call, tensors)
+    expected = affine.value_and_gradients(call, tensors)
     for low in (torch.bfloat16, torch.float16):
         with torch.autocast(device, dtype=low):
-            assert_equal(value_and_gradients(call, tensors), expected)
+            affine.assert_equal(affine.value_and_gradients(call, tensors), expected)
 
 
 @pytest.mark.parametrize("low", (torch.bfloat16, torch.float16), ids=cases.name_of)
 @pytest.mark.parametrize("call", [call for call in QAT_CALLS if not call.given], ids=str)
-def test_qat_linear_runs_in_the_autocast_dtype(
-    call: Int8Call, low: torch.dtype, device: str
-) -> None:
+def test_qat_linear_has_the_autocast_dtype(call: Int8Call, low: torch.dtype, device: str) -> None:
     """The input is cast, as linear's is, and the weight is not: its integers are those of the leaf.
 
     A float32 bias stays, too. Gradients come back in the leaves' dtypes.
@@ -78,10 +56,10 @@ def test_qat_linear_runs_in_the_autocast_dtype(
         made = call.tensors(SHAPE, device=device)
         leaves = [t.detach().to(d).requires_grad_() for t, d in zip(made, dtypes, strict=False)]
         with torch.autocast(device, dtype=low):
-            results = value_and_gradients(call, tuple(leaves))
+            results = affine.value_and_gradients(call, tuple(leaves))
         x, *others = (t.detach() for t in leaves)
         cast = tuple(t.requires_grad_() for t in (x.to(low), *others))
-        expected = value_and_gradients(call, cast)
+        expected = affine.value_and_gradients(call, cast)
         for got, right in zip(results, expected, strict=True):
             torch.testing.assert_close(got.to(right.dtype), right)
         assert_same_bits(results[0], expected[0])
@@ -100,7 +78,7 @@ def test_autocast_does_as_for_linear(device: str) -> None:
 @pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("activation", [True, False], ids=["activation", "leaf"])
-def test_checkpoint(call: Call, reentrant: bool, activation: bool, device: str) -> None:
+def test_checkpoint(call: affine.Call, reentrant: bool, activation: bool, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
 
     def segment(x: Tensor, *rest: Tensor) -> Tensor:
@@ -118,15 +96,13 @@ def test_checkpoint(call: Call, reentrant: bool, activation: bool, device: str) 
 
     expected = gradients(segment)
     assert len(expected) == 1 + sum(t.requires_grad for t in tensors)
-    assert_equal(tuple(gradients(recomputed)), tuple(expected))
+    affine.assert_equal(tuple(gradients(recomputed)), tuple(expected))
 
 
 def learned_names(call: Any, given: dict[str, Any]) -> list[str]:
-    """The arguments that can require grad."""
     floating = {k: v for k, v in given.items() if isinstance(v, Tensor) and v.is_floating_point()}
-    can = (
-        () if "_backward" in call.verb else ("input", "bias")
-    )  # a gradient has a mask of its input
+    # A gradient has a mask of its input.
+    can = () if "_backward" in call.verb else ("input", "bias")
     return [name for name, value in floating.items() if value.requires_grad or name in can]
 
 
@@ -138,9 +114,9 @@ def test_only_what_requires_grad_gets_one(call: Any, device: str) -> None:
 
     def gradients(wanted: tuple[str, ...]) -> dict[str, Tensor]:
         leaves = {name: given[name].detach().requires_grad_(name in wanted) for name in names}
-        result = outputs(op(**given | leaves))[0]
+        result = affine.outputs(op(**given | leaves))[0]
         assert result.requires_grad
-        found = torch.autograd.grad(result, [leaves[n] for n in wanted], ramp(result))
+        found = torch.autograd.grad(result, [leaves[n] for n in wanted], affine.ramp(result))
         return dict(zip(wanted, found, strict=True))
 
     whole = gradients(tuple(names))
@@ -149,13 +125,13 @@ def test_only_what_requires_grad_gets_one(call: Any, device: str) -> None:
             for name, gradient in gradients(wanted).items():
                 assert_same_bits(gradient, whole[name], f"{name} of {wanted}")
     nothing = {name: given[name].detach() for name in names}
-    assert not any(t.requires_grad for t in outputs(op(**given | nothing)))
+    assert not any(t.requires_grad for t in affine.outputs(op(**given | nothing)))
 
 
-@pytest.mark.parametrize("granularity", KINDS, ids=str)
+@pytest.mark.parametrize("granularity", affine.KINDS, ids=str)
 @pytest.mark.parametrize("learned", [False, True])
 def test_threads_share_a_graph(granularity: cases.Granularity, learned: bool, device: str) -> None:
-    call = Call("fake_quantize", granularity, learned=learned)
+    call = affine.Call("fake_quantize", granularity, learned=learned)
     tensors = call.tensors((16, 4, 200), device=device)
     wanted = [t for t in tensors if t.requires_grad]
     y = call(torch.tanh(tensors[0]), *tensors[1:])
@@ -164,13 +140,13 @@ def test_threads_share_a_graph(granularity: cases.Granularity, learned: bool, de
     def run(_: int) -> None:
         for _ in range(10):
             gradients = torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
-            assert_equal(gradients, expected)
+            affine.assert_equal(gradients, expected)
 
     side_by_side(4, run)
 
 
 @pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
-def test_forward_mode_is_refused_clearly(call: Call, device: str) -> None:
+def test_forward_mode_is_refused_clearly(call: affine.Call, device: str) -> None:
     x, *rest = (t.detach() for t in call.tensors(SHAPE, device=device))
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):
         call(forward_ad.make_dual(x, torch.ones_like(x)), *rest)

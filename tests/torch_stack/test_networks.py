@@ -60,9 +60,8 @@ class Range(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(32, 16)
-        self.observer = bnn.FakeQuantize(
-            mode="observed", symmetric=False, quant_min=0, quant_max=255
-        )
+        ends = {"quant_min": 0, "quant_max": 255}
+        self.observer = bnn.FakeQuantize(mode="observed", symmetric=False, **ends)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         x = self.observer(x)
@@ -104,10 +103,8 @@ class Products(nn.Module):
             q, self.weight, self.scale, 0.05, act_zero_point=3, dtype=torch.float16
         )
         q, sa, za = ops.dynamic_range_quantize_per_token(x, symmetric=False)
-        dynamic = ops.int8_linear(
-            q, self.weight, sa, self.scale, input_zero_point=za, dtype=torch.bfloat16
-        )
-        return y + static + dynamic
+        given = {"input_zero_point": za, "dtype": torch.bfloat16}
+        return y + static + ops.int8_linear(q, self.weight, sa, self.scale, **given)
 
 
 NETWORKS: tuple[Callable[..., nn.Module], ...] = (Affine, Range, Products)
@@ -188,8 +185,6 @@ def test_packaged_and_called_with_other_strides(tmp_path: Path, device: str) -> 
 
 
 class Layers(nn.Module):
-    """Two layers that learn."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(K, 24), nn.Linear(24, 16)

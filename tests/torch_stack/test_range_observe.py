@@ -18,7 +18,6 @@ from tests.support.calls.range import OBSERVE_CALLS, ObserveCall
 
 SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", OBSERVE_CALLS, ids=str)
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 
 
 @pytest.fixture(autouse=True)
@@ -157,9 +156,8 @@ def test_vmap_is_refused(call: ObserveCall, device: str) -> None:
     for batched in ("input", "state"):
         given = [t.clone() for t in (x, *state)]
         dims = tuple(0 if (i == 0) == (batched == "input") else None for i in range(len(given)))
-        stacked = [
-            t if d is None else torch.stack([t, t]) for t, d in zip(given, dims, strict=True)
-        ]
+        pairs = zip(given, dims, strict=True)
+        stacked = [t if d is None else torch.stack([t, t]) for t, d in pairs]
         before = [t.clone() for t in stacked]
         words = f"baraquant::{call.name}: .* samples of torch.vmap cannot share"
         with pytest.raises(NotImplementedError, match=words):

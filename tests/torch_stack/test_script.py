@@ -13,7 +13,6 @@ from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
 from tests.support.core_calls import scripted
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
 

@@ -62,13 +62,8 @@ def which_dims(call: Call) -> list[tuple[int | None, ...]]:
     qparams = tuple(None if i < n else 0 for i in range(len(tensors)))
     one = tuple(2 if i == 0 else None for i in range(len(tensors)))
     scale_only = tuple(0 if i == n else None for i in range(len(tensors)))
-    return list(
-        dict.fromkeys(
-            d
-            for d in (front, last, inputs, qparams, one, scale_only)
-            if any(x is not None for x in d)
-        )
-    )
+    found = dict.fromkeys((front, last, inputs, qparams, one, scale_only))
+    return [dims for dims in found if any(dim is not None for dim in dims)]
 
 
 @by_call
@@ -164,17 +159,10 @@ WRONG: list[tuple[type[Exception], str, str, tuple[int, ...], tuple[int, ...], t
 ]
 
 
-@pytest.mark.parametrize(("error", "message", "name", "args", "shape", "scale_shape"), WRONG)
+@pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("shared", [False, True])
-def test_wrong_for_a_sample(
-    error: type[Exception],
-    message: str,
-    name: str,
-    args: tuple[int, ...],
-    shape: tuple[int, ...],
-    scale_shape: tuple[int, ...],
-    shared: bool,
-) -> None:
+def test_wrong_for_a_sample(case: tuple[Any, ...], shared: bool) -> None:
+    error, message, name, args, shape, scale_shape = case
     x = torch.randn(SIZE, *shape)
     scale = torch.ones(scale_shape if shared else (SIZE, *scale_shape))
     with pytest.raises(error, match=None if shared else message):
@@ -184,9 +172,7 @@ def test_wrong_for_a_sample(
 
 @pytest.mark.parametrize("granularity", KINDS, ids=str)
 @pytest.mark.parametrize("sample", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
-def test_vmap_of_empty_samples(
-    sample: tuple[int, ...], granularity: Granularity, device: str
-) -> None:
+def test_empty_samples(sample: tuple[int, ...], granularity: Granularity, device: str) -> None:
     def quantize(x: Tensor) -> tuple[Tensor, ...]:
         return granularity.op("dynamic_range_quantize", ops)(x, *granularity.args)
 
@@ -209,7 +195,6 @@ def test_vmap_refuses_an_axis_that_only_the_batch_has(device: str) -> None:
 
 @pytest.mark.parametrize("call", (*INT8_CALLS, *QAT_CALLS), ids=str)
 def test_products_refuse_a_batch_of_weights(call: Int8Call, device: str) -> None:
-    """A batch of weights, of their scales or of biases has no rule, and says so."""
     tensors = [t.detach() for t in call.tensors(SAMPLE, device=device)]
     for index, name in enumerate(call.names):
         if name not in ("weight", "weight_scale", "bias", "weight_sum"):

@@ -9,36 +9,29 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W8A8, SmoothQuant, W8A8Static
 from baraquant.qat import convert_, prepare_
-
-TOKEN8 = TensorConfig(8, "per_token")
-TENSOR8 = TensorConfig(8, "per_tensor", learned=True)
+from tests.support.schemes import described
 
 # What `prepare_` takes, by what makes each different.
 TRAINED: dict[str, Any] = {
-    "w8a8": W8A8(),
-    "w8a8_asymmetric": W8A8(symmetric=False),
-    "static": W8A8Static("moving_average"),
-    "w4_channel": QuantConfig(TensorConfig(4)),
-    "w4a8": QuantConfig(TensorConfig(4), TOKEN8),
-    "w8_tensor": QuantConfig(TensorConfig(8, "per_tensor"), TOKEN8),
-    "w4_group": QuantConfig(TensorConfig(4, "per_group", group_size=4)),
-    "w3_group_asymmetric": QuantConfig(TensorConfig(3, "per_group", symmetric=False, group_size=8),
-        TOKEN8),
-    "w8_asymmetric": QuantConfig(TensorConfig(8, symmetric=False)),
-    "learned": QuantConfig(TensorConfig(4, learned=True), TENSOR8),
-    "learned_asymmetric": QuantConfig(TensorConfig(4, symmetric=False, learned=True)),
-    "observed": QuantConfig(TensorConfig(8, dynamic=False), TOKEN8),
+    "w8a8": W8A8(), "w8a8_asymmetric": W8A8(symmetric=False),
+    "static": W8A8Static("moving_average"), "w4_channel": described("int4"),
+    "w4a8": described("int4, int8 per_token"),
+    "w8_tensor": described("int8 per_tensor, int8 per_token"),
+    "w4_group": described("int4 per_group(4)"),
+    "w3_group_asymmetric": described("int3 per_group(8) asymmetric, int8 per_token"),
+    "w8_asymmetric": described("int8 asymmetric"),
+    "learned": described("int4 learned, int8 per_tensor learned"),
+    "learned_asymmetric": described("int4 asymmetric learned"),
+    "observed": described("int8 static, int8 per_token"),
 }  # fmt: skip
 # What `quantize_` takes.
 AFTERWARDS: dict[str, Any] = {
-    "w8a8": W8A8(),
-    "w8a8_asymmetric": W8A8(symmetric=False),
-    "static": W8A8Static(),
+    "w8a8": W8A8(), "w8a8_asymmetric": W8A8(symmetric=False), "static": W8A8Static(),
     "smoothquant": SmoothQuant(0.5),
     "smoothquant_static": SmoothQuant(0.5, W8A8Static(symmetric=False)),
-}
+}  # fmt: skip
 # What a convolution's and an embedding's weight can have; groups only an embedding's.
 CONVOLUTIONS = [name for name in TRAINED if "group" not in name]
 

@@ -6,9 +6,10 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-from baraquant import W4A8, W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W8A8, TensorConfig, W8A8Static
 from baraquant.configs import Config
 from tests.support import cases
+from tests.support.schemes import described
 
 HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
@@ -35,14 +36,10 @@ def size_of(kind: str, group_size: int) -> int | None:
     return group_size if kind == "per_group" else None
 
 
-LEARNED = QuantConfig(
-    TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", False, learned=True)
-)
+LEARNED = described("int4 learned, int8 per_tensor asymmetric learned")
 STATIC = W8A8Static("moving_average", symmetric=False)
-GROUPS = QuantConfig(
-    TensorConfig(4, "per_group", group_size=4), TensorConfig(8, "per_token", False)
-)
-FOUR_BITS = QuantConfig(TensorConfig(4), TensorConfig(8, "per_token"))
+GROUPS = described("int4 per_group(4), int8 per_token asymmetric")
+FOUR_BITS = described("int4, int8 per_token")
 # One of each way to compute a layer.
 SCHEMES: dict[str, Config] = {
     "w8a8": W8A8(),
@@ -52,7 +49,7 @@ SCHEMES: dict[str, Config] = {
     "learned": LEARNED,
     "groups": GROUPS,
     "learned_factors": W4A8(4, learned=True),
-    "weight_only": QuantConfig(TensorConfig(3, symmetric=False)),
+    "weight_only": described("int3 asymmetric"),
 }
 
 

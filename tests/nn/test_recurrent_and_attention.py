@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Recurrent layers of linear layers: PyTorch's results and gradients, and what swapping makes."""
+"""Recurrent layers and attention, of linear layers: PyTorch's results and gradients.
+
+And what swapping makes of recurrent ones.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -12,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import baraquant.nn as bnn
-from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W8A8, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
+from tests.support.models.training_models import data
+from tests.support.schemes import described
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit.*is deprecated:DeprecationWarning", "ignore:dropout option:UserWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:dropout option:UserWarning")
 FEATURES, HIDDEN, STEPS, BATCH = 5, 6, 4, 3
 LENGTHS = [2, 4, 1]
 
@@ -42,13 +46,10 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 by_layer = pytest.mark.parametrize("name", LAYERS)
 by_cell = pytest.mark.parametrize("name", CELLS)
 SCHEMES = {
-    "dynamic": W8A8(symmetric=False),
-    "static": W8A8Static(),
-    "learned": QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    ),
-    "groups": QuantConfig(TensorConfig(4, "per_tensor", symmetric=False)),
-}
+    "dynamic": W8A8(symmetric=False), "static": W8A8Static(),
+    "learned": described("int4 learned, int8 per_tensor learned"),
+    "groups": described("int4 per_tensor asymmetric"),
+}  # fmt: skip
 
 
 def floating(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
@@ -223,14 +224,10 @@ def test_cells_scripted_and_compiled(name: str) -> None:
 
 
 class Reader(nn.Module):
-    """A recurrent layer and a cell behind one another."""
-
     def __init__(self, name: str) -> None:
         super().__init__()
         self.layer = ours(floating(name, torch.float32))
-        cell = (
-            "lstm" if name.startswith("lstm") else "gru" if name.startswith("gru") else "rnn_relu"
-        )
+        cell = name.partition("_")[0].replace("rnn", "rnn_relu")
         self.cell = ours(of_cells(cell, torch.float32))
         self.head = nn.Linear(HIDDEN, FEATURES)
 
@@ -306,3 +303,60 @@ def test_wrong_tensors() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             layer(*arguments)
+
+
+# --- attention: PyTorch's results, out of four linear layers --------------------------------------
+
+
+def masks(batch: int, length: int) -> list[dict[str, Any]]:
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding[:, -1] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(length)
+    return [
+        {}, {"need_weights": False}, {"key_padding_mask": padding, "average_attn_weights": False},
+        {"attn_mask": causal.isinf(), "need_weights": False}, {"attn_mask": torch.rand(batch * 2,
+        length, length)}, {"attn_mask": causal, "is_causal": True, "need_weights": False},
+        {"attn_mask": causal, "is_causal": True, "key_padding_mask": padding},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 6, "vdim": 4}, {"bias": False}], ids=str)
+def test_attention_is_pytorchs(batch_first: bool, sizes: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
+    module = bnn.MultiheadAttention.from_float(plain)
+    assert module.out_proj.weight is plain.out_proj.weight
+    query, key, value = (data(3, 4, sizes.get(name, 8)) for name in ("qdim", "kdim", "vdim"))
+    scripted = torch.jit.script(module)
+    sizes = (3, 4) if batch_first else (4, 3)
+    for options, mode in itertools.product(masks(*sizes), (True, False)):
+        wanted, weights = plain.train(mode)(query, key, value, **options)
+        for one in (module.train(mode), scripted):
+            got, ours = one(query, key, value, **options)
+            torch.testing.assert_close(got, wanted)
+            assert (ours is None) == (weights is None)
+            if weights is not None:
+                torch.testing.assert_close(ours, weights)
+    got, ours = module(query[0], key[0], value[0])
+    wanted, weights = plain(query[0], key[0], value[0])
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(ours, weights)
+
+
+def test_attention_drops_in_training_alone() -> None:
+    module = bnn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    x = data(2, 5, 8)
+    for need_weights in (True, False):
+        first, second = (module.train()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+        assert not torch.equal(first, second)
+        first, second = (module.eval()(x, x, x, need_weights=need_weights)[0] for _ in range(2))
+        assert torch.equal(first, second)
+
+
+def test_what_attention_refuses() -> None:
+    module, x = bnn.MultiheadAttention(8, 2), data(2, 5, 8)
+    with pytest.raises(RuntimeError, match="expected an attn_mask beside is_causal"):
+        module(x, x, x, is_causal=True)
+    with pytest.raises(ValueError, match="no quantized form of add_bias_kv"):
+        bnn.MultiheadAttention.from_float(nn.MultiheadAttention(8, 2, add_zero_attn=True))

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The linear layer of floating arithmetic whose weights take half a byte each."""
+"""Layers of floating arithmetic: the linear one whose weights take half a byte each.
+
+Those that dequantize their weight keep integers alone for the backward pass, and compute in the
+dtype of the input, where their bias has another.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import baraquant
 from baraquant import W4A16, ops
-from baraquant.nn import (
-    FakeQuantize,
-    QuantizedEmbedding,
-    WeightOnlyInt4Linear,
-    WeightOnlyLinear,
-)
+from baraquant import nn as bnn
+from baraquant.workflow.layers import is_converted
 from baraquant.workflow.serialization.disk import open_file
 from baraquant.workflow.serialization.tensor_file import read_header
 from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
+from tests.support.saved_tensors import saved_tensors, storages
+from tests.support.schemes import described
 
 N, K = 12, 48
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
 
 
 def integers(columns: int, bits: int = 4) -> Tensor:
@@ -41,12 +42,12 @@ def layer(
     zero: bool = False,
     dtype: torch.dtype = torch.float32,
     **options: Any,
-) -> WeightOnlyInt4Linear:
+) -> bnn.WeightOnlyInt4Linear:
     torch.manual_seed(5)
     bits = options.get("weight_bits", 4)
     shape = (N,) if group_size is None else (N, -(-columns // group_size))
     scale = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) + 0.5
-    return WeightOnlyInt4Linear(
+    return bnn.WeightOnlyInt4Linear(
         ops.pack_int4(integers(columns, bits)), scale, options.pop("bias",
         torch.randn(N).to(dtype)), in_features=columns, weight_zero_point=torch.randint(-2, 2,
         shape) if zero else None, group_size=group_size, dtype=dtype, **options,
@@ -55,8 +56,10 @@ def layer(
 
 ROUNDERS: dict[str, Any] = {
     "float": lambda scale: None,
-    "tokens": lambda scale: FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False),
-    "fixed": lambda scale: FakeQuantize(scale, 3, quant_min=-128, quant_max=127),
+    "tokens": lambda scale: bnn.FakeQuantize(
+        mode="dynamic", granularity="per_token", symmetric=False
+    ),
+    "fixed": lambda scale: bnn.FakeQuantize(scale, 3, quant_min=-128, quant_max=127),
 }
 CASES: dict[str, dict[str, Any]] = {
     "channels": {},
@@ -77,7 +80,7 @@ by_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 # --- numbers -------------------------------------------------------------------------------------
 
 
-@by_dtype
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 @by_case
 @pytest.mark.parametrize("rounds", ROUNDERS)
 def test_it_has_the_bits_of_the_layer_of_int8(
@@ -88,7 +91,7 @@ def test_it_has_the_bits_of_the_layer_of_int8(
     same = one.as_int8()
     columns = case.get("columns", K)
     assert torch.equal(one.qweight, integers(columns, one.weight_bits))
-    assert type(same) is WeightOnlyLinear and torch.equal(same.qweight, one.qweight)
+    assert type(same) is bnn.WeightOnlyLinear and torch.equal(same.qweight, one.qweight)
     x = torch.randn(2, 3, columns, generator=cases.generator(2)).to(dtype)
     own, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     output, wanted = one(own), same(theirs)
@@ -161,8 +164,6 @@ def test_scripted(case: dict[str, Any], rounds: str) -> None:
 
 
 class Reads(nn.Module):
-    """A parent that reads the integers and the weight of its child."""
-
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
         self.child = child
@@ -201,14 +202,14 @@ def test_files(bits: int, columns: int, tmp_path: Path) -> None:
     bytes_ = N * -(-columns // 2) if bits == 4 else -(-N * columns * bits // 8)
     assert entry.end - entry.begin == bytes_ and entry.dtype == torch.uint8
     loaded = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
-    assert type(loaded[0]) is WeightOnlyInt4Linear and loaded[0].weight_bits == bits
+    assert type(loaded[0]) is bnn.WeightOnlyInt4Linear and loaded[0].weight_bits == bits
     assert torch.equal(loaded[0].packed, one.packed)
     again = baraquant.load_(nn.Sequential(layer(columns, weight_bits=bits)), path)
     x = torch.randn(2, columns)
     assert torch.equal(loaded(x), model(x)) and torch.equal(again(x), model(x))
     baraquant.save(nn.Sequential(one.as_int8()), path)
     old = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
-    assert type(old[0]) is WeightOnlyLinear and torch.equal(old(x), model(x))
+    assert type(old[0]) is bnn.WeightOnlyLinear and torch.equal(old(x), model(x))
 
 
 def test_numbers_that_are_too_wide_are_refused(tmp_path: Path) -> None:
@@ -234,9 +235,9 @@ class Tied(nn.Module):
 def test_tied_layers_share_one_tensor() -> None:
     model = Tied().eval()
     baraquant.quantize_(model, W4A16(16))
-    assert type(model.table) is QuantizedEmbedding and type(model.head) is WeightOnlyLinear
+    assert type(model.table) is bnn.QuantizedEmbedding and type(model.head) is bnn.WeightOnlyLinear
     assert model.head.qweight is model.table.qweight
-    assert type(model.one) is type(model.other) is WeightOnlyInt4Linear
+    assert type(model.one) is type(model.other) is bnn.WeightOnlyInt4Linear
     moved = model.double()
     assert moved.one.packed is moved.other.packed
 
@@ -247,7 +248,155 @@ def test_a_weight_that_nobody_holds_as_int8_is_packed(rule: dict[str, Any]) -> N
     if rule["table"] is None:
         model.table.weight = nn.Parameter(model.table.weight.detach().clone())
         baraquant.quantize_(model, rule | {"*": W4A16(16)})
-        assert type(model.head) is WeightOnlyInt4Linear
+        assert type(model.head) is bnn.WeightOnlyInt4Linear
     else:
         with pytest.raises(ValueError, match="table"):
             baraquant.quantize_(model, rule | {"*": W4A16(16)})
+
+
+# --- what is kept for the backward pass -----------------------------------------------------------
+
+SCHEMES = {"8 bits": baraquant.W8A16(), "4 bits in groups": W4A16(4, symmetric=False)}
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(16, 24), (2, 3, 16)),
+    "conv": (lambda: nn.Conv2d(8, 12, 3, padding=1, padding_mode="reflect"), (2, 8, 6, 6)),
+    "conv of groups": (lambda: nn.Conv1d(16, 12, 3, groups=2), (2, 16, 6)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 12, 3, stride=2), (2, 8, 6, 6)),
+}
+every_layer = pytest.mark.parametrize("name", LAYERS)
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def layer_and_input(
+    name: str, scheme: str = "8 bits", dtype: torch.dtype = torch.float32
+) -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    model = nn.Sequential(make()).to(dtype)
+    baraquant.quantize_(model, SCHEMES[scheme], progress=False)
+    assert is_converted(model[0])
+    return model[0], torch.randn(shape, dtype=dtype).requires_grad_()
+
+
+def floating(layer: Any, name: str) -> nn.Module:
+    """A float layer of the same weight, whose product keeps it."""
+    float_layer = LAYERS[name][0]().to(layer.dtype).requires_grad_(False)
+    float_layer.weight.copy_(layer.weight)
+    float_layer.bias.copy_(layer.bias)
+    return float_layer
+
+
+def kept(layer: nn.Module, input: Tensor) -> int:
+    with saved_tensors() as saved:
+        output = layer(input)
+    del output
+    own = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
+    return sum(size for place, size in storages(saved).items() if place not in own)
+
+
+@pytest.mark.exhaustive
+@every_layer
+@every_scheme
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_gradients_are_those_of_the_float_layer(name: str, scheme: str, dtype: torch.dtype) -> None:
+    layer, x = layer_and_input(name, scheme, dtype)
+    outputs, grads = [], []
+    for module in (layer, floating(layer, name)):
+        y = module(x)
+        outputs.append(y.detach())
+        dy = 2 * outputs[0]  # of the sum of squares; the same for both
+        grads.append(torch.autograd.grad(y, x, dy)[0])
+    assert torch.equal(*grads)
+    if name == "linear":  # whose sums have an order of their own
+        torch.testing.assert_close(*outputs)
+    else:
+        assert torch.equal(*outputs)
+
+
+@every_layer
+@every_scheme
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_weight_is_not_kept(name: str, scheme: str, autocast: bool) -> None:
+    layer, x = layer_and_input(name, scheme)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        more = kept(layer, x) - kept(floating(layer, name), x)
+    assert more <= 0, "no more than a float layer, which keeps its own parameter"
+
+
+@pytest.mark.exhaustive
+@every_layer
+def test_autocast_has_the_bits_of_the_float_layer(name: str) -> None:
+    layer, x = layer_and_input(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [module(x) for module in (layer, floating(layer, name))]
+    assert outputs[0].dtype == torch.bfloat16 and torch.equal(*outputs)
+    grads = [torch.autograd.grad(y.float().square().sum(), x)[0] for y in outputs]
+    assert torch.equal(*grads)
+
+
+@pytest.mark.exhaustive
+@every_layer
+def test_second_derivatives_and_checkpoints(name: str) -> None:
+    layer, x = layer_and_input(name, dtype=torch.float64)
+    # Along random directions: entry by entry this takes minutes.
+    assert torch.autograd.gradgradcheck(layer, x, atol=1e-4, fast_mode=True)
+    (wanted,) = torch.autograd.grad(layer(x).square().sum(), x)
+    for reentrant in (False, True):
+        x.grad = None
+        checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()
+        assert torch.equal(x.grad, wanted)
+    got = torch.func.grad(lambda t: layer(t).square().sum())(x.detach())
+    assert torch.equal(got, wanted)
+    _, tangent = torch.func.jvp(layer, (x.detach(),), (x.detach(),))
+    with torch.no_grad():
+        torch.testing.assert_close(tangent, layer(x) - layer(torch.zeros_like(x)))
+
+
+def test_integers_that_change_before_the_backward_pass_are_noticed() -> None:
+    layer, x = layer_and_input("conv")
+    output = layer(x)
+    layer.qweight.add_(1)
+    with pytest.raises(RuntimeError, match="QuantizedConv2d: expected the same integers in the"):
+        output.sum().backward()
+    output = layer(x)
+    layer.qweight = layer.qweight.clone()
+    with pytest.raises(RuntimeError, match="changed or moved in between; run the forward pass"):
+        output.sum().backward()
+
+
+def test_a_linear_layer_keeps_its_integers() -> None:
+    """Autograd notices a change itself, and a new tensor in their place changes nothing."""
+    layer, x = layer_and_input("linear")
+    (wanted,) = torch.autograd.grad(layer(x).sum(), x)
+    output = layer(x)
+    layer.qweight = layer.qweight.clone().zero_()
+    assert torch.equal(torch.autograd.grad(output.sum(), x)[0], wanted)
+    output = layer(x)
+    layer.qweight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+# --- a bias of another dtype than the input ------------------------------------------------------
+
+ALL_SCHEMES = {
+    **SCHEMES, "int8": baraquant.W8A8(), "int8 per tensor": described("int8, int8 per_tensor"),
+    "int8 static": baraquant.W8A8Static(), "smoothed": baraquant.SmoothQuant(),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ALL_SCHEMES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_bfloat16_layer_takes_float32(scheme: str, bias: bool) -> None:
+    """It computes what a float32 layer with the same numbers computes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 24, bias=bias)).bfloat16()
+    data = [torch.randn(32, 16).bfloat16()]
+    baraquant.quantize_(model, ALL_SCHEMES[scheme], calibration=data, progress=False)
+    x = torch.randn(5, 16)
+    wide = copy.deepcopy(model).float()
+    got, wanted = model(x), wide(x)
+    assert got.dtype == torch.float32 and torch.equal(got, wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).isfinite().all()

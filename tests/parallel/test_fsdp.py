@@ -1,0 +1,437 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What two processes train is what is served: DDP under autocast, and ``fully_shard``.
+
+With ``quantize_all_gather`` no bit changes, nor where integers of converted layers are sharded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
+from torch.utils.checkpoint import checkpoint
+
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, W8A8Static
+from baraquant import nn as bnn
+from baraquant.parallel import ColwiseParallel, RowwiseParallel, quantize_all_gather
+from baraquant.parallel._gather import GatheredWeight, ShardedWeight
+from baraquant.qat import convert_, prepare_
+from tests.nn import test_nothing_stale as stale
+from tests.parallel import models
+from tests.parallel.test_layouts import mesh, message_of, place
+from tests.support.ranks import results_fixture
+from tests.support.schemes import described
+
+# Those whose forward pass in training is the integer product that is served.
+EXACT = {
+    "w8a8": W8A8(), "w8a8_asymmetric": W8A8(symmetric=False), "rotated": W8A8(rotate=16),
+    "w4a8": W4A8(8), "w4a8_learned": W4A8(8, learned=True),
+}  # fmt: skip
+SCHEMES = EXACT | {"static": W8A8Static("min_max"), "w4a16": W4A16(8)}
+LEARNED = described("int4 learned, int8 per_tensor learned")
+POLICIES = {
+    "float32": MixedPrecisionPolicy(),
+    "bfloat16": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32),
+}
+STEPS = 3
+
+
+class Table(nn.Module):
+    """A vector that starts each row, looked up in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table((x[..., 0] * 0).long() + 3).to(x.dtype)
+
+
+def network(config: QuantConfig) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(Table(), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 6))
+    prepare_(model, config)
+    with torch.no_grad():
+        model(batch(0, torch.float32).cpu())
+    return model.to(place())
+
+
+def batch(seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 5, 16, generator=generator).to(place(), dtype)
+
+
+def train(model: nn.Module, autocast: bool = False) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast(place(), torch.bfloat16, enabled=autocast):
+            loss = model(batch(10 * step + dist.get_rank())).float().square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def outputs(model: nn.Module) -> dict[str, Tensor]:
+    """The output of a model in training mode and in evaluation, for the same input."""
+    with torch.no_grad():
+        model.apply(bnn.disable_observer)
+        trained = model.train()(batch(99))
+        evaluated = model.eval()(batch(99))
+    return {"trained": trained, "evaluated": evaluated}
+
+
+def served(state: dict[str, Any], config: QuantConfig) -> nn.Module:
+    """A model of one process, with the masters of all: converted."""
+    whole = network(config)
+    whole.load_state_dict(state)
+    convert_(whole.eval())
+    return whole
+
+
+def by_ddp(config: QuantConfig) -> dict[str, Tensor]:
+    """Trained under autocast; evaluated and served for the input that autocast makes."""
+    model = DistributedDataParallel(network(config), broadcast_buffers=False)
+    train(model, autocast=True)
+    with torch.autocast(place(), torch.bfloat16):
+        found = outputs(model)
+    state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
+    whole = served(state, config)
+    with torch.no_grad():
+        found["served"] = whole(batch(99))
+        with torch.autocast(place(), torch.bfloat16):
+            found["served under autocast"] = whole(batch(99))
+    return found
+
+
+def sharded(model: Any, policy: MixedPrecisionPolicy, **options: Any) -> Any:
+    options |= {"mesh": mesh(), "mp_policy": policy}
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def whole_state(model: nn.Module) -> dict[str, Any]:
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+
+
+def by_fsdp(config: QuantConfig, gathers: bool = False) -> dict[str, Tensor]:
+    """Trained with rounded copies of the parameters, which ``master`` makes everywhere."""
+    config = replace(config, master="bfloat16")
+    model = network(config)
+    if gathers:
+        quantize_all_gather(model)
+    train(sharded(model, POLICIES["bfloat16"]))
+    found = outputs(model)
+    whole = served(whole_state(model), config)
+    with torch.no_grad():
+        found["served"] = whole(batch(99))
+        model[1].unshard()
+        found["unsharded"] = model[1](batch(98))
+        model[1].reshard()
+        found["unsharded, served"] = whole[1](batch(98))
+    return found
+
+
+def refusals() -> dict[str, str]:
+    """What a layer says whose wrapper rounds its parameters."""
+    found = {}
+    policy = MixedPrecisionPolicy(torch.bfloat16)
+    for name, config in (SCHEMES | {"learned": LEARNED}).items():
+        model = fully_shard(network(config), mesh=mesh(), mp_policy=policy)
+        for mode in ("train", "eval"):
+            found[f"{name} {mode}"] = message_of(getattr(model, mode)(), batch(0))
+    whole = fully_shard(network(W8A8()).bfloat16(), mesh=mesh(), mp_policy=policy)
+    whole(batch(0))  # its parameters are bfloat16: nothing is rounded
+    return found
+
+
+def compute(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"refusals": refusals()}
+    for name, config in SCHEMES.items():
+        found[f"ddp {name}"] = by_ddp(config)
+        found[f"fsdp {name}"] = by_fsdp(config)
+    found["ddp learned"] = by_ddp(LEARNED)
+    found["fsdp learned"] = by_fsdp(LEARNED)
+    found["fsdp gathered"] = by_fsdp(W8A8(), gathers=True)
+    return found
+
+
+results = results_fixture("master", compute)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", (*SCHEMES, "learned", "gathered"))
+@pytest.mark.parametrize("wrapper", ("ddp", "fsdp"))
+def test_what_is_trained_is_evaluated_and_served(
+    wrapper: str, name: str, results: list[dict[str, Any]]
+) -> None:
+    for result in results:
+        found = result.get(f"{wrapper} {name}", result[f"{wrapper} w8a8"])
+        assert found["served"].dtype == torch.bfloat16
+        for other in {"evaluated", "served under autocast"} & found.keys():
+            assert torch.equal(found[other], found["served"]), other
+        if name in EXACT:
+            assert torch.equal(found["trained"], found["served"])
+        if wrapper == "fsdp":
+            assert torch.equal(found["unsharded"], found["unsharded, served"])
+
+
+@pytest.mark.process
+def test_a_wrapper_that_rounds_is_no_secret(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        for name, message in result["refusals"].items():
+            expected = "in float32, as the optimizer holds them, but got bfloat16: a wrapper"
+            assert expected in message, name
+
+
+# --- integers instead of weights are gathered ----------------------------------------------------
+
+GATHERED = ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")
+WAYS = ("plain", "kept", "checkpointed", "compiled")
+
+
+def uneven(config: QuantConfig, policy: str = "float32") -> Any:
+    """A prepared model; its master is the dtype of the parameters that a policy hands over."""
+    config = replace(config, master=None if policy == "float32" else policy)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 7), nn.Linear(7, 6))
+    prepare_(model, config)
+    return model.to(place())
+
+
+def is_even(module: nn.Module, name: str) -> bool:
+    return name != "2"
+
+
+def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[str, Tensor]:
+    model = uneven(models.SCHEMES[name].config, policy)
+    kinds: list[bool] = []
+    if quantized:
+        assert quantize_all_gather(model, is_even) == ["0", "3"]
+        model[0].register_forward_hook(
+            lambda layer, *_: kinds.append(isinstance(layer._parameters["weight"], GatheredWeight))
+        )
+    if way == "compiled":
+        torch._dynamo.reset()
+        for layer in model:
+            layer.compile(backend="aot_eager")
+    sharded(model, POLICIES[policy], reshard_after_forward=way != "kept")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    found: dict[str, Tensor] = {}
+    for step in range(STEPS):
+        x = models.features(16, torch.float32)[dist.get_rank() :: 2].to(place()) + step
+        x.requires_grad_()
+        y = checkpoint(model, x, use_reentrant=False) if way == "checkpointed" else model(x)
+        optimizer.zero_grad()
+        y.float().square().mean().backward()
+        for key, gradient in models.gradients(model).items():
+            found[f"{step} {key} gradient"] = gradient
+        optimizer.step()
+        found |= {f"{step} y": y.detach(), f"{step} dx": x.grad}
+    model.eval()
+    with torch.no_grad():
+        found["evaluated"] = model(models.features(16, torch.float32).to(place()))
+    assert not quantized or (kinds and all(kinds)), "the layer gets integers"
+    state = whole_state(model)
+    return found | {f"state {key}": tensor.detach().clone() for key, tensor in state.items()}
+
+
+def refusals_of_integers() -> dict[str, str]:
+    """What the layer says where integers do not do."""
+    messages = {}
+    x = torch.randn(2, 16, device=place())
+    model = uneven(W8A8())
+    quantize_all_gather(model, is_even)
+    sharded(model, MixedPrecisionPolicy()).apply(bnn.disable_fake_quant)
+    messages["off"] = message_of(model, x)
+    model.apply(bnn.enable_fake_quant)
+    twice = sharded(uneven(W8A8()), MixedPrecisionPolicy())
+    messages["twice"] = message_of(quantize_all_gather, twice)
+    model = uneven(W8A8())
+    quantize_all_gather(model)
+    messages["uneven"] = message_of(lambda: sharded(model, MixedPrecisionPolicy())(x))
+    return messages
+
+
+def compute_gathered(rank: int) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for name in GATHERED:
+        for policy in POLICIES:
+            for way in WAYS if name == "w8a8_asymmetric" else WAYS[:1]:
+                pair = [train_gathered(name, policy, way, quantized) for quantized in (False, True)]
+                results[f"{name} {policy} {way}"] = pair
+    results["refusals"] = refusals_of_integers()
+    return results
+
+
+gathered = results_fixture("all_gather", compute_gathered)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", GATHERED)
+def test_no_bit_changes(name: str, policy: str, way: str, gathered: list[dict[str, Any]]) -> None:
+    if name != "w8a8_asymmetric" and way != "plain":
+        name = "w8a8_asymmetric"  # the other ways are run with one scheme
+    for result in gathered:
+        floats, integers = result[f"{name} {policy} {way}"]
+        assert floats.keys() == integers.keys()
+        for key, expected in floats.items():
+            assert torch.equal(integers[key], expected), key
+        assert not torch.equal(floats["0 y"], floats["2 y"]), "it trains"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_what_integers_cannot_do_is_refused(gathered: list[dict[str, Any]]) -> None:
+    for result in gathered:
+        found = result["refusals"]
+        assert "expected fake quantization to be on" in found["off"]
+        assert "0: expected a plain weight, but it is sharded already" in found["twice"]
+        assert "a multiple of the 2 processes, but got 7" in found["uneven"]
+
+
+def test_models_without_such_layers_are_refused() -> None:
+    with pytest.raises(TypeError, match="quantize_all_gather: expected model to be a Module"):
+        quantize_all_gather(W8A8())  # type: ignore[arg-type]
+    static = nn.Sequential(nn.Linear(4, 2))
+    prepare_(static, W8A8Static())
+    for model in (nn.Linear(4, 2), static):
+        with pytest.raises(ValueError, match="quantize_all_gather: expected a model with"):
+            quantize_all_gather(model)
+
+
+def test_gradients_from_integers_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    prepare_(model, {"0": W8A8(backward="int8_input"), "1": W8A8()})
+    with pytest.raises(NotImplementedError, match='0: expected backward="float", but got "int8_'):
+        quantize_all_gather(model)
+    assert quantize_all_gather(model, lambda module, name: name == "1") == ["1"]
+
+
+def test_a_shared_weight_is_left_out() -> None:
+    model = nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    prepare_(model, W8A8())
+    assert quantize_all_gather(model) == ["2"]
+    assert isinstance(model[2]._parameters["weight"], ShardedWeight)
+    assert model[1]._parameters["weight"] is model[0]._parameters["weight"]
+    x = torch.randn(2, 8)
+    expected = nn.functional.linear(x, model[2].weight.detach() * 1, model[2].bias)
+    assert (model[2](x) - expected).abs().max() < 0.1, "one process computes as before"
+
+
+# --- integers of converted layers are sharded, and the model keeps its bits -----------------------
+
+
+def compute_sharded(rank: int) -> dict[str, Any]:
+    """The outputs of models, whole and then sharded, and this process's share of the integers.
+
+    A process computes both: the static range of an expert follows a floating product, whose last
+    bits depend on the number of threads.
+    """
+    device = place()
+    results: dict[str, Any] = {}
+    for kind in stale.KINDS:
+        model, x = stale.made(kind, 1, device), stale.example(kind).to(device)
+        whole = sum(p.numel() for p in model.parameters())
+        with torch.no_grad():
+            results[f"{kind} whole"] = model(x)
+        for layer in model.children():
+            fully_shard(layer, mesh=mesh())
+        fully_shard(model, mesh=mesh())
+        with torch.no_grad():
+            results[kind] = model(x)
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        own = sum(p.to_local().numel() for p in model.parameters())
+        results[f"{kind} share"] = torch.tensor([own, whole])
+    model = stale.made("dynamic", 1, device).bfloat16()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for name in ("gradient whole", "gradient"):
+        if name == "gradient":
+            fully_shard(model, mesh=mesh(), mp_policy=policy)
+        x = stale.example("dynamic").to(device, torch.bfloat16).requires_grad_()
+        model(x).float().sum().backward()
+        results[name] = x.grad
+    return results
+
+
+integers = results_fixture("sharded_integers", compute_sharded)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    TorchVersion(torch.__version__) < (2, 12),
+    reason="fully_shard of torch 2.11 takes no integer parameters: it lets them require gradients",
+)
+def test_fully_shard(integers: list[dict[str, Any]]) -> None:
+    for result in integers:
+        for kind in (*stale.KINDS, "gradient"):
+            assert torch.equal(result[kind], result[f"{kind} whole"]), kind
+        for kind in stale.KINDS:
+            own, whole = result[f"{kind} share"].tolist()
+            assert own < whole, kind
+
+
+# --- new tensors of layers that are split ---------------------------------------------------------
+
+
+# NB: a DTensor, of a floating layer too, ignores what its `data` is set to, and cannot be detached
+# in inference mode.
+PLACED = sorted(stale.WAYS.keys() - {"set_data", "copy_in_inference_mode"})
+SPLIT = ("w8a8_asymmetric", "input_per_tensor", "static", "weight_with_zero_points", "groups")
+
+
+def split(kind: str, factor: float) -> Any:
+    """A converted model, split: the outputs of one layer, the inputs of the other."""
+    model = models.prepared(models.SCHEMES[kind].config, device=place()).eval()
+    del model.table, model.out
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor).add_(factor - 1)
+    convert_(model)
+    parallelize_module(model, mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model.forward = model.mlp
+    return model
+
+
+def put(rank: int) -> dict[str, Tensor]:
+    """Whether a model has the bits of another whose tensors were put into it."""
+    found = {}
+    for number, kind in enumerate(SPLIT):
+        new = split(kind, 1.7)
+        x = models.features(models.SIZE, torch.float32).to(new.up.qweight.device)
+        with torch.no_grad():
+            wanted = new(x)
+            for way in PLACED[number % 2 :: 2]:
+                model = split(kind, 1)
+                assert not torch.equal(model(x), wanted)
+                stale.WAYS[way](model, new.state_dict())
+                found[f"{kind} {way}"] = torch.equal(model(x), wanted)
+            model = split(kind, 1)
+            state = {name: tensor.detach() for name, tensor in stale.tensors(new).items()}
+            y = torch.func.functional_call(model, state, (x,))
+            found[f"{kind} functional_call"] = torch.equal(y, wanted)
+    return {key: torch.tensor(value) for key, value in found.items()}
+
+
+new_tensors = results_fixture("new_tensors", put)
+
+
+@pytest.mark.process
+def test_new_tensors_count_at_once(new_tensors: list[dict[str, Any]]) -> None:
+    for result in new_tensors:
+        assert [name for name, is_right in result.items() if not is_right] == []
