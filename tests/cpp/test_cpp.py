@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The C++ tests: programs without torch and without Python, compiled as the library is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

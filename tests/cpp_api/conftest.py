@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Jobs for files.cpp, and a file for them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Wrong files and wrong models: C++ refuses what Python refuses, at the same place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

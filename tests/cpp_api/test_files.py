@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Files of C++ and of Python: the same bytes, the same bits of the models."""
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Whatever interrupts `save` of C++, and however many save to one path: the old file or the new."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The typed functions of C++: fresh, compiled strictly, with Python's bits and Python's errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

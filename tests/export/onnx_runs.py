@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Exports models, and runs the files in onnxruntime."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 And folders against the package compressed-tensors.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import types

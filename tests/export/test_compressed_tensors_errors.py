@@ -4,8 +4,6 @@
 Folders that are cut off, lie or are foreign: an error that names the place, no change.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Mixtures of experts: a layer for each expert and projection, as in files of transformers."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The docstrings of the exports: their examples run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

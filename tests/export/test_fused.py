@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layers that servers fuse: one input scale, and zero points that survive the server."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

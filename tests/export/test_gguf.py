@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """GGUF files: transformers' own reader computes our logits, bit for bit."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """ONNX files of layers of all kinds and of models: onnxruntime computes what ours compute."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ Scales beyond the range of float16 are kept, or named. What to_onnx refuses it n
 left behind.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models in quantized_decomposed ops: the same numbers, and XNNPACK takes them whole."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

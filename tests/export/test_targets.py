@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Targets of compressed-tensors: which modules they mean, whatever a folder says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

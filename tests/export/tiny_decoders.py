@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tiny language models of transformers, quantized with scales that are float16 values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

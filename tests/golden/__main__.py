@@ -9,8 +9,6 @@ The hashes under "every device" hold on the CPU and on GPUs, and `--write` on a 
 they are. To find what a change did, compare what `--cases` prints before and after it.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from tests.golden import hashes

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The affine family: each direction and gradient, by every granularity, dtype and layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

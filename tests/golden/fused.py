@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The fused family: norms, activations and a rotation, as numbers and as integers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -6,8 +6,6 @@ counts alike, as the contract fixes no payload. The strides of dimensions of one
 of empty tensors, mean nothing and are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights of four bits: the choice of factors, the numbers, and products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -5,8 +5,6 @@ A product of integers is exact, and so any input will do. A gradient is a produc
 matrices, which PyTorch sums in an order of its own: its inputs are such that every sum is exact.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -8,8 +8,6 @@ has one term. Sigmoid, tanh and softmax belong to PyTorch: of layers with these 
 hashed, and it is that of an untrained layer.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile

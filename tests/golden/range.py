@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The range family: scales from the data, and observers, by granularity, dtype and layout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

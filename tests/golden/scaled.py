@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled family, and the gradients that come from integers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -4,8 +4,6 @@
 `python -m tests.golden` compares more finely, and makes the file anew.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ Nothing here takes numbers from a random generator, an `exp` or a sum. Every num
 its index, and what follows is exact or one correctly rounded step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """fuse_ on exported programs: the same bits, one quantization where there were several."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Fuse under torch.compile and AOTInductor: the bits of the same compilation without it."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ Those that multiply integers: which do, their bits, gradients, padding, state. A
 saving and loading keep the memory format of a weight.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

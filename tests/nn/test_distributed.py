@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Observed ranges over processes: two of them train one model on other data."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Embeddings, in training and of integers: values, and as modules."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@
 But for what C++ refuses by the same text: `tests/cpp_api/modules.cpp` has those calls.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

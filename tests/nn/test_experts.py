@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Experts of three-dimensional parameters: bits, gradients, checks, and their life as modules."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -4,8 +4,6 @@
 Factors that are trained stand beside formulas in NumPy.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`baraquant.nn.LearnedFakeQuantize`: LSQ's rule, its first batch, and its life as a module."""
 
-from __future__ import annotations
-
 import copy
 import statistics
 from collections.abc import Callable

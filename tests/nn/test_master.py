@@ -4,8 +4,6 @@
 The same in training, in evaluation and by conversion, under autocast and without it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -5,8 +5,6 @@ Each kind of layer is built twice, from other numbers. Then the tensors of the s
 the first, in every way that PyTorch and its neighbours have, and both have to give the same bits.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

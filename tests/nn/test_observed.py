@@ -4,8 +4,6 @@
 And a prepared layer whose input needs data, in evaluation before it has seen any.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Quantizers of every kind live like any module: copied, stored, converted, scripted, compiled."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -4,8 +4,6 @@
 And what swapping makes of recurrent ones.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from typing import Any

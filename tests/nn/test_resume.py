@@ -4,8 +4,6 @@
 A state that comes from a model that was prepared otherwise is refused, by name.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Linear layers that rotate their inputs: the identity behind it, bits, gradients, state dicts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Weights of -1, 0 and 1 times their mean magnitude: trained, converted, saved, exported."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """`layer.weight` of a served layer, and of a prepared one: the numbers that it computes with."""
 
-from __future__ import annotations
-
 import copy
 import operator
 import pickle

@@ -5,8 +5,6 @@ Those that dequantize their weight keep integers alone for the backward pass, an
 dtype of the input, where their bias has another.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ Parents that write it, `layer.weight.div_(4)` in evaluation, as RWKV does: the l
 graph refuses it.
 """
 
-from __future__ import annotations
-
 import copy
 import operator
 from collections.abc import Callable

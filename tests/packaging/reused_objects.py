@@ -6,8 +6,6 @@ includes are those of the checkout, and its object there is not older, the objec
 else there is, is compiled.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -4,8 +4,6 @@
 That classes and exceptions cross its border, the programs of ``tests/cpp_api`` show.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 ``make docs`` builds it; ``make test-all`` does so too, and there a warning of Sphinx is an error.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What the build makes: the library, the wheel, and the messages when something is missing."""
 
-from __future__ import annotations
-
 import email
 import importlib.util
 import json

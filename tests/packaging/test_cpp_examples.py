@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """examples/cpp, built by CMake and by the bare compiler, and run without Python."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

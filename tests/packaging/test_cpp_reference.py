@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """docs/cpp_comments.py and docs/cpp_reference.py: C++ headers as pages."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

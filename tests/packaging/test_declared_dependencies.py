@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """An installation without extras has torch and safetensors, and no NumPy."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@
 Their links and paths are tested with those of the other documents, in ``test_readme.py``.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import os

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """scripts/environment.py in a small project: pip installs small wheels out of a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The measured figures on the pages are those of the committed results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

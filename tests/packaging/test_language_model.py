@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The language model: small runs of it, and the parts that its figures rest on."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The demo runs to its end on a small budget, and what it stores is what it says."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The documents at the top: their examples run, and what they name exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

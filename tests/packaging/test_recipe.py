@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """CONTRIBUTING's recipe for an op, followed in a copy of the checkout with the files of recipe/."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

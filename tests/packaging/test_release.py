@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What a release holds: the sdist has every file, and a wheel says which torch it goes with."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

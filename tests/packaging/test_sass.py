@@ -5,8 +5,6 @@ A compiler that splits a store of 16 bytes into elements halves the speed of a k
 of values shows it. So this reads the built library with ``cuobjdump``.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

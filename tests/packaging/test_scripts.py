@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The helper scripts behind the Makefile and lint: what they notice."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """setup.py: what it refuses, and which kernels it leaves out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

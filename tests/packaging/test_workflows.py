@@ -4,8 +4,6 @@
 What the workflows of .github name exists.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

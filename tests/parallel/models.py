@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A small model to split over processes, and every scheme that can be split."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from typing import Any

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The docstrings of ``baraquant.parallel``: their examples run."""
 
-from __future__ import annotations
-
 import pytest
 
 from baraquant import parallel

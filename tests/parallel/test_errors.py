@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plans that cannot be: each is refused by a message that says what to do, and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

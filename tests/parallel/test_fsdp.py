@@ -4,8 +4,6 @@
 With ``quantize_all_gather`` no bit changes, nor where integers of converted layers are sharded.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Layouts of inputs and outputs, other kinds of layers, other tools, files: on two processes."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from collections.abc import Callable

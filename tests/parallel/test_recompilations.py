@@ -6,8 +6,6 @@ each layer is compiled as code of its own: of as many sizes as the limit allows,
 as they are, with the same bits.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import warnings

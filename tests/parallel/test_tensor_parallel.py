@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Linear layers and embeddings, split over two and four processes, beside one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

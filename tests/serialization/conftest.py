@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A file with modules of every kind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -13,8 +13,6 @@ processes. Under a sanitizer, C++ also stops at an allocation beyond `LARGEST_MI
 them, and says what was done to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import faulthandler

@@ -7,8 +7,6 @@ it must find one model or the other, or nothing where a folder is made. It begin
 was removed between the two files that it opens.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -5,8 +5,6 @@ A reader makes one damaged thing and reads it. Its error names the place, and no
 what is read computes, or says what it was read from.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

@@ -4,8 +4,6 @@
 `fuzz.py` makes many more such files; here is one for each rule and wording.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

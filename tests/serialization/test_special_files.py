@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Readers and writers refuse what is no file at once: nobody waits for its other end."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

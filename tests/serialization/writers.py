@@ -4,8 +4,6 @@
 `at_each_step` calls a function before each operation on the files of a folder.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os

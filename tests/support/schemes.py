@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Configurations by their description: ``int4 per_group(8) asymmetric, int8 per_token``."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops under autocast, activation checkpointing and a backward on several threads."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops under opcheck, torch.compile, compiled autograd and torch.export."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -5,8 +5,6 @@ AOTInductor allocates what follows an op for the dtype in the graph. A product w
 its input would be read beyond its end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Traced, exported, scripted, frozen layers: made with or without gradients, called with both."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Networks with the ops of a family and other work in between: compiled, exported, packaged."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops that change a running range in place, under the tools of PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops in TorchScript: script, trace, freeze, save, load; and their gradients."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """torch.vmap over every op: the same values as a loop, and no warning about a slow fallback."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

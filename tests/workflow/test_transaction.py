@@ -6,8 +6,6 @@ Afterwards the model is as before, or as a call without a fault leaves it, and s
 of the process; and one more call gives what a first one gives.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """round_to_power_of_two_scale: every number of 16 bits, gradients, tools, wrong arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
