@@ -18,7 +18,8 @@ std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module
 // The kind of layer that can be quantized: "Linear", "Conv2d" or "Embedding"; null for others.
 const char* layer_of(const torch::nn::Module& module);
 
-// The sizes of a float or converted layer that must be equal in both, by their names.
+// The sizes of a float or converted layer that must be equal in both, by their names; form_table.cpp
+// has it.
 using Sizes = std::vector<std::pair<std::string, Json>>;
 Sizes sizes_of_layer(const torch::nn::Module& module);
 

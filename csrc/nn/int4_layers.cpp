@@ -2,7 +2,7 @@
 // FakeQuantizeInt4, QuantizedInt4Linear and StaticQuantizedInt4Linear.
 #include <ostream>
 
-#include "api/nn/int4.h"
+#include "api/nn/linear.h"
 #include "api/ops.h"
 #include "nn/by_granularity.h"
 #include "nn/layer_arguments.h"

@@ -22,14 +22,14 @@ struct Kind {
   // The layer for training, which shares the parameters.
   std::shared_ptr<nn::FakeQuantizedLayer> (*prepare)(const torch::nn::Module& module,
                                                      const QuantConfig& config);
-  // Why a float module stays floating; empty if it does not.
-  std::string (*why_not)(const torch::nn::Module& module);
   // Whether quantize_ leaves the input floating unless conv_inputs is true.
   bool keeps_input;
 };
 
 // The kind of a float module; nullptr if it cannot be quantized.
 const Kind* kind_of(const torch::nn::Module& module);
+// Why a float module of a kind stays floating; empty if it does not.
+std::string why_float(const torch::nn::Module& module);
 
 // A quantized weight: int8, its scale, and its zero point, undefined if symmetric. Or `packed`: with
 // factors for its groups, or for a layer of floating arithmetic with the numbers alone; qweight is
