@@ -169,30 +169,17 @@ class Class:
         return f"{self.options}({required}){rest}"
 
 
-# What C++ alone has.
-OWN = {
-    "FakeQuantize": [
-        Argument(
-            "keeps_state",
-            "bool",
-            False,
-            True,
-            "Whether the buffers include what only a "
-            "training needs; layers for inference have copies without.",
-        )
-    ]
-}
+KEPT = "Whether the buffers include what only a training needs; copies for inference have less."
+OWN = {"FakeQuantize": [Argument("keeps_state", "bool", False, True, KEPT)]}  # in C++ alone
 
 
-def classes() -> tuple[list[Class], Class, dict[str, str]]:
-    """The classes that C++ has, what rounds an input, and texts about arguments."""
-    table, found = TABLE, []
+def classes() -> Iterator[Class]:
+    """The classes that C++ has."""
     for layer in LAYERS:
-        for name in table["layers"][layer]:
-            entry = table["classes"][name]
-            entry = table["classes"][entry] if isinstance(entry, str) else entry
-            found.append(Class(name, layer, entry["tensors"], entry["options"], entry["sizes"]))
-    return found, Class("FakeQuantize", "", {}, table["rounder"]["options"], []), table["texts"]
+        for name in TABLE["layers"][layer]:
+            entry = TABLE["classes"][name]
+            entry = TABLE["classes"][entry] if isinstance(entry, str) else entry
+            yield Class(name, layer, entry["tensors"], entry["options"], entry["sizes"])
 
 
 def of_python(name: str, module: str) -> tuple[ast.ClassDef, str]:
@@ -246,8 +233,9 @@ def struct(names: list[str], options: str, arguments: list[Argument]) -> Iterato
     yield "};\n"
 
 
-def structs(found: list[Class], texts: dict[str, str]) -> Iterator[str]:
+def structs(found: list[Class]) -> Iterator[str]:
     """The structs of options."""
+    texts = TABLE["texts"]
     yield "class FakeQuantizeImpl;\n"
     for name, (module, *lacks) in CLASSES.items():
         arguments = [*constructor(name, module, lacks), *OWN.get(name, ())]
@@ -366,7 +354,8 @@ def _read(one: Class) -> str:
 
 def outputs() -> dict[Path, str]:
     """The text of each written file."""
-    found, rounder, texts = classes()
+    found = list(classes())
+    rounder = Class("FakeQuantize", "", {}, TABLE["rounder"]["options"], [])
 
     def text(head: str, namespace: str, lines: Iterator[str]) -> str:
         body = "\n".join(lines)
@@ -379,7 +368,7 @@ def outputs() -> dict[Path, str]:
             "#include <torch/arg.h>\n\n#include <memory>\n#include <optional>\n#include <string>\n"
             '#include <utility>\n#include <variant>\n#include <vector>\n\n#include "module.h"\n',
             "baraquant::nn",
-            structs(found, texts),
+            structs(found),
         ),
         "csrc/api/nn/linear.h": text(
             "/// @file\n/// Linear layers for inference.\n#pragma once\n\n"

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "files/layers.h"
 
-#include "workflow/layers.h"
-
 namespace baraquant::files {
 namespace {
 
@@ -25,11 +23,6 @@ std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module
   std::vector<std::pair<std::string, at::Tensor>> state;
   append_state(module, "", state);
   return state;
-}
-
-const char* layer_of(const torch::nn::Module& module) {
-  const auto* kind = workflow::kind_of(module);
-  return kind == nullptr ? nullptr : kind->name;  // a subclass, for example
 }
 
 at::Tensor tensor_of(const torch::nn::Module& module, const std::string& name) {

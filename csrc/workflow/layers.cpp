@@ -8,8 +8,6 @@
 #include <type_traits>
 #include <typeinfo>
 
-#include "nn/given.h"
-
 namespace baraquant::workflow {
 
 namespace {
@@ -42,30 +40,6 @@ constexpr std::array kinds = {
     kind<torch::nn::EmbeddingImpl, nn::FakeQuantizedEmbeddingImpl>("Embedding",
                                                                    /*keeps_input=*/true),
 };
-
-// A copy of a bias that no optimizer changes.
-torch::Tensor own(const torch::Tensor& bias) {
-  return bias.defined() ? bias.detach().clone() : bias;
-}
-
-// The arguments of a converted layer that say its weight and its bias.
-nn::Given given_of(const nn::FakeQuantizedLayer& prepared, const Integers& integers) {
-  const auto& config = prepared.config();
-  const auto& how = config.weight();
-  nn::Given given;
-  given.qweight = integers.qweight;
-  given.packed = integers.packed.packed;
-  given.group_factor = integers.packed.group_factor;
-  if (!how.symmetric()) given.group_zero_point = integers.packed.group_zero_point;
-  given.weight_scale = integers.scale;
-  given.weight_zero_point = integers.zero_point;
-  given.bias = own(prepared.bias_to_add());
-  given.dtype = prepared.weight.scalar_type();
-  given.weight_bits = how.bits();
-  given.group_size = how.group_size();
-  given.rotate = config.rotate();
-  return given;
-}
 
 // A linear layer that multiplies integers.
 std::shared_ptr<nn::QuantizedLayer> integer_linear(const nn::FakeQuantizedLayer& prepared,
@@ -122,9 +96,15 @@ std::string why_float(const torch::nn::Module& module) {
   return rewrites ? "its max_norm rewrites the weight" : "";
 }
 
-std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
-                                            const Integers& integers, bool floating_input) {
-  auto given = given_of(prepared, integers);
+std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared, nn::Given given,
+                                            bool floating_input) {
+  const auto& how = prepared.config().weight();
+  const auto bias = prepared.bias_to_add();
+  if (bias.defined()) given.bias = bias.detach().clone();  // which no optimizer changes
+  given.dtype = prepared.weight.scalar_type();
+  given.weight_bits = how.bits();
+  given.group_size = how.group_size();
+  given.rotate = prepared.config().rotate();
   const auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(&prepared);
   if (given.packed.defined()) given.in_features = linear->in_features();
   if (linear != nullptr && linear->is_integer() && !floating_input) {

@@ -60,8 +60,7 @@ struct BARAQUANT_API FakeQuantizeOptions {
   /// computed with the rounded scale. Groups then have to lie along the last dimension, and to
   /// divide it.
   TORCH_ARG(std::string, scale_dtype) = "float32";
-  /// Whether the buffers include what only a training needs; layers for inference have copies
-  /// without.
+  /// Whether the buffers include what only a training needs; copies for inference have less.
   TORCH_ARG(bool, keeps_state) = true;
 };
 
