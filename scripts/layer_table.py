@@ -326,14 +326,12 @@ def forms(found: list[Class], rounder: Class) -> Iterator[str]:
 def sizes(found: list[Class]) -> Iterator[str]:
     """The function that reads the sizes of a float or converted layer."""
     floats = {one.layer: one for one in found}.items()
-    ways = [(f"torch::nn::{layer}Impl", "options.{}()", one.sizes) for layer, one in floats]
-    for one in found:
-        ways.append(
-            (f"nn::{one.name}Impl", "conv.{}()" if one.layer == "Conv2d" else "{}()", one.sizes)
-        )
+    ways = [(f"torch::nn::{layer}Impl", "options.", one.sizes) for layer, one in floats]
+    own = {"Conv2d": "conv."}
+    ways += [(f"nn::{one.name}Impl", own.get(one.layer, ""), one.sizes) for one in found]
     yield "Sizes sizes_of_layer(const torch::nn::Module& module) {"
-    for kind, way, names in ways:
-        read = ", ".join(f'{{"{name}", json_of(layer->{way.format(name)})}}' for name in names)
+    for kind, place, names in ways:
+        read = ", ".join(f'{{"{name}", json_of(layer->{place}{name}())}}' for name in names)
         yield f"if (const auto* layer = dynamic_cast<const {kind}*>(&module)) {{"
         yield f"return {{{read}}};\n}}"
     yield "return {};\n}\n"
@@ -356,37 +354,31 @@ def outputs() -> dict[Path, str]:
     """The text of each written file."""
     found = list(classes())
     rounder = Class("FakeQuantize", "", {}, TABLE["rounder"]["options"], [])
-
-    def text(head: str, namespace: str, lines: Iterator[str]) -> str:
-        body = "\n".join(lines)
-        end = f"}}  // namespace {namespace}\n"
-        return f"{HEAD}{head}\nnamespace {namespace} {{\n\n{body}\n{end}"
-
+    standard = ("memory", "optional", "string", "utility", "variant", "vector")
     written = {
-        "csrc/api/nn/layer_options.h": text(
-            "/// @file\n/// The options of modules.\n#pragma once\n\n"
-            "#include <torch/arg.h>\n\n#include <memory>\n#include <optional>\n#include <string>\n"
-            '#include <utility>\n#include <variant>\n#include <vector>\n\n#include "module.h"\n',
-            "baraquant::nn",
+        "csrc/api/nn/layer_options.h": (
+            "/// @file\n/// The options of modules.\n#pragma once\n\n#include <torch/arg.h>\n\n"
+            + "".join(f"#include <{name}>\n" for name in standard)
+            + '\n#include "module.h"\n',
             structs(found),
         ),
-        "csrc/api/nn/linear.h": text(
+        "csrc/api/nn/linear.h": (
             "/// @file\n/// Linear layers for inference.\n#pragma once\n\n"
             '#include "inference.h"\n#include "int4.h"\n',
-            "baraquant::nn",
             declared(),
         ),
-        "csrc/nn/given.h": text(
-            '#pragma once\n\n#include "api/nn/layer_options.h"\n', "baraquant::nn", givens(found)
-        ),
-        "csrc/files/form_table.cpp": text(
+        "csrc/nn/given.h": ('#pragma once\n\n#include "api/nn/layer_options.h"\n', givens(found)),
+        "csrc/files/form_table.cpp": (
             '#include <torch/nn/modules.h>\n\n#include "api/nn/linear.h"\n'
             '#include "files/forms.h"\n#include "files/layers.h"\n',
-            "baraquant::files",
             itertools.chain(forms(found, rounder), sizes(found)),
         ),
     }
-    return {ROOT / name: content for name, content in written.items()}
+    texts = {}
+    for name, (head, lines) in written.items():
+        body, space = "\n".join(lines), f"namespace baraquant::{Path(name).parent.name}"
+        texts[ROOT / name] = f"{HEAD}{head}\n{space} {{\n\n{body}\n}}  // {space}\n"
+    return texts
 
 
 def problems() -> list[str]:
