@@ -8,24 +8,38 @@ Written are, for the classes that C++ has, the options of their constructors,
 csrc/api/nn/layer_options.h; those of all classes as one struct, csrc/nn/given.h; and the forms in
 which files hold them, csrc/files/form_table.cpp.
 baraquant/workflow/served.py explains the table.
+
+The options of quantizers and norms, which the table does not have, are the arguments of Python's
+classes, with their defaults and what the docstrings say of them.
 """
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ops import LICENCE, ROOT, stale, write_or_check
+from ops import LICENCE, ROOT, plain, stale, write_or_check
 
 PROGRAM = Path(__file__).name
 LAYERS = ("Linear", "Embedding", "Conv2d")  # of which C++ has the classes
-WRITTEN = "Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit."
+WRITTEN = "Written by scripts/layer_table.py out of layers.json and baraquant/nn: do not edit."
 HEAD = f"// {LICENCE}\n// {WRITTEN}\n"
 SHARED = dict.fromkeys(("WeightOnlyLinear", "QuantizedConv2d"), "DequantizedOptions")
+# The linear layers that C++ makes of a base alone: that, and the module of Python's class.
+SERVED = {
+    "StaticQuantizedLinear": ("StaticInput<Int8Linear>", "linear"),
+    "QuantizedInt4Linear": ("DynamicInput<Int4Linear>", "linear"),
+    "StaticQuantizedInt4Linear": ("StaticInput<Int4Linear>", "linear"),
+    "WeightOnlyLinear": ("FloatingLinear", "weight_only"),
+    "WeightOnlyInt4Linear": ("FloatingLinear", "weight_only"),
+}
 CONV = "torch::nn::Conv2dOptions"  # has some options of a convolution
 OF_CONV = {
     "groups": "int64_t",
@@ -42,6 +56,32 @@ TYPES = {
     "mode": "std::string",
     "dtype": "torch::Dtype",
     "rounder": "std::shared_ptr<FakeQuantizeImpl>",
+    # Those of Python's classes.
+    "str": "std::string",
+    "int": "int64_t",
+    "float": "double",
+    "Tensor | None": "torch::Tensor",
+    "Tensor | float | None": "Scale",
+    "Tensor | int | None": "ZeroPoint",
+    "Sequence[int]": "std::vector<int64_t>",
+    "torch.dtype": "torch::Dtype",
+    "torch.device | str | None": "std::optional<torch::Device>",
+}
+TYPES |= {f"{n} | None": f"std::optional<{TYPES[n]}>" for n in ("bool", "str", "int", "float")}
+ALIASES = {
+    "Scale": "std::variant<std::monostate, double, torch::Tensor>",
+    "ZeroPoint": "std::variant<std::monostate, int64_t, torch::Tensor>",
+}
+# How a text about an argument calls None, if it is no std::nullopt.
+NONE = {"Tensor | None": "undefined", "Tensor | int | None": "nothing"}
+# The classes of which Python says the options: the module, and arguments that C++ lacks.
+CLASSES = {
+    "FakeQuantize": ["shared/fake_quantize"],
+    "LearnedFakeQuantize": ["training/learned"],
+    "FakeQuantizeInt4": ["training/int4"],
+    "LearnedFakeQuantizeInt4": ["training/learned_int4"],
+    "RMSNorm": ["fused", "device", "dtype"],
+    "LayerNorm": ["fused", "device", "dtype"],
 }
 TABLE = json.loads((ROOT / "baraquant" / "workflow" / "layers.json").read_text())
 LIMITS = {
@@ -60,6 +100,7 @@ class Argument:
     kind: str
     required: bool
     default: Any = None
+    text: str = ""
 
     @property
     def type(self) -> str:
@@ -72,7 +113,9 @@ class Argument:
         """What follows the member's declaration."""
         if self.default is None:
             return ""
-        is_dtype = self.kind == "dtype"
+        if isinstance(self.default, tuple):
+            return f" = {{{', '.join(map(str, self.default))}}}"
+        is_dtype = self.kind in ("dtype", "torch.dtype")
         return f" = {f'torch::k{self.default.title()}' if is_dtype else json.dumps(self.default)}"
 
 
@@ -84,6 +127,7 @@ class Class:
     layer: str
     tensors: dict[str, bool]
     kinds: dict[str, list[Any]]
+    sizes: list[str]
 
     @property
     def options(self) -> str:
@@ -125,36 +169,98 @@ class Class:
         return f"{self.options}({required}){rest}"
 
 
-def classes() -> tuple[list[Class], Class, dict[str, str]]:
-    """The classes that C++ has, what rounds an input, and texts about arguments."""
-    table, found = TABLE, []
+KEPT = "Whether the buffers include what only a training needs; copies for inference have less."
+OWN = {"FakeQuantize": [Argument("keeps_state", "bool", False, True, KEPT)]}  # in C++ alone
+
+
+def classes() -> Iterator[Class]:
+    """The classes that C++ has."""
     for layer in LAYERS:
-        for name in table["layers"][layer]:
-            entry = table["classes"][name]
-            entry = table["classes"][entry] if isinstance(entry, str) else entry
-            found.append(Class(name, layer, entry["tensors"], entry["options"]))
-    return found, Class("FakeQuantize", "", {}, table["rounder"]["options"]), table["texts"]
+        for name in TABLE["layers"][layer]:
+            entry = TABLE["classes"][name]
+            entry = TABLE["classes"][entry] if isinstance(entry, str) else entry
+            yield Class(name, layer, entry["tensors"], entry["options"], entry["sizes"])
 
 
-def structs(found: list[Class], texts: dict[str, str]) -> Iterator[str]:
-    """The structs of options."""
-    for name in dict.fromkeys(one.options for one in found):
-        own = [one for one in found if one.options == name]
-        yield f"/// Options of {' and '.join(one.name for one in own)}."
-        yield f"struct BARAQUANT_API {name} {{"
-        required = [argument for argument in own[0].arguments if argument.required]
-        moved = [
-            f"{a.name}_({f'std::move({a.name})' if a.kind == 'tensor' else a.name})"
+def of_python(name: str, module: str) -> tuple[ast.ClassDef, str]:
+    """A class of Python, and its docstring."""
+    tree = ast.parse((ROOT / "baraquant" / "nn" / f"{module}.py").read_text())
+    own = next(one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == name)
+    return own, ast.get_docstring(own) or ""
+
+
+def constructor(name: str, module: str, lacks: list[str]) -> Iterator[Argument]:
+    """The arguments of the constructor of a class of Python."""
+    own, doc = of_python(name, module)
+    made = next(one for one in own.body if getattr(one, "name", "") == "__init__")
+    assert isinstance(made, ast.FunctionDef)
+    said = doc.partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", said, re.MULTILINE)
+    texts = {argument: " ".join(text.split()) for argument, text in entries}
+    given, defaults = made.args, [ast.unparse(one) for one in made.args.defaults]
+    values: list[str | None] = [None] * (len(given.args) - len(defaults)) + defaults
+    values += [None if one is None else ast.unparse(one) for one in given.kw_defaults]
+    for argument, value in zip(given.args + given.kwonlyargs, values, strict=True):
+        if argument.arg not in ("self", *lacks):
+            kind = ast.unparse(argument.annotation or ast.Constant(None))
+            default = value and value.removeprefix("torch.")
+            default = default if kind == "torch.dtype" else ast.literal_eval(default or "None")
+            text = re.sub(r"\bNone\b", NONE.get(kind, "None"), texts[argument.arg])
+            yield Argument(argument.arg, kind, value is None, default, _cpp(text))
+
+
+def _cpp(text: str) -> str:
+    """A text of Python as C++ says it."""
+    return re.sub(r"\bbaraquant\.(?=[A-Z])", "", plain(text))
+
+
+def struct(names: list[str], options: str, arguments: list[Argument]) -> Iterator[str]:
+    """The struct of the options of some classes."""
+    yield f"/// Options of {' and '.join(names)}."
+    yield f"struct BARAQUANT_API {options} {{"
+    yield from (f"using {a.type} = {ALIASES[a.type]};" for a in arguments if a.type in ALIASES)
+    if required := [argument for argument in arguments if argument.required]:
+        moved = ", ".join(
+            f"{a.name}_({a.name if a.type == 'int64_t' else f'std::move({a.name})'})"
             for a in required
+        )
+        remark = "" if len(required) > 1 else "  // NOLINT: as torch::nn's options"
+        yield f"/// What has no default.\n{options}("
+        yield f"{', '.join(f'{a.type} {a.name}' for a in required)}){remark}\n: {moved} {{}}"
+    for a in arguments:
+        yield from textwrap.wrap(a.text, 96, initial_indent="/// ", subsequent_indent="/// ")
+        yield f"TORCH_ARG({a.type}, {a.name}){a.initial};"
+    yield "};\n"
+
+
+def structs(found: list[Class]) -> Iterator[str]:
+    """The structs of options."""
+    texts = TABLE["texts"]
+    yield "class FakeQuantizeImpl;\n"
+    for name, (module, *lacks) in CLASSES.items():
+        arguments = [*constructor(name, module, lacks), *OWN.get(name, ())]
+        yield from struct([name], f"{name}Options", arguments)
+    for options in dict.fromkeys(one.options for one in found):
+        own = [one for one in found if one.options == options]
+        arguments = [
+            replace(one, text=texts.get(f"{own[0].name}.{one.name}", texts[one.name]))
+            for one in own[0].arguments
         ]
-        parameters = ", ".join(f"{a.type} {a.name}" for a in required)
-        yield "/// What has no default."
-        yield f"{name}({parameters}) : {', '.join(moved)} {{}}"
-        for a in own[0].arguments:
-            text = texts.get(f"{own[0].name}.{a.name}", texts[a.name])
-            yield from textwrap.wrap(text, 96, initial_indent="/// ", subsequent_indent="/// ")
-            yield f"TORCH_ARG({a.type}, {a.name}){a.initial};"
-        yield "};\n"
+        yield from struct([one.name for one in own], options, arguments)
+
+
+def declared() -> Iterator[str]:
+    """The linear layers that are one of their base and a name."""
+    for name, (base, module) in SERVED.items():
+        options = SHARED.get(name, f"{name}Options")
+        _, doc = of_python(name, f"inference/{module}")
+        yield f"/// {_cpp(doc.splitlines()[0])}\n///"
+        yield "/// @throws c10::ValueError A shape, width or granularity does not fit."
+        yield "/// @throws c10::TypeError A dtype does not fit."
+        yield f"class BARAQUANT_API {name}Impl : public {base} {{\n public:"
+        yield f"explicit {name}Impl(const {options}& options);"
+        yield f"explicit {name}Impl(const Given& given);"
+        yield f"BARAQUANT_CLONES\n}};\nTORCH_MODULE({name});\n"
 
 
 def givens(found: list[Class]) -> Iterator[str]:
@@ -217,6 +323,20 @@ def forms(found: list[Class], rounder: Class) -> Iterator[str]:
     yield f"return nn::{rounder.made(_stored)};\n}}\n"
 
 
+def sizes(found: list[Class]) -> Iterator[str]:
+    """The function that reads the sizes of a float or converted layer."""
+    floats = {one.layer: one for one in found}.items()
+    ways = [(f"torch::nn::{layer}Impl", "options.", one.sizes) for layer, one in floats]
+    own = {"Conv2d": "conv."}
+    ways += [(f"nn::{one.name}Impl", own.get(one.layer, ""), one.sizes) for one in found]
+    yield "Sizes sizes_of_layer(const torch::nn::Module& module) {"
+    for kind, place, names in ways:
+        read = ", ".join(f'{{"{name}", json_of(layer->{place}{name}())}}' for name in names)
+        yield f"if (const auto* layer = dynamic_cast<const {kind}*>(&module)) {{"
+        yield f"return {{{read}}};\n}}"
+    yield "return {};\n}\n"
+
+
 def _options(one: Class) -> str:
     kinds = {name: _constant(kind) for name, (kind, *_) in one.kinds.items()}
     return ", ".join(f'{{"{name}", {kind}}}' for name, kind in kinds.items())
@@ -232,31 +352,33 @@ def _read(one: Class) -> str:
 
 def outputs() -> dict[Path, str]:
     """The text of each written file."""
-    found, rounder, texts = classes()
-
-    def text(head: str, namespace: str, lines: Iterator[str]) -> str:
-        body = "\n".join(lines)
-        end = f"}}  // namespace {namespace}\n"
-        return f"{HEAD}{head}\nnamespace {namespace} {{\n\n{body}\n{end}"
-
+    found = list(classes())
+    rounder = Class("FakeQuantize", "", {}, TABLE["rounder"]["options"], [])
+    standard = ("memory", "optional", "string", "utility", "variant", "vector")
     written = {
-        "csrc/api/nn/layer_options.h": text(
-            "/// @file\n/// The options of the layers for inference.\n#pragma once\n\n"
-            "#include <torch/arg.h>\n\n#include <memory>\n#include <optional>\n"
-            '#include <string>\n#include <utility>\n\n#include "quantizers.h"\n',
-            "baraquant::nn",
-            structs(found, texts),
+        "csrc/api/nn/layer_options.h": (
+            "/// @file\n/// The options of modules.\n#pragma once\n\n#include <torch/arg.h>\n\n"
+            + "".join(f"#include <{name}>\n" for name in standard)
+            + '\n#include "module.h"\n',
+            structs(found),
         ),
-        "csrc/nn/given.h": text(
-            '#pragma once\n\n#include "api/nn/layer_options.h"\n', "baraquant::nn", givens(found)
+        "csrc/api/nn/linear.h": (
+            "/// @file\n/// Linear layers for inference.\n#pragma once\n\n"
+            '#include "inference.h"\n#include "int4.h"\n',
+            declared(),
         ),
-        "csrc/files/form_table.cpp": text(
-            '#include "api/nn/int4.h"\n#include "files/forms.h"\n',
-            "baraquant::files",
-            forms(found, rounder),
+        "csrc/nn/given.h": ('#pragma once\n\n#include "api/nn/layer_options.h"\n', givens(found)),
+        "csrc/files/form_table.cpp": (
+            '#include <torch/nn/modules.h>\n\n#include "api/nn/linear.h"\n'
+            '#include "files/forms.h"\n#include "files/layers.h"\n',
+            itertools.chain(forms(found, rounder), sizes(found)),
         ),
     }
-    return {ROOT / name: content for name, content in written.items()}
+    texts = {}
+    for name, (head, lines) in written.items():
+        body, space = "\n".join(lines), f"namespace baraquant::{Path(name).parent.name}"
+        texts[ROOT / name] = f"{HEAD}{head}\n{space} {{\n\n{body}\n}}  // {space}\n"
+    return texts
 
 
 def problems() -> list[str]:

@@ -38,14 +38,13 @@ TYPES = {
     "ScalarType": ("torch.dtype", "at::ScalarType"),
 }
 INSTANCES = {"float": "(int, float)", "int": "int"}  # what stands for a tensor in an overload
-DTYPES = {"1": "torch.int8", "6": "torch.float32"}
+DTYPES = {"1": ("torch.int8", "at::kChar"), "6": ("torch.float32", "at::kFloat")}
 CPP_DEFAULTS = {"None": "std::nullopt", "True": "true", "False": "false"}
 OVERLOADS = {
     "residual": "The same of input + residual, which is returned as well, after the other results.",
     "scale_tensor": "The same; the scale is a tensor and the zero point a number.",
     "number": "The same; the scale is a number and the zero point a number.",
 }
-CPP_DTYPES = {"int8": "at::kChar", "float": "at::kFloat", "1": "at::kChar", "6": "at::kFloat"}
 LICENCE = "SPDX-License-Identifier: BSD-3-Clause"
 WRITTEN = "Written by scripts/ops.py out of the schemas and csrc/*/ops.txt: do not edit."
 HEAD = f"# {LICENCE}\n# {WRITTEN}\n"
@@ -66,10 +65,9 @@ class Argument:
         text = f"{_cpp_type(self.type)} {self.name}"
         if self.default is None:
             return text
-        default = CPP_DEFAULTS.get(self.default, self.default).strip("[]")
-        return (
-            f"{text} = {CPP_DTYPES.get(default, default) if 'ScalarType' in self.type else default}"
-        )
+        if self.type == "ScalarType":
+            return f"{text} = {DTYPES[self.default][1]}"
+        return f"{text} = {CPP_DEFAULTS.get(self.default, self.default).strip('[]')}"
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ def _cpp_type(text: str) -> str:
 
 def _python_default(argument: Argument) -> str:
     default = (argument.default or "").strip("[]")
-    return DTYPES[default] if argument.type == "ScalarType" else default
+    return DTYPES[default][0] if argument.type == "ScalarType" else default
 
 
 def _python_result(schema: Schema) -> str:

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "nn/fused.h"
-#include "nn/inference.h"
-#include "nn/int4.h"
+#include "nn/linear.h"
 #include "nn/quantizers.h"
 #include "nn/training.h"

@@ -60,8 +60,8 @@ void check_kind(const std::string& path, const torch::nn::Module* module,
   if (module == nullptr) {
     fail(begin_of_place(path, stored), ", but the model has no such module");
   }
-  const char* layer = layer_of(*module);
-  if (form_of(*module) == stored.form || (layer != nullptr && stored.form->layer == layer)) return;
+  const auto* kind = workflow::kind_of(*module);  // null for a subclass, for example
+  if (form_of(*module) == stored.form || (kind && stored.form->layer == kind->name)) return;
   fail(begin_of_place(path, stored), ", but the model has a ", workflow::type_name(*module));
 }
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit.
-#include "api/nn/int4.h"
+// Written by scripts/layer_table.py out of layers.json and baraquant/nn: do not edit.
+#include <torch/nn/modules.h>
+
+#include "api/nn/linear.h"
 #include "files/forms.h"
+#include "files/layers.h"
 
 namespace baraquant::files {
 
@@ -344,6 +347,68 @@ nn::FakeQuantizeOptions rounder_options(const Options& options) {
       .quant_min(value_of<int64_t>(options, "quant_min"))
       .quant_max(value_of<int64_t>(options, "quant_max"))
       .symmetric(value_of<bool>(options, "symmetric"));
+}
+
+Sizes sizes_of_layer(const torch::nn::Module& module) {
+  if (const auto* layer = dynamic_cast<const torch::nn::LinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->options.in_features())},
+            {"out_features", json_of(layer->options.out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) {
+    return {{"num_embeddings", json_of(layer->options.num_embeddings())},
+            {"embedding_dim", json_of(layer->options.embedding_dim())},
+            {"padding_idx", json_of(layer->options.padding_idx())}};
+  }
+  if (const auto* layer = dynamic_cast<const torch::nn::Conv2dImpl*>(&module)) {
+    return {{"in_channels", json_of(layer->options.in_channels())},
+            {"out_channels", json_of(layer->options.out_channels())},
+            {"kernel_size", json_of(layer->options.kernel_size())},
+            {"groups", json_of(layer->options.groups())},
+            {"padding_mode", json_of(layer->options.padding_mode())},
+            {"stride", json_of(layer->options.stride())},
+            {"padding", json_of(layer->options.padding())},
+            {"dilation", json_of(layer->options.dilation())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::QuantizedLinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::StaticQuantizedLinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::WeightOnlyLinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::WeightOnlyInt4LinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::QuantizedInt4LinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::StaticQuantizedInt4LinearImpl*>(&module)) {
+    return {{"in_features", json_of(layer->in_features())},
+            {"out_features", json_of(layer->out_features())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::QuantizedEmbeddingImpl*>(&module)) {
+    return {{"num_embeddings", json_of(layer->num_embeddings())},
+            {"embedding_dim", json_of(layer->embedding_dim())},
+            {"padding_idx", json_of(layer->padding_idx())}};
+  }
+  if (const auto* layer = dynamic_cast<const nn::QuantizedConv2dImpl*>(&module)) {
+    return {{"in_channels", json_of(layer->conv.in_channels())},
+            {"out_channels", json_of(layer->conv.out_channels())},
+            {"kernel_size", json_of(layer->conv.kernel_size())},
+            {"groups", json_of(layer->conv.groups())},
+            {"padding_mode", json_of(layer->conv.padding_mode())},
+            {"stride", json_of(layer->conv.stride())},
+            {"padding", json_of(layer->conv.padding())},
+            {"dilation", json_of(layer->conv.dilation())}};
+  }
+  return {};
 }
 
 }  // namespace baraquant::files

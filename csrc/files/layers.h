@@ -15,10 +15,8 @@ namespace baraquant::files {
 // The parameters and buffers of a module by their names, in the order of Python's state dict.
 std::vector<std::pair<std::string, at::Tensor>> state_of(const torch::nn::Module& module);
 
-// The kind of layer that can be quantized: "Linear", "Conv2d" or "Embedding"; null for others.
-const char* layer_of(const torch::nn::Module& module);
-
-// The sizes of a float or converted layer that must be equal in both, by their names.
+// The sizes of a float or converted layer that must be equal in both, by their names; form_table.cpp
+// has it.
 using Sizes = std::vector<std::pair<std::string, Json>>;
 Sizes sizes_of_layer(const torch::nn::Module& module);
 

@@ -19,11 +19,22 @@ constexpr Names observers = {"min_max", "moving_average", "percentile", "mse"};
 constexpr Names backwards = {"float", "int8_input", "int8"};
 constexpr int64_t max_rotation = 32768;  // the largest block of hadamard()
 
+void check(bool fits, const std::string& wanted, const std::string& got) {
+  text::check("QuantConfig", fits, wanted, got);
+}
+
+TensorConfig int4(std::optional<int64_t> group_size, bool symmetric) {
+  const auto granularity = group_size.has_value() ? PerGroup(*group_size) : PerChannel();
+  return TensorConfig(4).granularity(granularity).symmetric(symmetric);
+}
+
 }  // namespace
 
 void TensorConfig::check() const {
-  TORCH_CHECK_VALUE(bits_ >= 2 && bits_ <= 8,
-                    "TensorConfig: expected bits to lie in [2, 8], but got ", bits_);
+  const auto expect = [](bool fits, const std::string& wanted, const std::string& got) {
+    text::check("TensorConfig", fits, wanted, got);
+  };
+  expect(bits_ >= 2 && bits_ <= 8, "bits to lie in [2, 8]", text::of(bits_));
   check_choice("TensorConfig", "granularity", granularity_.name, granularities);
   TORCH_CHECK_VALUE(!(learned_ && dynamic()),
                     "TensorConfig: expected dynamic=False (or none given) for a learned scale: a "
@@ -35,20 +46,17 @@ void TensorConfig::check() const {
   if (granularity_.name == "per_group") {
     TORCH_CHECK_TYPE(size.has_value(),
                      "TensorConfig: expected group_size to be an int, but got NoneType");
-    TORCH_CHECK_VALUE(*size > 0, "TensorConfig: expected group_size > 0, but got ", *size);
+    expect(*size > 0, "group_size > 0", text::of(size));
   } else {
-    TORCH_CHECK_VALUE(!size.has_value(), "TensorConfig: expected no group_size for ",
-                      granularity_.name, ", but got ", text::of(size));
+    expect(!size, "no group_size for " + granularity_.name, text::of(size));
   }
   const bool takes_factors = bits_ == 4 && size.value_or(1) % 2 == 0 && (dynamic() || learned_);
-  TORCH_CHECK_VALUE(!group_factors_ || takes_factors,
-                    "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
-                    "dynamic=True or learned=True with group_factors=True, but got ",
-                    str());
-  TORCH_CHECK_VALUE(!ternary_ || (bits_ == 2 && symmetric_ && dynamic()),
-                    "TensorConfig: expected 2 bits, symmetric=True and dynamic=True with "
-                    "ternary=True, but got ",
-                    str());
+  expect(!group_factors_ || takes_factors,
+         "4 bits, granularity=PerGroup of an even size, and dynamic=True or learned=True with "
+         "group_factors=True",
+         str());
+  expect(!ternary_ || (bits_ == 2 && symmetric_ && dynamic()),
+         "2 bits, symmetric=True and dynamic=True with ternary=True", str());
 }
 
 std::string TensorConfig::str() const {
@@ -61,28 +69,23 @@ std::string TensorConfig::str() const {
 }
 
 bool TensorConfig::operator==(const TensorConfig& other) const {
-  return bits_ == other.bits_ && granularity_.name == other.granularity_.name &&
-         granularity_.group_size == other.granularity_.group_size &&
-         symmetric_ == other.symmetric_ && dynamic() == other.dynamic() &&
-         learned_ == other.learned_ && group_factors_ == other.group_factors_ &&
-         ternary_ == other.ternary_;
+  return bits_ == other.bits_ && granularity() == other.granularity() &&
+         group_size() == other.group_size() && symmetric_ == other.symmetric_ &&
+         dynamic() == other.dynamic() && learned_ == other.learned_ &&
+         group_factors_ == other.group_factors_ && ternary_ == other.ternary_;
 }
 
 QuantConfig::QuantConfig(TensorConfig weight, std::optional<TensorConfig> activation)
     : weight_(std::move(weight)), activation_(std::move(activation)) {
   weight_.check();
-  TORCH_CHECK_VALUE(weight_.granularity() != "per_token",
-                    "QuantConfig: expected weight.granularity to be per_tensor, per_channel or "
-                    "per_group, but got 'per_token'");
+  check(weight_.granularity() != "per_token",
+        "weight.granularity to be per_tensor, per_channel or per_group", "'per_token'");
   check_group_factors();
   if (!activation_.has_value()) return;
   activation_->check();
-  TORCH_CHECK_VALUE(!activation_->ternary(),
-                    "QuantConfig: expected ternary=True for the weight alone, but got ",
-                    activation_->str());
-  TORCH_CHECK_VALUE(activation_->granularity() != "per_channel",
-                    "QuantConfig: expected activation.granularity to be per_tensor, per_token or "
-                    "per_group, but got 'per_channel'");
+  check(!activation_->ternary(), "ternary=True for the weight alone", activation_->str());
+  check(activation_->granularity() != "per_channel",
+        "activation.granularity to be per_tensor, per_token or per_group", "'per_channel'");
   TORCH_CHECK_VALUE(activation_->granularity() != "per_group" || activation_->dynamic(),
                     "QuantConfig: expected a dynamic activation for per_group: a static one has "
                     "one scale (per_tensor)");
@@ -111,14 +114,12 @@ QuantConfig& QuantConfig::scale_dtype(std::string_view name) {
 void QuantConfig::check_group_factors() const {
   if (!weight_.group_factors()) return;
   const std::string granularity = activation_.has_value() ? activation_->granularity() : "";
-  TORCH_CHECK_VALUE(granularity == "per_token" || granularity == "per_tensor",
-                    "QuantConfig: expected a per_token or per_tensor activation with "
-                    "group_factors, which make a product of integers exact, but got ",
-                    activation_.has_value() ? activation_->str() : "floating inputs",
-                    "; use W4A8()");
-  TORCH_CHECK_VALUE(scale_dtype_ == "float32",
-                    "QuantConfig: expected scale_dtype='float32' with group_factors, but got ",
-                    text::quoted(scale_dtype_), "; use W4A8(group_factors=False)");
+  check(granularity == "per_token" || granularity == "per_tensor",
+        "a per_token or per_tensor activation with group_factors, which make a product of integers "
+        "exact",
+        (activation_.has_value() ? activation_->str() : "floating inputs") + "; use W4A8()");
+  check(scale_dtype_ == "float32", "scale_dtype='float32' with group_factors",
+        text::quoted(scale_dtype_) + "; use W4A8(group_factors=False)");
 }
 
 QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
@@ -132,27 +133,21 @@ QuantConfig& QuantConfig::backward(std::string_view name, std::string_view round
 
 void QuantConfig::check_backward() const {
   if (backward_ == "float") {
-    TORCH_CHECK_VALUE(
-        rounding_ == "nearest",
-        "QuantConfig: expected rounding='nearest' with backward='float', which rounds "
-        "no gradient to integers, but got ",
-        text::quoted(rounding_), "; choose backward='int8_input' or 'int8'");
-    return;
+    return check(rounding_ == "nearest",
+                 "rounding='nearest' with backward='float', which rounds no gradient to integers",
+                 text::quoted(rounding_) + "; choose backward='int8_input' or 'int8'");
   }
   const std::string got = text::quoted(backward_);
-  TORCH_CHECK_VALUE(trains_on_integers(),
-                    "QuantConfig: expected backward='float' for layers that train on floating "
-                    "products, but got ",
-                    got, " with ", scheme_str(), "; use W8A8(backward=", got,
-                    ") or W4A8(None, backward=", got, ")");
+  check(trains_on_integers(), "backward='float' for layers that train on floating products",
+        c10::str(got, " with ", scheme_str(), "; use W8A8(backward=", got,
+                 ") or W4A8(None, backward=", got, ")"));
 }
 
 QuantConfig& QuantConfig::rotate(std::optional<int64_t> rotate) {
   const int64_t block = rotate.value_or(2);
-  TORCH_CHECK_VALUE(block >= 2 && block <= max_rotation && (block & (block - 1)) == 0,
-                    "QuantConfig: expected rotate to be a power of two in [2, ", max_rotation,
-                    "], but got ", block,
-                    "; 128 and 256 are good choices, and None rotates nothing");
+  check(block >= 2 && block <= max_rotation && (block & (block - 1)) == 0,
+        c10::str("rotate to be a power of two in [2, ", max_rotation, "]"),
+        c10::str(block, "; 128 and 256 are good choices, and None rotates nothing"));
   rotate_ = rotate;
   return *this;
 }
@@ -182,12 +177,11 @@ bool QuantConfig::trains_on_integers() const {
 
 QuantConfig& QuantConfig::conv_inputs(std::optional<bool> conv_inputs) {
   const auto got = activation_.has_value() ? text::quoted(activation_->granularity()) : "None";
-  const bool per_tensor = activation_.has_value() && activation_->granularity() == "per_tensor";
-  TORCH_CHECK_VALUE(!conv_inputs.value_or(false) || per_tensor,
-                    "QuantConfig: expected a per_tensor activation with conv_inputs=True, but got ",
-                    got,
-                    "; the input of a convolution has one scale: use W8A8Static(conv_inputs=True), "
-                    "or another configuration for the convolutions");
+  check(!conv_inputs.value_or(false) || got == "'per_tensor'",
+        "a per_tensor activation with conv_inputs=True",
+        got +
+            "; the input of a convolution has one scale: use W8A8Static(conv_inputs=True), or "
+            "another configuration for the convolutions");
   conv_inputs_ = conv_inputs;
   return *this;
 }
@@ -225,15 +219,6 @@ std::string QuantConfig::str() const {
   if (backward_ == "float") return scheme_str() + rotate;
   return scheme_str() + ", backward=" + backward_ + " " + rounding_ + rotate;
 }
-
-namespace {
-
-TensorConfig int4(std::optional<int64_t> group_size, bool symmetric) {
-  const auto granularity = group_size.has_value() ? PerGroup(*group_size) : PerChannel();
-  return TensorConfig(4).granularity(granularity).symmetric(symmetric);
-}
-
-}  // namespace
 
 QuantConfig W8A8(bool symmetric) {
   return QuantConfig(TensorConfig(8), TensorConfig(8).granularity(PerToken()).symmetric(symmetric));

@@ -181,17 +181,11 @@ void FakeQuantizeImpl::loaded() {
   is_seen_ = false;
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizeImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto given = options;
-  if (options.mode() == "fixed") given.scale(scale).zero_point(zero_point);
-  auto copy = std::make_shared<FakeQuantizeImpl>(given);
-  copy->enable_fake_quant(rounds());
-  copy_tensors(*copy, *this, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizeImpl)
+BARAQUANT_CLONE_BY(FakeQuantizeImpl, copy->enable_fake_quant(rounds());
+                   copy_tensors(*copy, *this, device),
+                   options.mode() == "fixed"
+                       ? FakeQuantizeOptions(options).scale(scale).zero_point(zero_point)
+                       : options)
 
 void FakeQuantizeImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantize(";

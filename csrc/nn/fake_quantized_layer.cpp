@@ -5,7 +5,7 @@
 #include "api/nn/training.h"
 #include "frame/dtypes.h"
 #include "nn/clone.h"
-#include "nn/master.h"
+#include "nn/product.h"
 #include "search/range.h"
 
 namespace baraquant::nn {

@@ -10,12 +10,33 @@
 #include "api/ops.h"
 #include "int8_mm/math.h"
 #include "nn/clone.h"
-#include "nn/configs.h"
 #include "nn/product.h"
 
 namespace baraquant::nn {
 
 namespace {
+
+// Whether the converted layer multiplies integers by integers. It does not if the terms of a sum have
+// several floating scales (groups), or if the weight has a zero point.
+bool is_integer_product(const QuantConfig& config) {
+  const auto& weight = config.weight();
+  const auto& activation = config.activation();
+  const bool is_flat = weight.symmetric() && weight.granularity() != "per_group";
+  return activation.has_value() && (is_flat || weight.group_factors()) &&
+         (activation->granularity() == "per_tensor" || activation->granularity() == "per_token");
+}
+
+// The options of a Conv2d, from those that torch::nn::Conv2d stores.
+torch::nn::Conv2dOptions like_conv2d(const torch::nn::detail::ConvNdOptions<2>& options) {
+  return torch::nn::Conv2dOptions(options.in_channels(), options.out_channels(),
+                                  options.kernel_size())
+      .stride(options.stride())
+      .padding(options.padding())
+      .dilation(options.dilation())
+      .groups(options.groups())
+      .bias(options.bias())
+      .padding_mode(options.padding_mode());
+}
 
 void check_groups(const TensorConfig& config, int64_t features, const char* name) {
   const auto size = config.group_size();
@@ -233,11 +254,6 @@ FakeQuantizedEmbeddingImpl::FakeQuantizedEmbeddingImpl(const torch::nn::Embeddin
                                                        const QuantConfig& config)
     : FakeQuantizedLayer("FakeQuantizedEmbedding", embedding.weight, {}),
       options(embedding.options) {
-  start(config);
-  train(embedding.is_training());
-}
-
-void FakeQuantizedEmbeddingImpl::start(const QuantConfig& config) {
   const auto& how = config.weight();
   TORCH_CHECK_VALUE(!options.max_norm().has_value(), "expected no max_norm, but got ",
                     options.max_norm().value_or(0.0));
@@ -245,6 +261,7 @@ void FakeQuantizedEmbeddingImpl::start(const QuantConfig& config) {
   options._weight({});
   set_quantizers(config.with_floating_input().with_rotation(0), std::nullopt);
   rounds_rows_ = how.dynamic() && how.granularity() != "per_tensor";
+  train(embedding.is_training());
 }
 
 torch::Tensor FakeQuantizedEmbeddingImpl::rows(const torch::Tensor& input,
@@ -271,17 +288,12 @@ torch::Tensor FakeQuantizedEmbeddingImpl::forward(const torch::Tensor& input) {
   return dynamic_fake_quantize_per_token(found, how.quant_min(), how.quant_max(), how.symmetric());
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizedEmbeddingImpl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto given = options;
-  auto copy = std::make_shared<FakeQuantizedEmbeddingImpl>(
-      *torch::nn::Embedding(given._weight(cloned_parameter(weight, device))), config());
-  copy->weight.set_requires_grad(weight.requires_grad());
-  clone_into(*copy, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizedEmbeddingImpl)
+BARAQUANT_CLONE_BY(FakeQuantizedEmbeddingImpl,
+                   copy->weight.set_requires_grad(weight.requires_grad());
+                   clone_into(*copy, device),
+                   *torch::nn::Embedding(torch::nn::EmbeddingOptions(options)._weight(
+                       cloned_parameter(weight, device))),
+                   config())
 
 void FakeQuantizedEmbeddingImpl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizedEmbedding(" << weight.size(0) << ", " << weight.size(1)

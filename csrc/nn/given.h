@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit.
+// Written by scripts/layer_table.py out of layers.json and baraquant/nn: do not edit.
 #pragma once
 
 #include "api/nn/layer_options.h"

@@ -2,7 +2,7 @@
 // FakeQuantizeInt4, QuantizedInt4Linear and StaticQuantizedInt4Linear.
 #include <ostream>
 
-#include "api/nn/int4.h"
+#include "api/nn/linear.h"
 #include "api/ops.h"
 #include "nn/by_granularity.h"
 #include "nn/layer_arguments.h"
@@ -88,18 +88,12 @@ std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeInt4Impl::calculate_qparams
   return {scale, torch::zeros_like(scale, torch::kInt32)};
 }
 
-std::shared_ptr<torch::nn::Module> FakeQuantizeInt4Impl::clone(
-    const std::optional<torch::Device>& device) const {
-  auto given = options;
-  given.scale(cloned(scale, device)).group_factor(cloned(group_factor, device));
-  given.group_zero_point(cloned(group_zero_point, device));
-  auto copy = std::make_shared<FakeQuantizeInt4Impl>(given);
-  copy->enable_fake_quant(rounds());
-  copy_tensors(*copy, *this, device);
-  return copy;
-}
-
-BARAQUANT_CLONE_CHILD(FakeQuantizeInt4Impl)
+BARAQUANT_CLONE_BY(FakeQuantizeInt4Impl, copy->enable_fake_quant(rounds());
+                   copy_tensors(*copy, *this, device),
+                   FakeQuantizeInt4Options(options)
+                       .scale(cloned(scale, device))
+                       .group_factor(cloned(group_factor, device))
+                       .group_zero_point(cloned(group_zero_point, device)))
 
 void FakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizeInt4(" << (is_dynamic() ? "dynamic" : "fixed")

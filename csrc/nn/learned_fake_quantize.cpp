@@ -8,7 +8,6 @@
 #include "nn/by_granularity.h"
 #include "nn/clone.h"
 #include "nn/learned_formulas.h"
-#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/quantizer_arguments.h"
 #include "search/range.h"
@@ -130,16 +129,10 @@ torch::Tensor LearnedFakeQuantizeImpl::round_to_grid(const torch::Tensor& input)
   const auto count = std::max<int64_t>(values, 1) * options.quant_max();
   const auto factor = std::pow(static_cast<double>(count), -0.5);
   auto [step, zeros] = parameters_of(input.scalar_type());
-  // The second term of this sum is 0 and carries the gradient, so the bits of the value do not
-  // change.
-  const auto scaled = [factor](const torch::Tensor& parameter) {
-    const auto part = parameter * factor;
-    return parameter.detach() + (part - part.detach());
-  };
   const auto gradient = step * factor;
   step =
       search::rounded_scale(step.detach(), options.scale_dtype()) + (gradient - gradient.detach());
-  if (zeros.defined()) zeros = scaled(zeros);
+  if (zeros.defined()) zeros = with_gradient_factor(zeros, factor);
   return ops_of(options).fake_quantize(input, step, maybe(zeros), std::nullopt);
 }
 

@@ -16,13 +16,12 @@ namespace {
 
 constexpr int64_t most_factor = int4::kMaxFactor, int4_low = -int4::kMiddle, int4_high = 7;
 
-// The value with its gradient multiplied by a factor; the added 0 changes no bit.
+}  // namespace
+
 at::Tensor with_gradient_factor(const at::Tensor& value, double factor) {
   const auto part = value * factor;
   return value.detach() + (part - part.detach());
 }
-
-}  // namespace
 
 std::tuple<at::Tensor, at::Tensor> first_learned_qparams(const at::Tensor& rows, int64_t quant_min,
                                                          int64_t quant_max, bool symmetric,

@@ -10,6 +10,9 @@
 
 namespace baraquant::nn {
 
+// The value with its gradient multiplied by a factor; the added 0 changes no bit.
+at::Tensor with_gradient_factor(const at::Tensor& value, double factor);
+
 // The step and the zero point with which a learned grid starts, for each row of a matrix: that of LSQ,
 // 2 mean |x| / sqrt(quant_max), but at most max |x| / quant_max, which clips nothing, and 1 for zeros;
 // asymmetric: those of the range. A row with a NaN or an infinity has no finite step.

@@ -12,7 +12,6 @@
 #include "nn/clone.h"
 #include "nn/layer_arguments.h"
 #include "nn/learned_formulas.h"
-#include "nn/master.h"
 #include "nn/product.h"
 #include "nn/text.h"
 #include "search/range.h"

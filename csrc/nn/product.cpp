@@ -48,13 +48,11 @@ at::Tensor float_conv2d(const at::Tensor& input, const at::Tensor& weight, const
     const auto padded = at::pad(input, padding_sides_of(options), mode);
     return at::conv2d(padded, weight, maybe(bias), stride, "valid", dilation, options.groups());
   }
-  if (std::holds_alternative<torch::enumtype::kSame>(options.padding())) {
-    return at::conv2d(input, weight, maybe(bias), stride, "same", dilation, options.groups());
+  if (const auto* sizes = std::get_if<torch::ExpandingArray<2>>(&options.padding())) {
+    return at::conv2d(input, weight, maybe(bias), stride, **sizes, dilation, options.groups());
   }
-  if (std::holds_alternative<torch::enumtype::kValid>(options.padding())) {
-    return at::conv2d(input, weight, maybe(bias), stride, "valid", dilation, options.groups());
-  }
-  const auto& padding = *std::get<torch::ExpandingArray<2>>(options.padding());
+  const bool is_same = std::holds_alternative<torch::enumtype::kSame>(options.padding());
+  const char* padding = is_same ? "same" : "valid";
   return at::conv2d(input, weight, maybe(bias), stride, padding, dilation, options.groups());
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "api/nn/quantizers.h"
+#include "api/ops/call.h"
 
 namespace baraquant::nn {
 
@@ -23,6 +24,14 @@ inline std::optional<at::Tensor> maybe(const at::Tensor& tensor) {
 // The ends of the integers of a width.
 inline int64_t low_of(int64_t bits) { return -(int64_t{1} << (bits - 1)); }
 inline int64_t high_of(int64_t bits) { return (int64_t{1} << (bits - 1)) - 1; }
+
+// A parameter rounded to "bfloat16" or "float16", QuantConfig's master(), in its own dtype; the
+// gradient goes straight through. Nothing as the master, or as the parameter, gives the parameter.
+inline at::Tensor round_master(const at::Tensor& parameter,
+                               const std::optional<std::string>& master) {
+  if (!master.has_value() || !parameter.defined()) return parameter;
+  return api::call<at::Tensor, "_round_master">(parameter, *master == "bfloat16");
+}
 
 // linear(), by the same algorithm whether or not the weight requires grad: leading dimensions are
 // always folded into one, so that a prepared and a converted layer give the same bits.

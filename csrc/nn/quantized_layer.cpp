@@ -19,6 +19,13 @@ const char* layout_of(int64_t dimensions) {
                          : "out_channels, in_channels / groups, height, width";
 }
 
+// Check the shape of a tensor; the last arguments are what was wanted.
+template <typename... Wanted>
+void check_shape(const std::string& name, const torch::Tensor& tensor, bool fits,
+                 const Wanted&... wanted) {
+  TORCH_CHECK_VALUE(fits, name, ": expected ", wanted..., ", but got ", tensor.sizes());
+}
+
 torch::Tensor plain(const torch::Tensor& tensor) {
   return tensor.requires_grad() ? tensor.detach() : tensor;
 }
@@ -43,19 +50,18 @@ void check_integer(const std::string& name, const char* argument, const torch::T
 }
 
 void check_bits(const std::string& name, const char* argument, int64_t bits, int64_t most) {
-  TORCH_CHECK_VALUE(bits >= 2 && bits <= most, name, ": expected ", argument,
-                    " to be an int in [2, ", most, "], but got ", bits);
+  text::check(name, bits >= 2 && bits <= most,
+              c10::str(argument, " to be an int in [2, ", most, "]"), text::of(bits));
 }
 
 void check_even(const std::string& name, int64_t group_size) {
-  TORCH_CHECK_VALUE(group_size > 0 && group_size % 2 == 0, name,
-                    ": expected an even group_size > 0, but got ", group_size);
+  text::check(name, group_size > 0 && group_size % 2 == 0, "an even group_size > 0",
+              text::of(group_size));
 }
 
 void check_input_granularity(const std::string& name, const std::string& granularity) {
-  TORCH_CHECK_VALUE(granularity == "per_token" || granularity == "per_tensor", name,
-                    ": expected granularity to be per_token or per_tensor, but got ",
-                    text::quoted(granularity));
+  text::check(name, granularity == "per_token" || granularity == "per_tensor",
+              "granularity to be per_token or per_tensor", text::quoted(granularity));
 }
 
 torch::Tensor int32_of(const torch::Tensor& integers) {
@@ -67,9 +73,8 @@ torch::Tensor int32_of(const torch::Tensor& integers) {
 torch::Tensor scale_of_inputs(const std::string& name, const char* argument,
                               const torch::Tensor& smooth, int64_t features) {
   check_scale(name, argument, smooth.scalar_type());
-  TORCH_CHECK_VALUE(smooth.dim() == 1 && smooth.size(0) == features, name, ": expected ", argument,
-                    " to have ", features, " elements (qweight.size(1)), but got ",
-                    text::shape(smooth));
+  check_shape(name, smooth, smooth.dim() == 1 && smooth.size(0) == features, argument, " to have ",
+              features, " elements (qweight.size(1))");
   return plain(smooth).contiguous();
 }
 
@@ -78,14 +83,11 @@ std::tuple<torch::Tensor, torch::Tensor> scale_of_tensor(const std::string& name
                                                          const torch::Tensor& zero_point) {
   TORCH_CHECK_TYPE(scale.defined(), name, ": expected act_scale to be a Tensor, but got none");
   check_scale(name, "act_scale", scale.scalar_type());
-  TORCH_CHECK_VALUE(scale.numel() == 1, name, ": expected act_scale to have one element, but got ",
-                    text::shape(scale));
+  check_shape(name, scale, scale.numel() == 1, "act_scale to have one element");
   const auto one = plain(scale).reshape(at::IntArrayRef{});
   if (!zero_point.defined()) return {one, zero_point};
   check_integer(name, "act_zero_point", zero_point);
-  TORCH_CHECK_VALUE(zero_point.numel() == 1, name,
-                    ": expected act_zero_point to have one element, but got ",
-                    text::shape(zero_point));
+  check_shape(name, zero_point, zero_point.numel() == 1, "act_zero_point to have one element");
   return {one, int32_of(plain(zero_point)).reshape(at::IntArrayRef{})};
 }
 
@@ -100,19 +102,17 @@ void check_weight(const std::string& name, const torch::Tensor& weight, int64_t 
   TORCH_CHECK_TYPE(weight.defined(), name, ": expected qweight to be a Tensor, but got none");
   TORCH_CHECK_TYPE(weight.scalar_type() == torch::kChar, name,
                    ": expected qweight to be int8, but got ", text::dtype(weight));
-  TORCH_CHECK_VALUE(weight.dim() == dimensions, name, ": expected qweight to have ", dimensions,
-                    " dimensions (", layout_of(dimensions), "), but got ", text::shape(weight));
+  check_shape(name, weight, weight.dim() == dimensions, "qweight to have ", dimensions,
+              " dimensions (", layout_of(dimensions), ")");
 }
 
 // Check packed integers of at most four bits: their dtype and shape.
 void check_packed(const std::string& name, const torch::Tensor& packed, int64_t features) {
   TORCH_CHECK_TYPE(packed.defined(), name, ": expected packed to be a Tensor, but got none");
-  TORCH_CHECK_VALUE(features >= 0, name, ": expected in_features to be an int >= 0, but got ",
-                    features);
+  text::check(name, features >= 0, "in_features to be an int >= 0", text::of(features));
   const auto width = features / 2 + features % 2;
-  TORCH_CHECK_VALUE(packed.dim() == 2 && packed.size(1) == width, name,
-                    ": expected packed to have the shape [out_features, ", width,
-                    "] (ceil(in_features / 2)), but got ", text::shape(packed));
+  check_shape(name, packed, packed.dim() == 2 && packed.size(1) == width,
+              "packed to have the shape [out_features, ", width, "] (ceil(in_features / 2))");
   check_bytes(name, "packed", packed);
 }
 
@@ -122,8 +122,8 @@ void check_bias(const std::string& name, const char* weight, int64_t channels,
   if (!bias.defined()) return;
   TORCH_CHECK_TYPE(bias.is_floating_point(), name, ": expected bias to be floating, but got ",
                    text::dtype(bias));
-  TORCH_CHECK_VALUE(bias.dim() == 1 && bias.size(0) == channels, name, ": expected bias to have ",
-                    channels, " elements (", weight, ".size(0)), but got ", text::shape(bias));
+  check_shape(name, bias, bias.dim() == 1 && bias.size(0) == channels, "bias to have ", channels,
+              " elements (", weight, ".size(0))");
 }
 
 // The dtype of the floating weight: as given, else of the bias, else of the scale.
@@ -145,13 +145,12 @@ torch::Tensor scale_of_weight(const std::string& name, const torch::Tensor& scal
   check_scale(name, "weight_scale", scale.scalar_type());
   if (group_size.has_value()) {
     const auto groups = groups_of(features, size);
-    TORCH_CHECK_VALUE(scale.sizes() == at::IntArrayRef({channels, groups}), name,
-                      ": expected weight_scale to have the shape [", channels, ", ", groups,
-                      "] (groups of ", size, "), but got ", text::shape(scale));
+    check_shape(name, scale, scale.sizes() == at::IntArrayRef({channels, groups}),
+                "weight_scale to have the shape [", channels, ", ", groups, "] (groups of ", size,
+                ")");
   } else {
-    TORCH_CHECK_VALUE(scale.dim() == 1 && scale.size(0) == channels, name,
-                      ": expected weight_scale to have ", channels,
-                      " elements (one for each output channel), but got ", text::shape(scale));
+    check_shape(name, scale, scale.dim() == 1 && scale.size(0) == channels, "weight_scale to have ",
+                channels, " elements (one for each output channel)");
   }
   return plain(scale).contiguous();
 }
@@ -161,9 +160,8 @@ torch::Tensor zero_point_of_weight(const std::string& name, const torch::Tensor&
                                    const torch::Tensor& scale) {
   if (!zero_point.defined()) return zero_point;
   check_integer(name, "weight_zero_point", zero_point);
-  TORCH_CHECK_VALUE(zero_point.sizes() == scale.sizes(), name,
-                    ": expected weight_zero_point to have the shape of weight_scale (",
-                    text::shape(scale), "), but got ", text::shape(zero_point));
+  check_shape(name, zero_point, zero_point.sizes() == scale.sizes(),
+              "weight_zero_point to have the shape of weight_scale (", scale.sizes(), ")");
   return int32_of(plain(zero_point)).contiguous();
 }
 

@@ -2,7 +2,7 @@
 // The linear layers for inference: weights by inputs.
 #include <algorithm>
 
-#include "api/nn/inference.h"
+#include "api/nn/linear.h"
 #include "api/ops.h"
 #include "nn/layer_arguments.h"
 #include "nn/product.h"
@@ -175,15 +175,16 @@ torch::Tensor FloatingLinear::forward(const torch::Tensor& input) {
                             weight_scale, maybe(own_bias), maybe(weight_zero_point), group_size_);
 }
 
-BARAQUANT_SERVED(WeightOnlyLinear, FloatingLinear, DequantizedOptions)
-BARAQUANT_SERVED(WeightOnlyInt4Linear, FloatingLinear, WeightOnlyInt4LinearOptions)
-
-torch::Tensor WeightOnlyInt4LinearImpl::int8_weight() const {
+torch::Tensor FloatingLinear::int8_weight() const {
+  if (!packed.defined()) return qweight;
   // In a group of all columns with the factor 1, the numbers stand for themselves.
   const auto size = std::max<int64_t>(in_features_ + in_features_ % 2, 2);
   const auto groups = std::min<int64_t>(in_features_, 1);
   const auto factor = torch::ones({packed.size(0), groups}, packed.options());
   return expand_int4(packed, factor, size, in_features_);
 }
+
+BARAQUANT_SERVED(WeightOnlyLinear, FloatingLinear, DequantizedOptions)
+BARAQUANT_SERVED(WeightOnlyInt4Linear, FloatingLinear, WeightOnlyInt4LinearOptions)
 
 }  // namespace baraquant::nn

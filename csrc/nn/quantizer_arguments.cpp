@@ -12,10 +12,8 @@ namespace {
 
 using text::check_choice;
 
-void check_unused(const char* name, bool is_given, const std::string& mode,
-                  const std::string& value) {
-  TORCH_CHECK_VALUE(!is_given, "FakeQuantize: expected no ", name, " for mode ", text::quoted(mode),
-                    ", but got ", value);
+void check(bool fits, const std::string& wanted, const std::string& got) {
+  text::check("FakeQuantize", fits, wanted, got);
 }
 
 // A number, a tensor or nothing.
@@ -31,27 +29,25 @@ std::string value_of(const Value& value) {
 void check_mode(const FakeQuantizeOptions& options) {
   const auto& mode = options.mode();
   check_choice("FakeQuantize", "mode", mode, {"fixed", "dynamic", "observed"});
+  const bool is_fixed = mode == "fixed", is_observed = mode == "observed";
   const bool has_scale = !std::holds_alternative<std::monostate>(options.scale());
   const bool has_zero_point = !std::holds_alternative<std::monostate>(options.zero_point());
+  check(has_scale || !is_fixed, "a scale for mode 'fixed'",
+        "None; 'dynamic' and 'observed' take it from the data");
+  TORCH_CHECK_VALUE(options.symmetric() || !is_fixed,
+                    "FakeQuantize: expected symmetric=False with mode 'dynamic' or 'observed' "
+                    "only: with mode 'fixed' the zero point is given");
   const auto averaging = options.averaging_constant();
-  if (mode == "fixed") {
-    TORCH_CHECK_VALUE(has_scale,
-                      "FakeQuantize: expected a scale for mode 'fixed', but got None; 'dynamic' "
-                      "and 'observed' take it from the data");
-    TORCH_CHECK_VALUE(options.symmetric(),
-                      "FakeQuantize: expected symmetric=False with mode 'dynamic' or 'observed' "
-                      "only: with mode 'fixed' the zero point is given");
-  } else {
-    check_unused("scale", has_scale, mode, value_of(options.scale()));
-    check_unused("zero_point", has_zero_point, mode, value_of(options.zero_point()));
-    check_unused("save_mask", options.save_mask().has_value(), mode,
-                 text::of(options.save_mask().value_or(false)));
+  const auto mask = options.save_mask();
+  const auto used = " for mode " + text::quoted(mode);
+  if (!is_fixed) {
+    check(!has_scale, "no scale" + used, value_of(options.scale()));
+    check(!has_zero_point, "no zero_point" + used, value_of(options.zero_point()));
+    check(!mask, "no save_mask" + used, text::of(mask.value_or(false)));
   }
-  if (mode != "observed") {
-    check_unused("averaging_constant", averaging.has_value(), mode,
-                 text::of(averaging.value_or(0.0)));
-    check_unused("channels", options.channels().has_value(), mode, text::of(options.channels()));
-  }
+  check(is_observed || !averaging, "no averaging_constant" + used,
+        text::of(averaging.value_or(0.0)));
+  check(is_observed || !options.channels(), "no channels" + used, text::of(options.channels()));
 }
 
 void check_granularity(const std::string& granularity, std::optional<int64_t> axis,
@@ -59,73 +55,58 @@ void check_granularity(const std::string& granularity, std::optional<int64_t> ax
   check_choice("FakeQuantize", "granularity", granularity,
                {"per_tensor", "per_channel", "per_token", "per_group"});
   const bool has_axis = granularity == "per_channel" || granularity == "per_group";
-  TORCH_CHECK_VALUE(granularity != "per_channel" || axis.has_value(),
-                    "FakeQuantize: expected an axis for per_channel, but got None");
-  TORCH_CHECK_VALUE(has_axis || !axis.has_value(), "FakeQuantize: expected no axis for ",
-                    granularity, ", but got ", text::of(axis));
+  check(granularity != "per_channel" || axis, "an axis for per_channel", "None");
+  check(has_axis || !axis, "no axis for " + granularity, text::of(axis));
   if (granularity == "per_group") {
-    TORCH_CHECK_VALUE(group_size.has_value() && *group_size > 0,
-                      "FakeQuantize: expected a group_size > 0 for per_group, but got ",
-                      text::of(group_size));
+    check(group_size.value_or(0) > 0, "a group_size > 0 for per_group", text::of(group_size));
   } else {
-    TORCH_CHECK_VALUE(!group_size.has_value(), "FakeQuantize: expected no group_size for ",
-                      granularity, ", but got ", text::of(group_size));
+    check(!group_size, "no group_size for " + granularity, text::of(group_size));
   }
 }
 
 void check_range(const FakeQuantizeOptions& options) {
   const auto low = options.quant_min(), high = options.quant_max();
-  TORCH_CHECK_VALUE(low < high, "FakeQuantize: expected quant_min < quant_max, but got ", low,
-                    " and ", high);
+  const auto ends = c10::str(low, " and ", high);
+  check(low < high, "quant_min < quant_max", ends);
   const bool has_scale = options.mode() != "fixed" && options.symmetric();
-  TORCH_CHECK_VALUE(!has_scale || low < high - 1,  // high - low may be more than 64 bits hold
-                    "FakeQuantize: expected quant_max - quant_min >= 2 for a symmetric scale, but "
-                    "got ",
-                    low, " and ", high);
+  // high - low may be more than 64 bits hold
+  check(!has_scale || low < high - 1, "quant_max - quant_min >= 2 for a symmetric scale", ends);
 }
 
 void check_observed(const FakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
   const auto channels = options.channels();
-  TORCH_CHECK_VALUE(granularity == "per_tensor" || granularity == "per_channel",
-                    "FakeQuantize: expected granularity to be per_tensor or per_channel for mode "
-                    "'observed', but got ",
-                    text::quoted(granularity));
-  TORCH_CHECK_VALUE(granularity != "per_tensor" || !channels.has_value(),
-                    "FakeQuantize: expected no channels for per_tensor, but got ",
-                    text::of(channels));
-  TORCH_CHECK_VALUE(granularity != "per_channel" || (channels.has_value() && *channels > 0),
-                    "FakeQuantize: expected channels > 0 for an observed per_channel scale, but "
-                    "got ",
-                    text::of(channels));
-  const auto averaging = options.averaging_constant();
+  const bool per_channel = granularity == "per_channel";
+  check(granularity == "per_tensor" || per_channel,
+        "granularity to be per_tensor or per_channel for mode 'observed'",
+        text::quoted(granularity));
+  check(per_channel || !channels, "no channels for per_tensor", text::of(channels));
+  check(!per_channel || channels.value_or(0) > 0, "channels > 0 for an observed per_channel scale",
+        text::of(channels));
+  const auto averaging = options.averaging_constant().value_or(1.0);
   // NB: a NaN is refused too.
-  TORCH_CHECK_VALUE(!averaging.has_value() || (*averaging > 0.0 && *averaging <= 1.0),
-                    "FakeQuantize: expected averaging_constant to lie in (0, 1], but got ",
-                    text::of(averaging.value_or(0.0)));
+  check(averaging > 0.0 && averaging <= 1.0, "averaging_constant to lie in (0, 1]",
+        text::of(averaging));
 }
 
 void check_learned(const LearnedFakeQuantizeOptions& options) {
+  constexpr const char* name = "LearnedFakeQuantize";
   const auto& granularity = options.granularity();
-  check_choice("LearnedFakeQuantize", "scale_dtype", options.scale_dtype(), text::scale_dtypes);
-  if (options.master()) {
-    check_choice("LearnedFakeQuantize", "master", *options.master(), text::masters);
-  }
+  check_choice(name, "scale_dtype", options.scale_dtype(), text::scale_dtypes);
+  if (options.master()) check_choice(name, "master", *options.master(), text::masters);
   check_granularity(granularity, options.axis(), options.group_size());
-  TORCH_CHECK_VALUE(granularity != "per_token",
-                    "LearnedFakeQuantize: expected granularity to be per_tensor, per_channel or "
-                    "per_group, but got 'per_token'");
-  TORCH_CHECK_VALUE(options.quant_min() < options.quant_max() && options.quant_max() > 0,
-                    "LearnedFakeQuantize: expected quant_min < quant_max and quant_max > 0, but "
-                    "got ",
-                    options.quant_min(), " and ", options.quant_max());
+  text::check(name, granularity != "per_token",
+              "granularity to be per_tensor, per_channel or per_group", "'per_token'");
+  text::check(name, options.quant_min() < options.quant_max() && options.quant_max() > 0,
+              "quant_min < quant_max and quant_max > 0",
+              c10::str(options.quant_min(), " and ", options.quant_max()));
   const auto& shape = options.shape();
   const bool fits = granularity == "per_tensor"    ? shape == std::vector<int64_t>{1}
                     : granularity == "per_channel" ? shape.size() == 1
                                                    : true;
-  TORCH_CHECK_VALUE(fits, "LearnedFakeQuantize: expected shape to have ",
-                    granularity == "per_tensor" ? "[1]" : "one dimension", " for ", granularity,
-                    ", but got ", c10::str(at::IntArrayRef(shape)));
+  const char* wanted = granularity == "per_tensor" ? "[1]" : "one dimension";
+  text::check(name, fits, c10::str("shape to have ", wanted, " for ", granularity),
+              c10::str(at::IntArrayRef(shape)));
 }
 
 torch::Tensor scale_tensor(const FakeQuantizeOptions& options) {
@@ -133,9 +114,8 @@ torch::Tensor scale_tensor(const FakeQuantizeOptions& options) {
   if (const auto* number = std::get_if<double>(&options.scale())) {
     TORCH_CHECK_VALUE(granularity == "per_tensor",
                       "FakeQuantize: expected scale to be a tensor for ", granularity);
-    TORCH_CHECK_VALUE(*number > 0.0 && *number < std::numeric_limits<double>::infinity(),
-                      "FakeQuantize: expected scale to be finite and > 0, but got ",
-                      text::of(*number));
+    check(*number > 0.0 && *number < std::numeric_limits<double>::infinity(),
+          "scale to be finite and > 0", text::of(*number));
     return torch::tensor(*number, torch::kFloat32);
   }
   const auto& scale = std::get<torch::Tensor>(options.scale());
@@ -144,9 +124,8 @@ torch::Tensor scale_tensor(const FakeQuantizeOptions& options) {
                         ? scale.dim() == 0 || (scale.dim() == 1 && scale.size(0) == 1)
                     : granularity == "per_channel" ? scale.dim() == 1
                                                    : true;
-  TORCH_CHECK_VALUE(fits, "FakeQuantize: expected scale to have ",
-                    granularity == "per_tensor" ? "[] or [1]" : "one dimension", " for ",
-                    granularity, ", but got ", text::shape(scale));
+  const char* wanted = granularity == "per_tensor" ? "[] or [1]" : "one dimension";
+  check(fits, c10::str("scale to have ", wanted, " for ", granularity), text::shape(scale));
   return scale.detach().clone();
 }
 
@@ -156,16 +135,16 @@ torch::Tensor zero_point_tensor(const FakeQuantizeOptions& options, const torch:
     return torch::zeros_like(scale, int32);
   }
   if (const auto* number = std::get_if<int64_t>(&options.zero_point())) {
-    TORCH_CHECK_VALUE(*number >= options.quant_min() && *number <= options.quant_max(),
-                      "FakeQuantize: expected zero_point to lie in [", options.quant_min(), ", ",
-                      options.quant_max(), "], but got ", *number);
+    const auto low = options.quant_min(), high = options.quant_max();
+    check(*number >= low && *number <= high,
+          c10::str("zero_point to lie in [", low, ", ", high, "]"), text::of(*number));
     return torch::full_like(scale, *number, int32);
   }
   const auto& zero_point = std::get<torch::Tensor>(options.zero_point());
   check_integer("FakeQuantize", "zero_point", zero_point);
-  TORCH_CHECK_VALUE(zero_point.sizes() == scale.sizes(),
-                    "FakeQuantize: expected zero_point to have the shape of scale (",
-                    text::shape(scale), "), but got ", text::shape(zero_point));
+  check(zero_point.sizes() == scale.sizes(),
+        c10::str("zero_point to have the shape of scale (", scale.sizes(), ")"),
+        text::shape(zero_point));
   return int32_of(zero_point.detach()).clone();
 }
 

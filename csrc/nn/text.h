@@ -51,6 +51,12 @@ inline std::string input(int64_t bits, const std::string& granularity, bool symm
 constexpr std::initializer_list<const char*> scale_dtypes = {"float32", "bfloat16", "float16"};
 constexpr std::initializer_list<const char*> masters = {"bfloat16", "float16"};
 
+// Check an argument of a class: throws what was wanted, and what it got instead.
+template <typename Owner>
+void check(const Owner& owner, bool fits, const std::string& wanted, const std::string& got) {
+  TORCH_CHECK_VALUE(fits, owner, ": expected ", wanted, ", but got ", got);
+}
+
 // Check that an argument is one of some names.
 inline void check_choice(const char* owner, const char* name, std::string_view value,
                          std::initializer_list<const char*> choices) {

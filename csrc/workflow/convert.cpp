@@ -53,7 +53,7 @@ Converter::Tie Converter::tie_of(nn::FakeQuantizedLayer& prepared) {
   return {owner, prepared.config().weight_str()};
 }
 
-const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input) {
+const nn::Given& Converter::integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input) {
   const auto& how = prepared.config().weight();
   const auto* one = dynamic_cast<const nn::FakeQuantizeImpl*>(prepared.weight_fake_quant.get());
   const auto* int4 =
@@ -64,21 +64,25 @@ const Integers& Converter::integers_of(nn::FakeQuantizedLayer& prepared, bool fl
   const Key key{tie_of(prepared), quantizer};
   const auto found = known_.find(key);
   if (found != known_.end()) return found->second;
+  nn::Given given;
   if (how.group_factors()) {
     auto& rounder = dynamic_cast<nn::RoundsToInt4&>(*prepared.weight_fake_quant);
-    auto packed = rounder.pack(prepared.rows_of_weight());
-    nn::check_finite("the weight", packed.scale, prepared.config().scale_dtype());
-    return known_.emplace(key, Integers{{}, packed.scale, {}, packed}).first->second;
+    const auto [packed, scale, factor, zero_point] = rounder.pack(prepared.rows_of_weight());
+    given.packed = packed;
+    given.weight_scale = scale;
+    given.group_factor = factor;
+    if (!how.symmetric()) given.group_zero_point = zero_point;
+  } else {
+    std::tie(given.qweight, given.weight_scale, given.weight_zero_point) =
+        prepared.quantized_weight();
+    if (how.symmetric()) given.weight_zero_point.reset();
   }
-  const auto [integers, scale, zero_point] = prepared.quantized_weight();
-  nn::check_finite("the weight", scale, prepared.config().scale_dtype());
-  const auto zeros = how.symmetric() ? torch::Tensor() : zero_point;
-  Integers result{integers, scale, zeros, {}};
-  if (can_pack(prepared, floating_input) && !held_.contains(key.first)) {
-    result.packed.packed = pack_int4(integers);
-    result.qweight.reset();
+  nn::check_finite("the weight", given.weight_scale, prepared.config().scale_dtype());
+  if (given.qweight.defined() && can_pack(prepared, floating_input) && !held_.contains(key.first)) {
+    given.packed = pack_int4(given.qweight);
+    given.qweight.reset();
   }
-  return known_.emplace(key, result).first->second;
+  return known_.emplace(key, given).first->second;
 }
 
 }  // namespace workflow

@@ -38,10 +38,10 @@ class Converter {
   // The tie, and the quantizer if it has a scale of its own.
   using Key = std::pair<Tie, const void*>;
 
-  const Integers& integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input);
+  const nn::Given& integers_of(nn::FakeQuantizedLayer& prepared, bool floating_input);
 
-  std::map<Key, Integers> known_;
-  std::set<Tie> held_;  // of what is stored as int8
+  std::map<Key, nn::Given> known_;  // the tensors of weights
+  std::set<Tie> held_;              // of what is stored as int8
 };
 
 }  // namespace baraquant::workflow

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api/nn.h"
+#include "nn/given.h"
 
 namespace baraquant::workflow {
 
@@ -22,26 +23,20 @@ struct Kind {
   // The layer for training, which shares the parameters.
   std::shared_ptr<nn::FakeQuantizedLayer> (*prepare)(const torch::nn::Module& module,
                                                      const QuantConfig& config);
-  // Why a float module stays floating; empty if it does not.
-  std::string (*why_not)(const torch::nn::Module& module);
   // Whether quantize_ leaves the input floating unless conv_inputs is true.
   bool keeps_input;
 };
 
 // The kind of a float module; nullptr if it cannot be quantized.
 const Kind* kind_of(const torch::nn::Module& module);
+// Why a float module of a kind stays floating; empty if it does not.
+std::string why_float(const torch::nn::Module& module);
 
-// A quantized weight: int8, its scale, and its zero point, undefined if symmetric. Or `packed`: with
-// factors for its groups, or for a layer of floating arithmetic with the numbers alone; qweight is
-// undefined then.
-struct Integers {
-  torch::Tensor qweight, scale, zero_point;
-  nn::PackedInt4 packed = {};
-};
-
-// The layer for inference that gives the same bits as a prepared layer in evaluation.
-std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
-                                            const Integers& integers, bool floating_input);
+// The layer for inference that gives the same bits as a prepared layer in evaluation. `given` has the
+// tensors of its quantized weight: int8 as `qweight`, or `packed`, with factors for its groups, or
+// for a layer of floating arithmetic with the numbers alone.
+std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared, nn::Given given,
+                                            bool floating_input);
 
 // What a report says of a converted layer: its class, its rotation, and unless `floating_input` the
 // input of a convolution that conv_inputs rounds.

@@ -66,7 +66,7 @@ struct Chooser {
     } else if (is_filtered(*place.module)) {
       reason = filtered;
     } else {
-      reason = kind->why_not(*place.module);
+      reason = why_float(*place.module);
       if (reason.empty() && is_empty(*place.module)) reason = "its weight has no elements";
       if (reason.empty()) reason = prepare(place, *kind);
     }

@@ -56,8 +56,8 @@ class LearnedFakeQuantize(ByGranularity):
         quant_min: The smallest integer.
         quant_max: The largest integer, above 0.
         symmetric: True for no zero point.
-        per_sample: Whether ``n`` excludes the first dimension. Use it for activations, whose
-            gradient is a mean over the batch.
+        per_sample: Whether ``n``, the number of values that share a step, excludes the first
+            dimension. Use it for activations, whose gradient is a mean over the batch.
         device: Of the parameters.
         dtype: Of the parameters: float32 or float64.
         scale_dtype: The dtype that the step is rounded to before each use: ``float32``,

@@ -9,7 +9,7 @@
 #include <array>
 #include <string>
 
-#include "module.h"
+#include "layer_options.h"
 
 namespace baraquant::nn {
 
@@ -17,19 +17,6 @@ namespace baraquant::nn {
 class BARAQUANT_API FusedLayer : public Layer {
  protected:
   using Layer::Layer;
-};
-
-/// Options of RMSNorm.
-struct BARAQUANT_API RMSNormOptions {
-  /// The size of the last dimension.
-  RMSNormOptions(int64_t normalized_shape)  // NOLINT: as torch::nn's options
-      : normalized_shape_(normalized_shape) {}
-  TORCH_ARG(int64_t, normalized_shape);
-  /// Added to the mean square. Nothing: the epsilon of the dtype that it computes in.
-  TORCH_ARG(std::optional<double>, eps);
-  TORCH_ARG(bool, elementwise_affine) = true;
-  /// Added to the weight; 1 in models that store its distance from one, such as Gemma.
-  TORCH_ARG(double, offset) = 0.0;
 };
 
 /// `y = x / sqrt(mean(x^2) + eps) * (weight + offset)` over the last dimension, by
@@ -47,18 +34,6 @@ class BARAQUANT_API RMSNormImpl : public FusedLayer {
   BARAQUANT_CLONES
 };
 TORCH_MODULE(RMSNorm);
-
-/// Options of LayerNorm.
-struct BARAQUANT_API LayerNormOptions {
-  /// The size of the last dimension.
-  LayerNormOptions(int64_t normalized_shape)  // NOLINT: as torch::nn's options
-      : normalized_shape_(normalized_shape) {}
-  TORCH_ARG(int64_t, normalized_shape);
-  TORCH_ARG(double, eps) = 1e-5;
-  TORCH_ARG(bool, elementwise_affine) = true;
-  /// Whether there is a bias beside the weight.
-  TORCH_ARG(bool, bias) = true;
-};
 
 /// `y = (x - m) / sqrt(mean((x - m)^2) + eps) * weight + bias` with `m = mean(x)`, over the last
 /// dimension, by baraquant::layer_norm, in the dtype of the input.

@@ -6,12 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "layer_options.h"
 #include "training.h"
 
 namespace baraquant::nn {
 
-struct Given;  // the options of a layer of any class, which the sources read
+struct Given;  // the options of a layer of any class, of which the library makes layers
 
 /// A layer that stores its weight as integers: as int8 in `qweight`, or packed.
 ///
@@ -146,6 +145,7 @@ struct BARAQUANT_API QuantizedInput {
 class BARAQUANT_API QuantizedLinearImpl : public DynamicInput<Int8Linear> {
  public:
   explicit QuantizedLinearImpl(const QuantizedLinearOptions& options);
+  explicit QuantizedLinearImpl(const Given& given);
 
   torch::Tensor forward(const torch::Tensor& input) override;
   /// The integers of an input: `multiply(quantize(x))` has the bits of `forward(x)`, but no gradient.
@@ -157,23 +157,10 @@ class BARAQUANT_API QuantizedLinearImpl : public DynamicInput<Int8Linear> {
   /// @throws c10::ValueError The inputs have one scale in all, or the shapes do not fit.
   torch::Tensor multiply(const QuantizedInput& input) const;
   BARAQUANT_CLONES
-  explicit QuantizedLinearImpl(const Given& given);
 
   void check_per_token() const;
 };
 TORCH_MODULE(QuantizedLinear);
-
-/// An integer linear layer whose input has one scale, fixed in advance (W8A8 static).
-///
-/// @throws c10::ValueError A shape or width does not fit.
-/// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API StaticQuantizedLinearImpl : public StaticInput<Int8Linear> {
- public:
-  explicit StaticQuantizedLinearImpl(const StaticQuantizedLinearOptions& options);
-  BARAQUANT_CLONES
-  explicit StaticQuantizedLinearImpl(const Given& given);
-};
-TORCH_MODULE(StaticQuantizedLinear);
 
 /// A layer that stores integers and may compute in floating point.
 class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
@@ -193,37 +180,11 @@ class BARAQUANT_API DequantizedLayer : public QuantizedLayer {
 class BARAQUANT_API FloatingLinear : public DequantizedLayer {
  public:
   torch::Tensor forward(const torch::Tensor& input) override;
+  torch::Tensor int8_weight() const override;
 
  protected:
   using DequantizedLayer::DequantizedLayer;
 };
-
-/// A linear layer that stores integers and computes in floating point: for scales per group, for
-/// weights with zero points, and for inputs that stay floating.
-///
-/// @throws c10::ValueError A shape or width does not fit.
-/// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API WeightOnlyLinearImpl : public FloatingLinear {
- public:
-  explicit WeightOnlyLinearImpl(const DequantizedOptions& options);
-  BARAQUANT_CLONES
-  explicit WeightOnlyLinearImpl(const Given& given);
-};
-TORCH_MODULE(WeightOnlyLinear);
-
-/// A WeightOnlyLinear whose weights of at most four bits take half a byte each; `qweight` is
-/// undefined. It has the bits of a WeightOnlyLinear of int8_weight().
-///
-/// @throws c10::ValueError A shape or width does not fit.
-/// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API WeightOnlyInt4LinearImpl : public FloatingLinear {
- public:
-  explicit WeightOnlyInt4LinearImpl(const WeightOnlyInt4LinearOptions& options);
-  torch::Tensor int8_weight() const override;
-  BARAQUANT_CLONES
-  explicit WeightOnlyInt4LinearImpl(const Given& given);
-};
-TORCH_MODULE(WeightOnlyInt4Linear);
 
 /// A Conv2d that stores integers, and multiplies them if its input is rounded.
 ///
@@ -238,6 +199,7 @@ TORCH_MODULE(WeightOnlyInt4Linear);
 class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
  public:
   QuantizedConv2dImpl(const DequantizedOptions& options, const torch::nn::Conv2dOptions& conv);
+  QuantizedConv2dImpl(const Given& given, const torch::nn::Conv2dOptions& conv);
   torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor dequantized_weight() override;
 
@@ -248,7 +210,6 @@ class BARAQUANT_API QuantizedConv2dImpl : public DequantizedLayer {
   /// replaces gives it: PyTorch chooses its algorithm by that.
   bool channels_last = false;
   BARAQUANT_CLONES
-  QuantizedConv2dImpl(const Given& given, const torch::nn::Conv2dOptions& conv);
 
   torch::Tensor float_weight(torch::Dtype dtype);
   torch::Tensor float_output(const torch::Tensor& input);
@@ -263,15 +224,17 @@ TORCH_MODULE(QuantizedConv2d);
 class BARAQUANT_API QuantizedEmbeddingImpl : public QuantizedLayer {
  public:
   explicit QuantizedEmbeddingImpl(const QuantizedEmbeddingOptions& options);
+  explicit QuantizedEmbeddingImpl(const Given& given);
   /// The rows for the indices `[...]`: `[..., embedding_dim]`.
   torch::Tensor forward(const torch::Tensor& input) override;
   torch::Tensor dequantized_weight() override;
   std::optional<int64_t> group_size() const { return group_size_; }
   std::optional<int64_t> padding_idx() const { return padding_idx_; }
+  int64_t num_embeddings() const { return qweight.size(0); }
+  int64_t embedding_dim() const { return qweight.size(1); }
 
   void pretty_print(std::ostream& stream) const override;
   BARAQUANT_CLONES
-  explicit QuantizedEmbeddingImpl(const Given& given);
 
   torch::Tensor dequantized(const torch::Tensor& rows, const torch::Tensor& scale,
                             const torch::Tensor& zero_point) const;

@@ -45,21 +45,6 @@ class BARAQUANT_API RoundsToInt4 {
   torch::Tensor rounded(const torch::Tensor& input);
 };
 
-/// Options of FakeQuantizeInt4: the arguments of Python's class of that name.
-struct BARAQUANT_API FakeQuantizeInt4Options {
-  explicit FakeQuantizeInt4Options(int64_t group_size) : group_size_(group_size) {}
-  /// The number of adjacent columns that share a factor and a zero point, even.
-  TORCH_ARG(int64_t, group_size);
-  /// true for the zero point 8 in every group.
-  TORCH_ARG(bool, symmetric) = true;
-  /// float32 (float64 for a float64 weight) `[rows]`; undefined: from each weight.
-  TORCH_ARG(torch::Tensor, scale);
-  /// uint8 `[rows, groups]`; with a scale, and not without one.
-  TORCH_ARG(torch::Tensor, group_factor);
-  /// The same.
-  TORCH_ARG(torch::Tensor, group_zero_point);
-};
-
 /// Rounds a weight to four bits; each row has a scale, and each group of columns a whole factor.
 ///
 /// A product with the integers of an input is one exact sum over all groups. The gradient goes
@@ -93,26 +78,6 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4
   BARAQUANT_CLONES
 };
 TORCH_MODULE(FakeQuantizeInt4);
-
-/// Options of LearnedFakeQuantizeInt4: the arguments of Python's class of that name.
-struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
-  LearnedFakeQuantizeInt4Options(int64_t group_size, std::vector<int64_t> shape)
-      : group_size_(group_size), shape_(std::move(shape)) {}
-  /// The number of adjacent columns that share a factor and a zero point, even.
-  TORCH_ARG(int64_t, group_size);
-  /// `[rows, groups]`.
-  TORCH_ARG(std::vector<int64_t>, shape);
-  /// true for the zero point 8 in every group.
-  TORCH_ARG(bool, symmetric) = true;
-  /// How initialize() finds the factors: "search" tries all of them, "max" takes the least that clips
-  /// nothing.
-  TORCH_ARG(std::string, scale_rule) = "search";
-  TORCH_ARG(std::optional<torch::Device>, device);
-  /// float32 or float64.
-  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
-  /// As in LearnedFakeQuantizeOptions.
-  TORCH_ARG(std::optional<std::string>, master);
-};
 
 /// Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
 ///
@@ -192,29 +157,5 @@ class BARAQUANT_API Int4Linear : public IntegerLinear {
                                const torch::Tensor& zero_point, const torch::Tensor& smooth_scale,
                                std::optional<torch::Dtype> dtype) const;
 };
-
-/// A linear layer of four-bit weights that computes the scale of its input from the input.
-///
-/// @throws c10::ValueError A shape, width or granularity does not fit.
-/// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API QuantizedInt4LinearImpl : public DynamicInput<Int4Linear> {
- public:
-  explicit QuantizedInt4LinearImpl(const QuantizedInt4LinearOptions& options);
-  BARAQUANT_CLONES
-  explicit QuantizedInt4LinearImpl(const Given& given);
-};
-TORCH_MODULE(QuantizedInt4Linear);
-
-/// A linear layer of four-bit weights whose input has one scale, fixed in advance.
-///
-/// @throws c10::ValueError A shape or width does not fit.
-/// @throws c10::TypeError A dtype does not fit.
-class BARAQUANT_API StaticQuantizedInt4LinearImpl : public StaticInput<Int4Linear> {
- public:
-  explicit StaticQuantizedInt4LinearImpl(const StaticQuantizedInt4LinearOptions& options);
-  BARAQUANT_CLONES
-  explicit StaticQuantizedInt4LinearImpl(const Given& given);
-};
-TORCH_MODULE(StaticQuantizedInt4Linear);
 
 }  // namespace baraquant::nn

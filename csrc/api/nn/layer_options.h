@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Written by scripts/layer_table.py out of baraquant/workflow/layers.json: do not edit.
+// Written by scripts/layer_table.py out of layers.json and baraquant/nn: do not edit.
 /// @file
-/// The options of the layers for inference.
+/// The options of modules.
 #pragma once
 
 #include <torch/arg.h>
@@ -10,10 +10,163 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
-#include "quantizers.h"
+#include "module.h"
 
 namespace baraquant::nn {
+
+class FakeQuantizeImpl;
+
+/// Options of FakeQuantize.
+struct BARAQUANT_API FakeQuantizeOptions {
+  using Scale = std::variant<std::monostate, double, torch::Tensor>;
+  using ZeroPoint = std::variant<std::monostate, int64_t, torch::Tensor>;
+  /// For `fixed`: a number > 0 (`per_tensor`), or a float32 or float64 tensor in the shape that
+  /// the op of this granularity takes.
+  TORCH_ARG(Scale, scale);
+  /// For `fixed`: an integer, or an integer tensor shaped like `scale`; nothing stands for 0.
+  TORCH_ARG(ZeroPoint, zero_point);
+  /// `per_tensor`, `per_channel`, `per_token` or `per_group`; `observed` takes the first two.
+  TORCH_ARG(std::string, granularity) = "per_tensor";
+  /// The dimension of the channels (required for `per_channel`) or of the groups (`per_group`; by
+  /// default the last).
+  TORCH_ARG(std::optional<int64_t>, axis);
+  /// The number of adjacent values that share a scale (required for `per_group`).
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// The smallest integer of the grid.
+  TORCH_ARG(int64_t, quant_min) = -128;
+  /// The largest integer of the grid.
+  TORCH_ARG(int64_t, quant_max) = 127;
+  /// For `fixed`, what is kept for the backward pass. true: one bit per element. false: the
+  /// input. std::nullopt: the input if it is a leaf (a parameter) or a view of one, else the
+  /// bits.
+  TORCH_ARG(std::optional<bool>, save_mask);
+  /// `fixed`, `dynamic` or `observed`.
+  TORCH_ARG(std::string, mode) = "fixed";
+  /// For `dynamic` and `observed`: true puts the zero point in the middle of the grid, and the
+  /// scale covers the largest absolute value. false fits the grid to the range of the values,
+  /// extended to include 0.
+  TORCH_ARG(bool, symmetric) = true;
+  /// For `observed`: std::nullopt keeps the minimum and the maximum of all inputs. A number c in
+  /// (0, 1] gives a moving average, in which each input has the weight c (1: only the last input
+  /// counts).
+  TORCH_ARG(std::optional<double>, averaging_constant);
+  /// For `observed` and `per_channel`: the input's size along `axis`.
+  TORCH_ARG(std::optional<int64_t>, channels);
+  /// The dtype that every scale is rounded to before it is used: `float32`, `bfloat16` or
+  /// `float16`, as in QuantConfig. The scale stays a float32 tensor. The zero point of a range is
+  /// computed with the rounded scale. Groups then have to lie along the last dimension, and to
+  /// divide it.
+  TORCH_ARG(std::string, scale_dtype) = "float32";
+  /// Whether the buffers include what only a training needs; copies for inference have less.
+  TORCH_ARG(bool, keeps_state) = true;
+};
+
+/// Options of LearnedFakeQuantize.
+struct BARAQUANT_API LearnedFakeQuantizeOptions {
+  /// `per_tensor`, `per_channel` or `per_group`.
+  TORCH_ARG(std::string, granularity) = "per_tensor";
+  /// The dimension of the channels (required for `per_channel`) or of the groups (`per_group`; by
+  /// default the last).
+  TORCH_ARG(std::optional<int64_t>, axis);
+  /// The number of adjacent values that share a step (required for `per_group`).
+  TORCH_ARG(std::optional<int64_t>, group_size);
+  /// The shape of `scale`: `[1]` for `per_tensor`, `[channels]` for `per_channel`, and for
+  /// `per_group` the shape of the input with the number of groups along `axis`.
+  TORCH_ARG(std::vector<int64_t>, shape) = { 1 };
+  /// The smallest integer.
+  TORCH_ARG(int64_t, quant_min) = -128;
+  /// The largest integer, above 0.
+  TORCH_ARG(int64_t, quant_max) = 127;
+  /// true for no zero point.
+  TORCH_ARG(bool, symmetric) = true;
+  /// Whether `n`, the number of values that share a step, excludes the first dimension. Use it
+  /// for activations, whose gradient is a mean over the batch.
+  TORCH_ARG(bool, per_sample) = false;
+  /// Of the parameters.
+  TORCH_ARG(std::optional<torch::Device>, device);
+  /// Of the parameters: float32 or float64.
+  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// The dtype that the step is rounded to before each use: `float32`, `bfloat16` or `float16`.
+  /// The gradient goes straight through, and the parameter itself keeps its precision.
+  TORCH_ARG(std::string, scale_dtype) = "float32";
+  /// The dtype that the parameters are rounded to before each use, `bfloat16` or `float16`, as in
+  /// QuantConfig; std::nullopt: none.
+  TORCH_ARG(std::optional<std::string>, master);
+};
+
+/// Options of FakeQuantizeInt4.
+struct BARAQUANT_API FakeQuantizeInt4Options {
+  /// What has no default.
+  FakeQuantizeInt4Options(int64_t group_size)  // NOLINT: as torch::nn's options
+      : group_size_(group_size) {}
+  /// The number of adjacent columns that share a factor and a zero point, even.
+  TORCH_ARG(int64_t, group_size);
+  /// true for the zero point 8 in every group, so that `u - z` lies in [-8, 7]. false fits it to
+  /// the range of a group, extended to include 0.
+  TORCH_ARG(bool, symmetric) = true;
+  /// float32 (float64 for a float64 weight) `[rows]`; undefined: from each weight.
+  TORCH_ARG(torch::Tensor, scale);
+  /// uint8 `[rows, groups]`; with a scale, and not without one.
+  TORCH_ARG(torch::Tensor, group_factor);
+  /// uint8 `[rows, groups]`, the same.
+  TORCH_ARG(torch::Tensor, group_zero_point);
+};
+
+/// Options of LearnedFakeQuantizeInt4.
+struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
+  /// What has no default.
+  LearnedFakeQuantizeInt4Options(int64_t group_size, std::vector<int64_t> shape)
+      : group_size_(group_size), shape_(std::move(shape)) {}
+  /// The number of adjacent columns that share a factor and a zero point, even.
+  TORCH_ARG(int64_t, group_size);
+  /// `[rows, groups]`.
+  TORCH_ARG(std::vector<int64_t>, shape);
+  /// true for the zero point 8 in every group.
+  TORCH_ARG(bool, symmetric) = true;
+  /// How initialize finds the factors: `search` tries all of them, `max` takes the least that
+  /// clips nothing.
+  TORCH_ARG(std::string, scale_rule) = "search";
+  /// Of the parameters.
+  TORCH_ARG(std::optional<torch::Device>, device);
+  /// Of the parameters: float32 or float64.
+  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
+  /// As in LearnedFakeQuantize.
+  TORCH_ARG(std::optional<std::string>, master);
+};
+
+/// Options of RMSNorm.
+struct BARAQUANT_API RMSNormOptions {
+  /// What has no default.
+  RMSNormOptions(int64_t normalized_shape)  // NOLINT: as torch::nn's options
+      : normalized_shape_(normalized_shape) {}
+  /// The size of the last dimension.
+  TORCH_ARG(int64_t, normalized_shape);
+  /// What is added to the mean square. std::nullopt: the epsilon of the dtype that it computes
+  /// in.
+  TORCH_ARG(std::optional<double>, eps);
+  /// Whether there is a weight.
+  TORCH_ARG(bool, elementwise_affine) = true;
+  /// Added to the weight; 1.0 in models that store the weight's distance from one, such as Gemma.
+  TORCH_ARG(double, offset) = 0.0;
+};
+
+/// Options of LayerNorm.
+struct BARAQUANT_API LayerNormOptions {
+  /// What has no default.
+  LayerNormOptions(int64_t normalized_shape)  // NOLINT: as torch::nn's options
+      : normalized_shape_(normalized_shape) {}
+  /// The size of the last dimension.
+  TORCH_ARG(int64_t, normalized_shape);
+  /// What is added to the variance.
+  TORCH_ARG(double, eps) = 1e-05;
+  /// Whether there is a weight.
+  TORCH_ARG(bool, elementwise_affine) = true;
+  /// Whether there is a bias beside the weight.
+  TORCH_ARG(bool, bias) = true;
+};
 
 /// Options of QuantizedLinear.
 struct BARAQUANT_API QuantizedLinearOptions {

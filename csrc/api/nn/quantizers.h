@@ -3,13 +3,10 @@
 /// FakeQuantize and LearnedFakeQuantize: they round to a grid, with a straight-through gradient.
 #pragma once
 
-#include <torch/arg.h>
-
 #include <map>
-#include <variant>
 #include <vector>
 
-#include "module.h"
+#include "layer_options.h"
 
 namespace baraquant::nn {
 
@@ -72,45 +69,6 @@ class BARAQUANT_API Quantizer : public Layer {
   // What a state that lacks an entry means; undefined if it has to have it.
   torch::Tensor implied(const std::string& name) const;
   std::vector<int64_t> scheme_;
-};
-
-/// Options of FakeQuantize: the arguments of Python's class of that name.
-struct BARAQUANT_API FakeQuantizeOptions {
-  using Scale = std::variant<std::monostate, double, torch::Tensor>;
-  using ZeroPoint = std::variant<std::monostate, int64_t, torch::Tensor>;
-
-  /// "fixed": scale and zero point are given. "dynamic": from the range of each input. "observed":
-  /// from a running range of the inputs.
-  TORCH_ARG(std::string, mode) = "fixed";
-  /// For "fixed": a number > 0, or float32 or float64 in the shape that the op takes.
-  TORCH_ARG(Scale, scale);
-  /// For "fixed": an integer, or an integer tensor shaped like `scale`; nothing stands for 0.
-  TORCH_ARG(ZeroPoint, zero_point);
-  /// "per_tensor", "per_channel", "per_token" or "per_group"; "observed" takes the first two.
-  TORCH_ARG(std::string, granularity) = "per_tensor";
-  /// The dimension of the channels (required for "per_channel") or of the groups (by default the
-  /// last).
-  TORCH_ARG(std::optional<int64_t>, axis);
-  /// The number of adjacent values that share a scale (required for "per_group").
-  TORCH_ARG(std::optional<int64_t>, group_size);
-  /// The smallest integer.
-  TORCH_ARG(int64_t, quant_min) = -128;
-  /// The largest integer.
-  TORCH_ARG(int64_t, quant_max) = 127;
-  /// For "fixed", what is kept for the backward pass, as in fake_quantize_per_tensor.
-  TORCH_ARG(std::optional<bool>, save_mask);
-  /// For "dynamic" and "observed": true puts the zero point in the middle of the grid.
-  TORCH_ARG(bool, symmetric) = true;
-  /// For "observed": nothing keeps the minimum and the maximum of all inputs; c in (0, 1] gives a
-  /// moving average, in which each input has the weight c.
-  TORCH_ARG(std::optional<double>, averaging_constant);
-  /// For "observed" and "per_channel": the size of the input along `axis`.
-  TORCH_ARG(std::optional<int64_t>, channels);
-  /// The dtype that every scale is rounded to before it is used: "float32", "bfloat16" or "float16".
-  /// The zero points of a range are computed with the rounded scale.
-  TORCH_ARG(std::string, scale_dtype) = "float32";
-  /// Whether the buffers include what only a training needs; layers for inference have copies without.
-  TORCH_ARG(bool, keeps_state) = true;
 };
 
 /// Rounds its input to a quantization grid; the gradient goes straight through.
@@ -194,33 +152,6 @@ class BARAQUANT_API FakeQuantizeTernaryImpl : public FakeQuantizeImpl {
   bool computes_scale() const override { return true; }
 };
 TORCH_MODULE(FakeQuantizeTernary);
-
-/// Options of LearnedFakeQuantize: the arguments of Python's class of that name.
-struct BARAQUANT_API LearnedFakeQuantizeOptions {
-  /// "per_tensor", "per_channel" or "per_group".
-  TORCH_ARG(std::string, granularity) = "per_tensor";
-  /// The dimension of the channels (required for "per_channel") or of the groups.
-  TORCH_ARG(std::optional<int64_t>, axis);
-  /// The number of adjacent values that share a step (required for "per_group").
-  TORCH_ARG(std::optional<int64_t>, group_size);
-  /// The shape of `scale`: [1], [channels], or that of the input with the groups along `axis`.
-  TORCH_ARG(std::vector<int64_t>, shape) = { 1 };
-  TORCH_ARG(int64_t, quant_min) = -128;
-  /// Above 0.
-  TORCH_ARG(int64_t, quant_max) = 127;
-  /// true for no zero point.
-  TORCH_ARG(bool, symmetric) = true;
-  /// Whether the number of values that share a step excludes the first dimension.
-  TORCH_ARG(bool, per_sample) = false;
-  TORCH_ARG(std::optional<torch::Device>, device);
-  TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
-  /// The dtype that the step is rounded to before each use, straight-through: "float32", "bfloat16"
-  /// or "float16".
-  TORCH_ARG(std::string, scale_dtype) = "float32";
-  /// The dtype that the parameters are rounded to before each use, "bfloat16" or "float16", as by
-  /// QuantConfig::master(); std::nullopt: none.
-  TORCH_ARG(std::optional<std::string>, master);
-};
 
 /// Rounds its input to a quantization grid, and learns the grid's step by gradient descent (LSQ;
 /// with `symmetric(false)` the zero point too, LSQ+).

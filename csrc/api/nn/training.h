@@ -178,7 +178,6 @@ class BARAQUANT_API FakeQuantizedEmbeddingImpl : public FakeQuantizedLayer {
   torch::nn::EmbeddingOptions options;
   BARAQUANT_CLONES
 
-  void start(const QuantConfig& config);
   torch::Tensor rows(const torch::Tensor& input, const torch::Tensor& table);
   bool rounds_rows_ = false;  // those asked for, not the table
 };
