@@ -12,11 +12,13 @@ quantization in compiled and exported models.
 the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
 
+import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from baraquant import _library
 
+_library.forget_interrupted()
 _library.load()
 
 from baraquant import (  # noqa: E402
@@ -118,3 +120,6 @@ def __getattr__(name: str) -> _Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_sys.meta_path.insert(0, _library.Imported)  # the import is done

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Loads libbaraquant.so, and explains how to fix it if that fails."""
+"""Loads libbaraquant.so, and explains how to fix it if that fails; an import is done once."""
 
 from __future__ import annotations
 
 import mmap
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 LIBRARY = Path(__file__).with_name("libbaraquant.so")
 
@@ -80,3 +82,34 @@ def load() -> None:
             f"baraquant._C cannot be imported into this Python ({error}). To build it, run: "
             f"{mend()}"
         ) from error
+
+
+def forget_interrupted() -> None:
+    """Forget what an interrupted import has left, so that each module is run again."""
+    for name in [name for name in sys.modules if name.startswith(f"{__package__}.")]:
+        if name != __name__:
+            del sys.modules[name]
+
+
+def of_python_ops(owner: str, namespace: str) -> Any:
+    """Return a ``torch.library.Library`` for a module, without what an interrupted import left."""
+    import torch
+
+    known = vars(torch.ops).setdefault("_of_baraquant", {})
+    if owner in known:
+        known.pop(owner)._destroy()  # the traceback of the interrupt may keep it alive
+    known[owner] = torch.library.Library(namespace, "FRAGMENT")
+    return known[owner]
+
+
+class Imported:
+    """Finds no module, but refuses to import the package again, and to reload a part of it."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == __package__ or (target is not None and name.startswith(f"{__package__}.")):
+            raise ImportError(
+                f"{name} was imported in this process already, and a second copy of its classes "
+                "and ops would not fit the first: start a new process (in a notebook, restart the "
+                "kernel) to import it again."
+            )

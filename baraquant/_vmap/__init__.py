@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .._library import of_python_ops
 from . import affine, by_name, fused, int8_conv, int8_mm
 from . import range as ranges
 from .table import BATCHED, ELEMENTWISE
@@ -59,4 +60,4 @@ def _ops() -> Iterator[torch._ops.OpOverload]:
             yield getattr(getattr(torch.ops.baraquant, packet), overload or "default")
 
 
-_library = torch.library.Library("baraquant", "FRAGMENT")
+_library = of_python_ops(__name__, "baraquant")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from .._library import of_python_ops
 from ..configs import integer_range
 from ..nn import FakeQuantize
 from ..nn.shared.by_granularity import ByGranularity
@@ -21,7 +22,7 @@ from ._layers import IntegerLayer, RewrittenLinear
 _SMALLEST = torch.finfo(torch.float32).tiny
 _MIDDLE = 128  # what makes a uint8 of an int8
 
-_library = torch.library.Library("baraquant_export", "DEF")
+_library = of_python_ops(__name__, "baraquant_export")
 _library.define("integer_product(Tensor input, Tensor weight, Tensor zero_point) -> Tensor")
 
 

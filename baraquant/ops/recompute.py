@@ -15,7 +15,9 @@ It is written in Python: it asks PyTorch's autograd engine whether a backward pa
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("baraquant", "FRAGMENT")
+from .._library import of_python_ops
+
+_LIBRARY = of_python_ops(__name__, "baraquant")
 _LIBRARY.define(
     "_unless_recomputing(Tensor observer_enabled) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )

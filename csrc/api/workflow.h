@@ -7,6 +7,9 @@
 ///     ... train ...
 ///     baraquant::convert_(model);
 ///
+/// A call changes a model as a whole, or not at all: any exception leaves it as it was. Where more than
+/// 2^28 parameters become integers, all is tried first, then each layer is freed as it is replaced.
+///
 /// The layers that are swapped are Linear, Conv2d and Embedding, wherever they are registered: in
 /// Sequential, ModuleList, ModuleDict, or in a module of your own. A typed member
 /// (`torch::nn::Linear fc{nullptr};`) would still hold the float layer, so such a layer is an error.
@@ -64,8 +67,7 @@ struct BARAQUANT_API Options {
 /// Swap the layers of `model`, in place, for layers of quantization-aware training.
 ///
 /// They share their parameters with the old ones: tied weights stay tied, and an optimizer that was
-/// made before stays valid (learned scales are new parameters). Every decision comes before the
-/// first swap: an error leaves the model unchanged.
+/// made before stays valid (learned scales are new parameters).
 ///
 /// @throws c10::ValueError There is no layer to swap, or something besides its place in the model
 ///     owns one.

@@ -6,8 +6,6 @@
 // against the model, then the checksum of the data and the values.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
 
 #include "api/files.h"
 #include "api/ops.h"
@@ -148,19 +146,12 @@ Changes read_file(torch::nn::Module& model, const std::filesystem::path& path) {
                 [&] { return read(model, file); });
 }
 
-// Give a tensor of the model other values. Members of its module may hold the tensor, so it stays
-// the same object.
-void put(const at::Tensor& tensor, const at::Tensor& value) {
-  const c10::InferenceMode mode(tensor.is_inference());
-  const c10::NoGradGuard no_grad;
-  tensor.copy_(value);
-}
-
 }  // namespace
 }  // namespace files
 
 void load_(torch::nn::Module& model, const std::filesystem::path& path) {
-  const files::Changes changes = files::read_file(model, path);
+  workflow::Transaction change;
+  files::Changes changes = files::read_file(model, path);
   const std::vector<workflow::Place> places = workflow::places_of(model);
   workflow::Swaps swaps;
   for (const workflow::Place& place : places) {
@@ -168,8 +159,12 @@ void load_(torch::nn::Module& model, const std::filesystem::path& path) {
     if (found != changes.modules.end()) swaps[place.module] = found->second;
   }
   workflow::check_owners(files::kLoad, places, swaps);
-  workflow::swap(places, swaps);
-  for (const auto& [tensor, value] : changes.values) files::put(tensor, value);
+  for (auto& [tensor, value] : changes.values) {
+    change.write(tensor, value);
+    value.reset();  // the transaction holds the old values instead
+  }
+  workflow::swap(change, places, swaps);
+  change.finish();
 }
 
 }  // namespace baraquant

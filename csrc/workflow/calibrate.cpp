@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "workflow/calibrate.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <limits>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -38,40 +35,6 @@ class ObservedLayer : public nn::Layer {
   std::shared_ptr<torch::nn::Module> layer_;
   std::shared_ptr<Observer> observer_;
   std::optional<int64_t> rotate_;  // the layer will see the rotated input
-};
-
-// What the calls of a model may change, as it is now: its buffers, and the random numbers.
-class State {
- public:
-  explicit State(const torch::nn::Module& model)
-      : generator_(at::globalContext().defaultGenerator(at::kCPU)) {
-    const torch::NoGradGuard no_grad;
-    for (const auto& buffer : model.buffers()) {
-      if (buffer.defined() && !buffer.is_meta()) {
-        buffers_.emplace_back(buffer, buffer.detach().clone());
-      }
-    }
-    const std::scoped_lock lock(generator_.mutex());
-    random_ = generator_.get_state();
-  }
-
-  void restore() {
-    const torch::NoGradGuard no_grad;
-    for (auto& [buffer, copy] : buffers_) {
-      if (buffer.sizes() != copy.sizes()) {
-        buffer.set_data(copy);
-      } else if (!torch::equal(buffer, copy)) {  // a graph may have kept one that is as it was
-        buffer.copy_(copy);
-      }
-    }
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(random_);
-  }
-
- private:
-  at::Generator generator_;
-  torch::Tensor random_;
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> buffers_;
 };
 
 }  // namespace
@@ -130,32 +93,30 @@ std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::strin
                                                                 const std::string& observer,
                                                                 const Calibration& calibration) {
   std::map<std::string, std::shared_ptr<Observer>> observed;
-  Swaps there, back;
+  Swaps there;
   for (const auto& one : chosen) {
     const auto& activation = one.prepared->config().activation();
     if (one.prepared->input_fake_quant == nullptr || activation->dynamic()) continue;
     observed[one.path] = std::make_shared<Observer>(observer);
-    const auto layer = std::make_shared<ObservedLayer>(
+    there[one.module] = std::make_shared<ObservedLayer>(
         one.module->shared_from_this(), observed[one.path], one.prepared->config().rotate());
-    there[one.module] = layer;
-    back[layer.get()] = one.module->shared_from_this();
   }
   if (observed.empty()) return {};
   std::vector<std::pair<torch::nn::Module*, bool>> modes = {{&model, model.is_training()}};
   for (const auto& place : places) modes.emplace_back(place.module, place.module->is_training());
-  State state(model);
+  Transaction change;
+  for (const auto& buffer : model.buffers()) change.keep_values(buffer);
+  // train() reaches the children too: parents come first.
+  change.undo_by([modes] {
+    for (const auto& [module, training] : modes) module->train(training);
+  });
+  model.eval();
+  swap(change, places, there);
   {
-    const auto restore = c10::make_scope_exit([&] {
-      swap(places_of(model), back);
-      // train() reaches the children too: parents come first.
-      for (const auto& [module, training] : modes) module->train(training);
-      state.restore();
-    });
-    model.eval();
-    swap(places, there);
     const torch::NoGradGuard no_grad;
     calibration();
   }
+  change.undo();
   const auto first = observed.begin()->first;
   std::erase_if(observed, [](const auto& one) { return !one.second->is_reached(); });
   TORCH_CHECK_VALUE(!observed.empty(), caller, ": ", first,

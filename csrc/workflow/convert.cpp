@@ -27,20 +27,12 @@ Converter::Converter(const std::vector<ToConvert>& layers) {
   }
 }
 
-void Converter::check(nn::FakeQuantizedLayer& prepared, bool floating_input) {
-  if (floating_input && prepared.config().weight().group_factors()) {
-    const auto scale = std::get<1>(prepared.quantized_weight());
-    nn::check_finite("the weight", scale, prepared.config().scale_dtype());
-    return;  // convert() changes such a layer
-  }
-  convert(prepared, floating_input);
-  known_.clear();
-}
-
 std::shared_ptr<nn::QuantizedLayer> Converter::convert(nn::FakeQuantizedLayer& prepared,
                                                        bool floating_input) {
-  if (floating_input && prepared.config().weight().group_factors()) {
-    prepared.set_input_quantizer(nullptr);  // its weight is an int8 one from now on
+  if (floating_input && prepared.config().weight().group_factors()) {  // those of linear layers
+    nn::FakeQuantizedLinearImpl copy(dynamic_cast<nn::FakeQuantizedLinearImpl&>(prepared));
+    copy.set_input_quantizer(nullptr);  // it shares the weight, which is an int8 one for it
+    return convert(copy, floating_input);
   }
   auto layer = workflow::convert(prepared, integers_of(prepared, floating_input), floating_input);
   layer->train(prepared.is_training());
@@ -114,6 +106,7 @@ std::string why_not(const torch::nn::Module& module) {
 }  // namespace
 
 Report convert_(torch::nn::Module& model) {
+  Transaction change;
   Report report;
   const auto places = places_of(model);
   report.total_parameters = total_elements(model.parameters());
@@ -146,21 +139,33 @@ Report convert_(torch::nn::Module& model) {
   TORCH_CHECK_VALUE(!olds.empty(), convert_name,
                     ": expected a model prepared by baraquant.qat.prepare_, but ", type_name(model),
                     " has no prepared layer");
-  Converter converter(layers);
-  for (size_t i = 0; i < layers.size(); ++i) {
-    with_path(convert_name, paths[i], [&] { converter.check(*layers[i].first, layers[i].second); });
-  }
   check_owners(convert_name, places, olds);
+  Converter converter(layers);
+  const auto converted = [&](size_t i) {
+    std::shared_ptr<nn::QuantizedLayer> layer;
+    with_path(convert_name, paths[i],
+              [&] { layer = converter.convert(*layers[i].first, layers[i].second); });
+    return layer;
+  };
+  if (report.quantized_parameters > kKept) {
+    for (size_t i = 0; i < layers.size(); ++i) {
+      converted(i);
+      converter.forget();
+    }
+    weights.clear();
+    change.finish();  // from here on nothing fails, and each layer is freed before the next is made
+  }
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto [prepared, is_unseen] = layers[i];
-    const auto layer = converter.convert(*prepared, is_unseen);
+    const auto layer = converted(i);
     auto text = about(*layer, *prepared, is_unseen);
     text += is_unseen ? "; its input stays floating, as training never called it"
                       : nn::skipped(prepared->input_fake_quant.get());
     report.changed.emplace_back(paths[i], text);
-    swap(places, {{prepared, layer}});  // frees the prepared one
+    swap(change, places, {{prepared, layer}});
   }
   report.bytes_after = total_bytes(model);
+  change.finish();
   return report;
 }
 

@@ -26,13 +26,11 @@ class Converter {
   // four bits, unless another one of these layers shares them as int8.
   explicit Converter(const std::vector<ToConvert>& layers);
 
-  // Throws what convert() would throw; changes and keeps nothing. Called for every layer before the
-  // first one is converted, it leaves nothing to fail while a model changes.
-  void check(nn::FakeQuantizedLayer& prepared, bool floating_input = false);
-
   // The layer that replaces a prepared one; `floating_input` leaves its input floating.
   std::shared_ptr<nn::QuantizedLayer> convert(nn::FakeQuantizedLayer& prepared,
                                               bool floating_input = false);
+  // Free the integers that are kept for layers with the same weight.
+  void forget() { known_.clear(); }
 
  private:
   // The tie, and the quantizer if it has a scale of its own.

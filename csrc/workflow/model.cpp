@@ -37,7 +37,9 @@ void replace_child(torch::nn::Module& parent, const std::string& name,
                     " of ", type_name(parent), ", but there is none");
   TORCH_CHECK_VALUE(module != nullptr,
                     "baraquant::replace_module: expected a module, but got none");
-  put(parent, name, module, any);
+  Transaction change;
+  put(change, parent, name, module, any);
+  change.finish();
 }
 
 }  // namespace workflow
@@ -87,9 +89,14 @@ void load_state_dict(torch::nn::Module& model, const std::map<std::string, torch
     TORCH_CHECK_VALUE(own.contains(name), "baraquant::load_state_dict: expected no tensor ", name,
                       ", which the model does not have");
   }
-  const torch::NoGradGuard no_grad;
-  for (auto& [name, tensor] : own) tensor.copy_(tensors.at(name));
-  for (auto* quantizer : quantizers) quantizer->loaded();
+  const auto note = [&] {
+    for (auto* quantizer : quantizers) quantizer->loaded();
+  };
+  workflow::Transaction change;
+  change.undo_by(note);  // of the values before
+  for (const auto& [name, tensor] : own) change.write(tensor, tensors.at(name));
+  note();
+  change.finish();
 }
 
 std::string Report::str() const {

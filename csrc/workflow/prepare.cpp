@@ -47,6 +47,7 @@ void check_calibration(const std::vector<Chosen>& chosen, const QuantConfig& con
 }  // namespace
 
 Report prepare_(torch::nn::Module& model, const QuantConfig& config, const Options& options) {
+  Transaction change;
   Report report;
   const auto places = places_of(model);
   const Choice choice{prepare_name, [&](const Kind&) { return config; }, [](const auto&) {}};
@@ -66,12 +67,14 @@ Report prepare_(torch::nn::Module& model, const QuantConfig& config, const Optio
   }
   Swaps swaps;
   for (const auto& one : chosen) {
-    auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
-    if (linear != nullptr) linear->rotate_weight();
     swaps[one.module] = one.prepared;
+    if (!one.prepared->config().rotate().has_value()) continue;
+    change.keep_values(one.prepared->weight);
+    dynamic_cast<nn::FakeQuantizedLinearImpl&>(*one.prepared).rotate_weight();
   }
-  swap(places, swaps);
+  swap(change, places, swaps);
   report.bytes_after = total_bytes(model);
+  change.finish();
   return report;
 }
 

@@ -117,6 +117,7 @@ void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, F
 Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Options& options) {
   TORCH_CHECK_VALUE(options.calibration || !config.is_static(), quantize_name,
                     ": expected calibration data for a static input, but got None");
+  Transaction change;
   Report report;
   const auto places = places_of(model);
   const Choice choice{quantize_name, [&](const Kind& kind) { return after_training(config, kind); },
@@ -130,25 +131,33 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   layers.reserve(chosen.size());
   for (const auto& one : chosen) layers.emplace_back(one.prepared.get(), false);
   Converter converter(layers);
-  for (auto& one : chosen) {
+  const auto converted = [&](const Chosen& one) {
+    std::shared_ptr<nn::QuantizedLayer> layer;
     auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
     with_path(quantize_name, one.path, [&] {
       if (linear != nullptr) linear->copy_rotated_weight();
       search_scale(*one.prepared, config, fitted);
-      converter.check(*one.prepared);
+      layer = converter.convert(*one.prepared);
     });
     if (linear != nullptr) linear->drop_rotated_weight();
+    return layer;
+  };
+  if (report.quantized_parameters > kKept) {
+    for (const auto& one : chosen) {
+      converted(one);
+      converter.forget();
+    }
+    change.finish();  // from here on nothing fails, and each layer is freed before the next is made
   }
   report.changed.clear();
   for (auto& one : chosen) {
-    auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
-    if (linear != nullptr) linear->copy_rotated_weight();
-    const auto layer = converter.convert(*one.prepared);
+    const auto layer = converted(one);
     report.changed.emplace_back(one.path, about(*layer, *one.prepared) + one.remark);
     one.prepared.reset();
-    swap(places, {{one.module, layer}});  // the float layer is freed before the next one is made
+    swap(change, places, {{one.module, layer}});
   }
   report.bytes_after = total_bytes(model);
+  change.finish();
   return report;
 }
 

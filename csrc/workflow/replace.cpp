@@ -6,6 +6,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <set>
+#include <utility>
 
 #include "workflow/layers.h"
 
@@ -27,6 +28,30 @@ bool is_container(const torch::nn::Module& parent) {
          dynamic_cast<const torch::nn::ModuleListImpl*>(&parent) != nullptr ||
          dynamic_cast<const torch::nn::ModuleDictImpl*>(&parent) != nullptr;
 }
+
+// Puts one module into the place of another one; a second call takes that back. A call exchanges
+// pointers alone, so it cannot fail.
+struct Exchange {
+  torch::nn::Module& parent;
+  std::string name;
+  std::shared_ptr<torch::nn::Module> inside, outside;
+  torch::nn::AnyModule any;  // `outside`, as torch::nn::Sequential holds it
+  size_t position;           // of the entry in a Sequential or ModuleList
+
+  void operator()() {
+    parent.replace_module(name, outside);
+    if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
+      if (position < sequential->size()) std::swap(*(sequential->begin() + position), any);
+    } else if (auto* list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
+      if (position < list->size()) *(list->begin() + position) = outside;
+    } else if (auto* dictionary = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
+      for (auto& entry : *dictionary) {
+        if (entry.key() == name) entry.value() = outside;
+      }
+    }
+    std::swap(inside, outside);
+  }
+};
 
 }  // namespace
 
@@ -76,32 +101,32 @@ void check_owners(const std::string& caller, const std::vector<Place>& places, c
   }
 }
 
-void put(torch::nn::Module& parent, const std::string& name,
+void put(Transaction& change, torch::nn::Module& parent, const std::string& name,
          const std::shared_ptr<torch::nn::Module>& module, const torch::nn::AnyModule& any) {
-  const auto* old = parent.named_children()[name].get();
-  parent.replace_module(name, module);
-  if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
-    for (auto& entry : *sequential) {
-      if (entry.ptr().get() == old) entry = any;
-    }
-  } else if (auto* list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
-    for (auto& entry : *list) {
-      if (entry.get() == old) entry = module;
-    }
-  } else if (auto* dictionary = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
-    for (auto& entry : *dictionary) {
-      if (entry.key() == name) entry.value() = module;
-    }
+  const auto old = parent.named_children()[name];
+  const auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent);
+  const auto* list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent);
+  const auto entry = [&](size_t i) { return sequential ? sequential->ptr(i) : list->ptr(i); };
+  const size_t entries = sequential ? sequential->size() : list ? list->size() : 0;
+  size_t position = 0;
+  for (const auto& child : parent.named_children()) {
+    if (child.key() == name) break;
+    // A child that was registered without an entry is passed by.
+    if (position < entries && entry(position) == child.value()) ++position;
   }
+  const auto exchange =
+      std::make_shared<Exchange>(Exchange{parent, name, old, module, any, position});
+  change.undo_by([exchange] { (*exchange)(); });
+  (*exchange)();
 }
 
-void swap(const std::vector<Place>& places, const Swaps& swaps) {
+void swap(Transaction& change, const std::vector<Place>& places, const Swaps& swaps) {
   for (const auto& place : places) {
     const auto found = swaps.find(place.module);
     if (found == swaps.end()) continue;
     // A parent that is registered twice has been changed already.
     if (place.parent->named_children()[place.name].get() != place.module) continue;
-    put(*place.parent, place.name, found->second, any_module(found->second));
+    put(change, *place.parent, place.name, found->second, any_module(found->second));
   }
 }
 

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "workflow/transaction.h"
+
 namespace baraquant::workflow {
 
 // One registration of a module; a module that is registered twice has two places.
@@ -40,11 +42,11 @@ void check_owner(const std::string& caller, const std::vector<Place>& places,
                  torch::nn::Module& module);
 
 // Replace one child; `any` is the module as torch::nn::Sequential holds it.
-void put(torch::nn::Module& parent, const std::string& name,
+void put(Transaction& change, torch::nn::Module& parent, const std::string& name,
          const std::shared_ptr<torch::nn::Module>& module, const torch::nn::AnyModule& any);
 
-// Put the new modules, which are layers, into every place of the old ones, which are freed if nothing
-// else holds them. Cannot fail. Modules that were freed before may be among the places.
-void swap(const std::vector<Place>& places, const Swaps& swaps);
+// Put the new modules, which are layers, into every place of the old ones, which are freed with the
+// transaction if nothing else holds them. Modules that were freed before may be among the places.
+void swap(Transaction& change, const std::vector<Place>& places, const Swaps& swaps);
 
 }  // namespace baraquant::workflow

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """python -m baraquant.info: what it says, and that it notices what is wrong."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess

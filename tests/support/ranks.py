@@ -13,6 +13,19 @@ import torch.distributed as dist
 RANKS = 2
 
 
+def spawn(
+    folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
+) -> None:
+    """Let each rank compute, within one process group, and store what it returns."""
+    torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
+
+
+def results_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
+    """Return what each rank has stored."""
+    files = [folder / f"{rank}.pt" for rank in range(ranks)]
+    return [torch.load(file, weights_only=True, map_location="cpu") for file in files]
+
+
 def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts: int) -> Any:
     """A fixture of the session: what each of so many ranks brought home, on each device.
 
@@ -31,16 +44,9 @@ def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts
         device, ranks = request.param
         if device == "cuda" and torch.cuda.device_count() < ranks:
             pytest.skip(f"needs {ranks} GPUs, and there are {torch.cuda.device_count()}")
-
-        def work(folder: Path) -> None:
-            given = (folder, compute, ranks, device)
-            torch.multiprocessing.spawn(_work, given, nprocs=ranks)
-
-        folder = made_once(f"{name}_{device}_{ranks}", work)
-        return [
-            torch.load(folder / f"{rank}.pt", weights_only=True, map_location="cpu")
-            for rank in range(ranks)
-        ]
+        key = f"{name}_{device}_{ranks}"
+        folder = made_once(key, lambda folder: spawn(folder, compute, ranks, device))
+        return results_of(folder, ranks)
 
     return results
 

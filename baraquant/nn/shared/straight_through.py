@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import ops
+from ..._library import of_python_ops
 from .product import linear
 
 
@@ -127,7 +128,7 @@ def _exported_experts_through(output: Tensor, *args: Any) -> Tensor:
     return _experts_through(output, *args)
 
 
-_LIBRARY = torch.library.Library("baraquant_nn", "DEF")
+_LIBRARY = of_python_ops(__name__, "baraquant_nn")
 _LIBRARY.define(
     "linear_through(Tensor output, Tensor input, Tensor weight, Tensor? bias) -> Tensor"
 )
