@@ -60,8 +60,7 @@ def quantize_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -131,7 +130,7 @@ def quantize_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -191,8 +190,8 @@ def quantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -254,7 +253,7 @@ def quantize_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -317,8 +316,7 @@ def dequantize_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -382,7 +380,7 @@ def dequantize_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -431,8 +429,8 @@ def dequantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -487,7 +485,7 @@ def dequantize_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -545,8 +543,7 @@ def fake_quantize_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -622,7 +619,7 @@ def fake_quantize_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -688,8 +685,8 @@ def fake_quantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -757,7 +754,7 @@ def fake_quantize_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 

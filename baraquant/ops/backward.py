@@ -59,8 +59,7 @@ def quantize_per_tensor_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -116,7 +115,7 @@ def quantize_per_channel_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -172,8 +171,8 @@ def quantize_per_token_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -231,7 +230,7 @@ def quantize_per_group_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -277,8 +276,7 @@ def dequantize_per_tensor_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -326,7 +324,7 @@ def dequantize_per_channel_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -374,8 +372,8 @@ def dequantize_per_token_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -428,7 +426,7 @@ def dequantize_per_group_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -482,8 +480,7 @@ def fake_quantize_per_tensor_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -541,7 +538,7 @@ def fake_quantize_per_channel_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -599,8 +596,8 @@ def fake_quantize_per_token_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -660,7 +657,7 @@ def fake_quantize_per_group_backward(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -719,8 +716,7 @@ def fake_quantize_per_tensor_backward_qparams(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -782,7 +778,7 @@ def fake_quantize_per_channel_backward_qparams(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -845,8 +841,8 @@ def fake_quantize_per_token_backward_qparams(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -911,7 +907,7 @@ def fake_quantize_per_group_backward_qparams(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 

@@ -48,7 +48,7 @@ def choose_int4_qparams(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -110,7 +110,7 @@ def quantize_int4(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -169,7 +169,7 @@ def expand_int4(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -211,7 +211,7 @@ def pack_int4(integers: Tensor) -> Tensor:
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -280,7 +280,7 @@ def int4_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -372,7 +372,7 @@ def quantized_int4_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -472,7 +472,7 @@ def static_quantized_int4_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:

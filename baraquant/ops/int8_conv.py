@@ -74,7 +74,7 @@ def int8_conv(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; a scale that requires grad;
             :func:`torch.vmap` over anything but the input.
 

@@ -67,7 +67,7 @@ def int8_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its scales.
 
@@ -146,7 +146,7 @@ def smoothquant_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its scales.
 
@@ -236,7 +236,7 @@ def quantized_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its scales.
 
@@ -326,7 +326,7 @@ def static_quantized_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, a gradient of a scale; :func:`torch.vmap`
             over anything but the input.
 
@@ -431,7 +431,7 @@ def qat_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its scales.
 
@@ -546,7 +546,7 @@ def int8_grouped_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -635,7 +635,7 @@ def quantized_grouped_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -736,7 +736,7 @@ def qat_grouped_linear(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -818,7 +818,7 @@ def int8_product(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its zero points.
 
@@ -875,7 +875,7 @@ def rescale_product(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap` over anything but the
             input and its scales.
 

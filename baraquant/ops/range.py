@@ -53,8 +53,7 @@ def choose_qparams_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -107,7 +106,7 @@ def choose_qparams_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -162,8 +161,8 @@ def choose_qparams_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -224,7 +223,7 @@ def choose_qparams_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -285,8 +284,7 @@ def dynamic_range_quantize_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -349,7 +347,7 @@ def dynamic_range_quantize_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -415,8 +413,8 @@ def dynamic_range_quantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -481,7 +479,7 @@ def dynamic_range_quantize_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -532,8 +530,7 @@ def dynamic_fake_quantize_per_tensor(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -585,7 +582,7 @@ def dynamic_fake_quantize_per_channel(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -637,8 +634,8 @@ def dynamic_fake_quantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
-        IndexError: An ``axis`` that ``input`` does not have.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
+        IndexError: ``input`` has no dimension.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
     Gradient:
@@ -696,7 +693,7 @@ def dynamic_fake_quantize_per_group(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device, or a gradient that has no formula.
 
@@ -765,7 +762,7 @@ def observe_min_max_(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`, whose samples cannot
             share a tensor that changes in place.
@@ -857,7 +854,7 @@ def observe_fake_quantize(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         IndexError: An ``axis`` that ``input`` does not have.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`, whose samples cannot
             share a tensor that changes in place.

@@ -45,7 +45,7 @@ def scaled_quantize_per_token(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -103,7 +103,7 @@ def scaled_quantize_transposed(
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -152,7 +152,7 @@ def transpose_int8(input: Tensor) -> Tensor:
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:
@@ -193,7 +193,7 @@ def draw_random(like: Tensor, count: int = 1) -> Tensor:
 
     Raises:
         ValueError: A shape, a device, a range or a number that does not fit.
-        TypeError: A dtype or a layout (sparse, quantized, complex) that the op does not take.
+        TypeError: A dtype or a layout (sparse, quantized, complex) that it does not take.
         NotImplementedError: No kernel for the device; :func:`torch.vmap`.
 
     Gradient:

@@ -25,9 +25,7 @@ namespace baraquant {
 ///     bits.
 /// @return The integers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_tensor(const at::Tensor& input, const at::Tensor& scale,
                                       const std::optional<at::Tensor>& zero_point,
@@ -72,8 +70,7 @@ inline at::Tensor quantize_per_tensor(const at::Tensor& input, double scale,
 ///     bits.
 /// @return The integers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor& scale,
@@ -101,9 +98,8 @@ inline at::Tensor quantize_per_channel(const at::Tensor& input, const at::Tensor
 ///     bits.
 /// @return The integers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& scale,
                                      const std::optional<at::Tensor>& zero_point,
@@ -132,8 +128,7 @@ inline at::Tensor quantize_per_token(const at::Tensor& input, const at::Tensor& 
 ///     bits.
 /// @return The integers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_group(const at::Tensor& input, const at::Tensor& scale,
@@ -160,9 +155,7 @@ inline at::Tensor quantize_per_group(const at::Tensor& input, const at::Tensor& 
 /// @param dtype A floating dtype; std::nullopt stands for the dtype of the computation.
 /// @return The numbers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_tensor(const at::Tensor& input, const at::Tensor& scale,
                                         const std::optional<at::Tensor>& zero_point,
@@ -197,8 +190,7 @@ inline at::Tensor dequantize_per_tensor(const at::Tensor& input, double scale,
 /// @param dtype A floating dtype; std::nullopt stands for the dtype of the computation.
 /// @return The numbers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tensor& scale,
@@ -218,9 +210,8 @@ inline at::Tensor dequantize_per_channel(const at::Tensor& input, const at::Tens
 /// @param dtype A floating dtype; std::nullopt stands for the dtype of the computation.
 /// @return The numbers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor& scale,
                                        const std::optional<at::Tensor>& zero_point,
@@ -241,8 +232,7 @@ inline at::Tensor dequantize_per_token(const at::Tensor& input, const at::Tensor
 /// @param dtype A floating dtype; std::nullopt stands for the dtype of the computation.
 /// @return The numbers, with the shape of `input` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_group(const at::Tensor& input, const at::Tensor& scale,
@@ -269,9 +259,7 @@ inline at::Tensor dequantize_per_group(const at::Tensor& input, const at::Tensor
 ///     bits. If the scale or the zero point is learned, the input is always kept.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_tensor(const at::Tensor& input, const at::Tensor& scale,
                                            const std::optional<at::Tensor>& zero_point,
@@ -314,8 +302,7 @@ inline at::Tensor fake_quantize_per_tensor(const at::Tensor& input, double scale
 ///     bits. If the scale or the zero point is learned, the input is always kept.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_channel(const at::Tensor& input, const at::Tensor& scale,
@@ -342,9 +329,8 @@ inline at::Tensor fake_quantize_per_channel(const at::Tensor& input, const at::T
 ///     bits. If the scale or the zero point is learned, the input is always kept.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_token(const at::Tensor& input, const at::Tensor& scale,
                                           const std::optional<at::Tensor>& zero_point,
@@ -371,8 +357,7 @@ inline at::Tensor fake_quantize_per_token(const at::Tensor& input, const at::Ten
 ///     bits. If the scale or the zero point is learned, the input is always kept.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_group(const at::Tensor& input, const at::Tensor& scale,

@@ -20,9 +20,7 @@ namespace baraquant::backward {
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_tensor_backward(const at::Tensor& grad, const at::Tensor& input,
                                                const at::Tensor& scale,
@@ -45,8 +43,7 @@ inline at::Tensor quantize_per_tensor_backward(const at::Tensor& grad, const at:
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_channel_backward(const at::Tensor& grad, const at::Tensor& input,
@@ -71,9 +68,8 @@ inline at::Tensor quantize_per_channel_backward(const at::Tensor& grad, const at
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_token_backward(const at::Tensor& grad, const at::Tensor& input,
                                               const at::Tensor& scale,
@@ -98,8 +94,7 @@ inline at::Tensor quantize_per_token_backward(const at::Tensor& grad, const at::
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor quantize_per_group_backward(const at::Tensor& grad, const at::Tensor& input,
@@ -120,9 +115,7 @@ inline at::Tensor quantize_per_group_backward(const at::Tensor& grad, const at::
 /// @param dtype The dtype of the gradient; std::nullopt stands for that of `grad`.
 /// @return The gradient, with the shape of `grad` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_tensor_backward(
     const at::Tensor& grad, const at::Tensor& scale,
@@ -141,8 +134,7 @@ inline at::Tensor dequantize_per_tensor_backward(
 /// @param dtype The dtype of the gradient; std::nullopt stands for that of `grad`.
 /// @return The gradient, with the shape of `grad` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_channel_backward(
@@ -161,9 +153,8 @@ inline at::Tensor dequantize_per_channel_backward(
 /// @param dtype The dtype of the gradient; std::nullopt stands for that of `grad`.
 /// @return The gradient, with the shape of `grad` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_token_backward(
     const at::Tensor& grad, const at::Tensor& scale,
@@ -183,8 +174,7 @@ inline at::Tensor dequantize_per_token_backward(
 /// @param dtype The dtype of the gradient; std::nullopt stands for that of `grad`.
 /// @return The gradient, with the shape of `grad` and of `dtype`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dequantize_per_group_backward(
@@ -206,9 +196,7 @@ inline at::Tensor dequantize_per_group_backward(
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_tensor_backward(const at::Tensor& grad, const at::Tensor& input,
                                                     const at::Tensor& scale,
@@ -232,8 +220,7 @@ inline at::Tensor fake_quantize_per_tensor_backward(const at::Tensor& grad, cons
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_channel_backward(const at::Tensor& grad,
@@ -259,9 +246,8 @@ inline at::Tensor fake_quantize_per_channel_backward(const at::Tensor& grad,
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_token_backward(const at::Tensor& grad, const at::Tensor& input,
                                                    const at::Tensor& scale,
@@ -287,8 +273,7 @@ inline at::Tensor fake_quantize_per_token_backward(const at::Tensor& grad, const
 /// @param quant_max The largest integer.
 /// @return The gradient, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor fake_quantize_per_group_backward(const at::Tensor& grad, const at::Tensor& input,
@@ -316,9 +301,7 @@ inline at::Tensor fake_quantize_per_group_backward(const at::Tensor& grad, const
 ///     the shape and the dtype of its tensor. For a `zero_point` that is not floating the dtype is
 ///     that of `scale`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_tensor_backward_qparams(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
@@ -345,8 +328,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_tensor_b
 ///     the shape and the dtype of its tensor. For a `zero_point` that is not floating the dtype is
 ///     that of `scale`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_channel_backward_qparams(
@@ -374,9 +356,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_channel_
 ///     the shape and the dtype of its tensor. For a `zero_point` that is not floating the dtype is
 ///     that of `scale`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_token_backward_qparams(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& scale,
@@ -405,8 +386,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_token_ba
 ///     the shape and the dtype of its tensor. For a `zero_point` that is not floating the dtype is
 ///     that of `scale`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> fake_quantize_per_group_backward_qparams(

@@ -21,8 +21,7 @@ namespace baraquant {
 /// @return The scale, `[N]`, float32 (float64 for a float64 weight). The factor `f`, `[N, ceil(K /
 ///     group_size)]`, uint8, 1 to 16. The zero point `z`, of the same shape and dtype, 0 to 15.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const at::Tensor& weight,
                                                                           int64_t group_size,
@@ -46,8 +45,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 ///     four bits of byte `i`, number `2 i + 1` in the high ones. The last byte of an odd row has
 ///     zeros there.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
                                 const at::Tensor& group_factor, int64_t group_size,
@@ -70,8 +68,7 @@ inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scal
 /// @return `w8`, `[N, K]`, int8, contiguous. It is computed modulo 256 where an int8 cannot hold
 ///     it, which quantize_int4 never gives.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_factor,
                               int64_t group_size, c10::SymInt in_features,
@@ -90,8 +87,7 @@ inline at::Tensor expand_int4(const at::Tensor& packed, const at::Tensor& group_
 ///     gives `q * f`. In memory each row has the bits of compressed-tensors' `weight_packed` for
 ///     four bits if K is a multiple of 8.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor pack_int4(const at::Tensor& integers) {
   return api::call<at::Tensor, "pack_int4">(integers);
@@ -120,8 +116,7 @@ inline at::Tensor pack_int4(const at::Tensor& integers) {
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
                               const at::Tensor& input_scale, const at::Tensor& weight_scale,
@@ -162,8 +157,7 @@ inline at::Tensor int4_linear(const at::Tensor& input, const at::Tensor& packed,
 ///     input); std::nullopt takes the dtype of `input`.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor quantized_int4_linear(
     const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,
@@ -205,8 +199,7 @@ inline at::Tensor quantized_int4_linear(
 ///     input); std::nullopt takes the dtype of `input`.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor static_quantized_int4_linear(
     const at::Tensor& input, const at::Tensor& packed, const at::Tensor& weight_scale,

@@ -40,8 +40,7 @@ namespace baraquant {
 /// @return `[N, OC, *out]` or `[OC, *out]`, of `dtype`: `channels_last` if `input` is, or is a
 ///     slice of such a tensor, else contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; a scale that requires grad;
 ///     torch.vmap over anything but the input.
 inline at::Tensor int8_conv(const at::Tensor& input, const at::Tensor& weight,

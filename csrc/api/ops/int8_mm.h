@@ -29,8 +29,7 @@ namespace baraquant {
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its scales.
 inline at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -69,8 +68,7 @@ inline at::Tensor int8_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its scales.
 inline at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -116,8 +114,7 @@ inline at::Tensor smoothquant_linear(const at::Tensor& input, const at::Tensor& 
 ///     input); std::nullopt takes the dtype of `input`.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its scales.
 inline at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -158,8 +155,7 @@ inline at::Tensor quantized_linear(const at::Tensor& input, const at::Tensor& we
 ///     input); std::nullopt takes the dtype of `input`.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, a gradient of a scale; torch.vmap
 ///     over anything but the input.
 inline at::Tensor static_quantized_linear(
@@ -209,8 +205,7 @@ inline at::Tensor static_quantized_linear(
 ///     with it or not at all.
 /// @return `[..., N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its scales.
 inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
@@ -253,8 +248,7 @@ inline at::Tensor qat_linear(const at::Tensor& input, const at::Tensor& weight,
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
 /// @return `[T, N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor int8_grouped_linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& offsets,
@@ -297,8 +291,7 @@ inline at::Tensor int8_grouped_linear(
 ///     input); std::nullopt takes the dtype of `input`.
 /// @return `[T, N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor quantized_grouped_linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& offsets,
@@ -343,8 +336,7 @@ inline at::Tensor quantized_grouped_linear(
 /// @param rounding `"nearest"`; only a backward pass of integers rounds.
 /// @return `[T, N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& weight,
                                      const at::Tensor& offsets,
@@ -376,8 +368,7 @@ inline at::Tensor qat_grouped_linear(const at::Tensor& input, const at::Tensor& 
 ///     std::nullopt, each call computes it.
 /// @return `[..., N]`, int32, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its zero points.
 inline at::Tensor int8_product(const at::Tensor& input, const at::Tensor& weight,
@@ -402,8 +393,7 @@ inline at::Tensor int8_product(const at::Tensor& input, const at::Tensor& weight
 /// @param dtype The dtype of the result: float32, float64, float16 or bfloat16.
 /// @return `[..., N]`, of `dtype`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but the
 ///     input and its scales.
 inline at::Tensor rescale_product(const at::Tensor& input, const at::Tensor& input_scale,

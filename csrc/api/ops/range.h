@@ -22,9 +22,7 @@ namespace baraquant {
 /// @return The scale, `[]`, float32 (float64 for a float64 input), and the zero point, int32, with
 ///     the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_tensor(const at::Tensor& input,
                                                                     int64_t quant_min = -128,
@@ -49,8 +47,7 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_tensor(const at::Te
 /// @return The scale, `[C]`, for the `C` indices of `axis`, float32 (float64 for a float64 input),
 ///     and the zero point, int32, with the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_channel(const at::Tensor& input,
@@ -76,9 +73,8 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_channel(const at::T
 /// @return The scale, `[..., 1]`, float32 (float64 for a float64 input), and the zero point, int32,
 ///     with the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_token(const at::Tensor& input,
                                                                    int64_t quant_min = -128,
@@ -105,8 +101,7 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_token(const at::Ten
 ///     float32 (float64 for a float64 input), and the zero point, int32, with the shape of the
 ///     scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_group(
@@ -130,9 +125,7 @@ inline std::tuple<at::Tensor, at::Tensor> choose_qparams_per_group(
 /// @return The integers, with the shape of `input` and of `dtype`. The scale, `[]`, float32
 ///     (float64 for a float64 input), and the zero point, int32, with the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_tensor(
     const at::Tensor& input, int64_t quant_min = -128, int64_t quant_max = 127,
@@ -158,8 +151,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 ///     indices of `axis`, float32 (float64 for a float64 input), and the zero point, int32, with
 ///     the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_channel(
@@ -184,9 +176,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 /// @return The integers, with the shape of `input` and of `dtype`. The scale, `[..., 1]`, float32
 ///     (float64 for a float64 input), and the zero point, int32, with the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_token(
     const at::Tensor& input, int64_t quant_min = -128, int64_t quant_max = 127,
@@ -213,8 +204,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 ///     where `G = ceil(n / group_size)` for the `n` along `axis`, float32 (float64 for a float64
 ///     input), and the zero point, int32, with the shape of the scale.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per_group(
@@ -237,9 +227,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> dynamic_range_quantize_per
 ///     max(0, max x)]` to `[quant_min, quant_max]`.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dynamic_fake_quantize_per_tensor(const at::Tensor& input,
                                                    int64_t quant_min = -128,
@@ -261,8 +249,7 @@ inline at::Tensor dynamic_fake_quantize_per_tensor(const at::Tensor& input,
 ///     max(0, max x)]` to `[quant_min, quant_max]`.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dynamic_fake_quantize_per_channel(const at::Tensor& input, int64_t axis,
@@ -285,9 +272,8 @@ inline at::Tensor dynamic_fake_quantize_per_channel(const at::Tensor& input, int
 ///     max(0, max x)]` to `[quant_min, quant_max]`.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
-/// @throws c10::IndexError An `axis` that `input` does not have.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
+/// @throws c10::IndexError `input` has no dimension.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dynamic_fake_quantize_per_token(const at::Tensor& input, int64_t quant_min = -128,
                                                   int64_t quant_max = 127, bool symmetric = true) {
@@ -309,8 +295,7 @@ inline at::Tensor dynamic_fake_quantize_per_token(const at::Tensor& input, int64
 ///     max(0, max x)]` to `[quant_min, quant_max]`.
 /// @return The rounded numbers, with the shape and the dtype of `input`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device, or a gradient that has no formula.
 inline at::Tensor dynamic_fake_quantize_per_group(const at::Tensor& input, c10::SymInt group_size,
@@ -341,8 +326,7 @@ inline at::Tensor dynamic_fake_quantize_per_group(const at::Tensor& input, c10::
 ///     that at least one range ignored. std::nullopt does not count.
 /// @return Nothing; `min_val` and `max_val` are changed in place.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap, whose samples cannot
 ///     share a tensor that changes in place.
@@ -390,8 +374,7 @@ inline void observe_min_max_(const at::Tensor& input, const at::Tensor& min_val,
 /// @return The rounded numbers, with the shape and the dtype of `input`. A NaN in it stays NaN, an
 ///     infinity gives an end of the range.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::IndexError An `axis` that `input` does not have.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap, whose samples cannot
 ///     share a tensor that changes in place.

@@ -21,8 +21,7 @@ namespace baraquant {
 /// @return The integers, `[..., N]`, int8, contiguous. The scale, `[..., 1]`, of the dtype of
 ///     `factor`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_per_token(
     const at::Tensor& input, const at::Tensor& factor,
@@ -43,8 +42,7 @@ inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_per_token(
 ///     the device of `input`, rounds stochastically.
 /// @return The integers, `[N, M]`, int8, contiguous. The scale, `[N]`, of the dtype of `factor`.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_transposed(
     const at::Tensor& input, const at::Tensor& factor,
@@ -61,8 +59,7 @@ inline std::tuple<at::Tensor, at::Tensor> scaled_quantize_transposed(
 /// @param input `[M, N]`, int8. Any strides; what is not contiguous is copied first.
 /// @return `[N, M]`, int8, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor transpose_int8(const at::Tensor& input) {
   return api::call<at::Tensor, "transpose_int8">(input);
@@ -78,8 +75,7 @@ inline at::Tensor transpose_int8(const at::Tensor& input) {
 /// @return A seed and the number of the first call, `[2]`, int64, on that device. Neither the host
 ///     nor the device waits.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor draw_random(const at::Tensor& like, int64_t count = 1) {
   return api::call<at::Tensor, "draw_random">(like, count);

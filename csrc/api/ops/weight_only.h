@@ -25,8 +25,7 @@ namespace baraquant {
 ///     fewer. std::nullopt: the whole row shares one.
 /// @return `[..., N]`, of the dtype of `input`, contiguous.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
-/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that the op does not
-///     take.
+/// @throws c10::TypeError A dtype or a layout (sparse, quantized, complex) that it does not take.
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap over anything but `input`.
 inline at::Tensor weight_only_linear(
     const at::Tensor& input, const at::Tensor& weight, const at::Tensor& weight_scale,
