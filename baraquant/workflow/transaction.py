@@ -248,9 +248,16 @@ def restore_values(tensor: Tensor, copy: Tensor) -> None:
     """Write a copy back, unless the tensor has its bits: a graph may have kept the tensor."""
     if tensor.shape != copy.shape:
         tensor.data = copy.clone()
-    elif not torch.equal(tensor, copy):
+    elif not _same_bits(tensor, copy):
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.copy_(copy)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, also in the signs of zeros; of NaNs and complex ones: no."""
+    if a.is_floating_point():  # eight bits have no signbit
+        return torch.equal(a, b) and torch.equal(a.float().signbit(), b.float().signbit())
+    return not a.is_complex() and torch.equal(a, b)
 
 
 def generators_as_they_are() -> list[Callable[[], Any]]:

@@ -285,8 +285,6 @@ int main(int, char** arguments) {
       const c10::impl::IncludeDispatchKeyGuard guard(c10::DispatchKey::TESTING_ONLY_GenericMode);
       check(call, "ops", ops_before_fault, std::atoll(arguments[2]));
     }
-    // The destructor of PyTorch's graphs allocates memory, and ends the program where there is none.
-    const torch::NoGradGuard no_grad;
     check(call, "memory", memory_before_fault, std::atoll(arguments[3]));
   }
 }

@@ -374,6 +374,19 @@ def test_nothing_is_folded_into_a_norm_that_cannot_be_written(scheme: Any) -> No
         assert (model(x) - before).norm() < 0.2 * before.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_zeros_get_their_sign_back(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    model.register_buffer("zero", torch.zeros(4).to(dtype))
+    hook = model[0].register_forward_hook(lambda *_: model.zero.copy_(torch.full((4,), -0.0)))
+    model(torch.randn(2, 16))
+    assert model.zero.float().signbit().all()
+    model.zero.copy_(torch.zeros(4))
+    baraquant.quantize_(model, W8A8Static(), calibration=[torch.randn(2, 16)])
+    assert not model.zero.float().signbit().any()
+    hook.remove()
+
+
 def test_a_hook_that_raises_leaves_the_float_model(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = Tried("load_")
 
