@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._table import placed
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
 from ..nn.inference.weights import Int4Factors
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
-from ..workflow.served import Form
 from ..workflow.view import check_is_module
 
 
@@ -40,11 +40,6 @@ class QuantizedInput:
     group_size: int | None = None
     scale: Tensor | None = None
     zero_point: Tensor | None = None
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the scale is fixed."""
-        return self.scale is not None
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,8 @@ def integer_layers(
         if form is None:
             continue
         if form.takes_place and experts is not None:
-            _check_values(form, path, module, caller)
+            with placed(caller, path):
+                form.check_values(module)
             found |= experts(model, path, module, caller)
             continue
         if id(module) not in known:
@@ -148,7 +144,8 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
             "to_compressed_tensors writes; keep the experts floating (a rule that maps them to "
             "None)"
         )
-    _check_values(form, path, module, caller)
+    with placed(caller, path):
+        form.check_values(module)
     if isinstance(module, (Int4Factors, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
     smooth: Tensor | None = getattr(module, "smooth", None)
@@ -170,13 +167,6 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
         smooth=smooth,
         rotate=rotate_of(module),
     )
-
-
-def _check_values(form: Form, path: str, module: nn.Module, caller: str) -> None:
-    try:
-        form.check_values(module)
-    except ValueError as error:
-        raise ValueError(f"{caller}: {path}: {error}") from None
 
 
 def _input_of(module: Any) -> QuantizedInput | None:

@@ -445,9 +445,7 @@ class FolderConfig(TheirConfig):  # type: ignore[misc]
         """Return the object."""
         return {**self.written, "quant_method": METHOD}
 
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the object."""
-        return self.to_dict()
+    to_diff_dict = to_dict
 
 
 # transformers compares the names of the classes.

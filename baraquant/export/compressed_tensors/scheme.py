@@ -97,7 +97,7 @@ def scheme_of(layer: IntegerLayer) -> Scheme:
     given = layer.input
     if given is None:
         return Scheme(weight, None, PACKED)
-    strategy, is_dynamic = given.granularity.removeprefix("per_"), not given.is_static
+    strategy, is_dynamic = given.granularity.removeprefix("per_"), given.scale is None
     input = TensorScheme(given.bits, given.symmetric, strategy, given.group_size, is_dynamic)
     return Scheme(weight, input, INT)
 

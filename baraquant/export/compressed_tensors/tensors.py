@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ... import nn as bnn
 from ... import ops
 from ...configs import integer_range
-from ...workflow.layers import LAYERS, Layer, form_of
+from ...workflow.layers import LAYERS, form_of
 from ...workflow.serialization.packing import pack, unpack
 from ...workflow.served import check_within
 from .._layers import IntegerLayer
@@ -30,6 +30,8 @@ TENSORS = (
     *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
     *("weight_g_idx", "input_scale", "input_zero_point", "bias"),
 )
+# The kinds of layers that the format has.
+_READABLE = [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # As other programs write zero points.
 _ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)
@@ -123,9 +125,9 @@ def expected_tensors(scheme: Scheme, module: nn.Module) -> Expected:
 
 def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
     """Check that baraquant has a quantized form of a floating layer with a scheme."""
-    kind = next((layer for layer in _readable() if layer.matches(module)), None)
+    kind = next((layer for layer in _READABLE if layer.matches(module)), None)
     if kind is None:
-        names = ", ".join(sorted(layer.name for layer in _readable()))
+        names = ", ".join(sorted(layer.name for layer in _READABLE))
         raise ValueError(
             f"{path}: expected a {names} for the scheme {scheme}, but the model has a "
             f"{type(module).__name__}"
@@ -154,11 +156,6 @@ def build_layer(
         prefix = "" if str(error).startswith(f"{path}:") else f"{path}: "
         raise ValueError(f"{caller}: {prefix}{error}") from None
     return module
-
-
-def _readable() -> list[Layer]:
-    """Return the kinds of layers that compressed-tensors has, from the table of layers."""
-    return [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
 
 
 def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn.Module) -> None:
