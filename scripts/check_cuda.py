@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -93,13 +92,7 @@ def check(nvcc: Path, source: Path, version: str) -> tuple[Path, str, float]:
     if stamp.exists() and stamp.read_text() == current:
         return source, "", 0.0
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run(
-            command(nvcc, source, Path(folder) / "object.o"),
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        run = toolchain.run(*command(nvcc, source, Path(folder) / "object.o"))
     if run.returncode == 0:
         stamp.write_text(current)
         return source, "", time.monotonic() - start

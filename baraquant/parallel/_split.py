@@ -446,8 +446,3 @@ def _class_of(module: nn.Module, kind: Any, by_rows: bool) -> Any:
     if kind is not type(module):
         made = subclassed(type(module).__mro__[1], made, nn.Embedding)
     return made
-
-
-def name_of(module: nn.Module) -> str:
-    """Return the kind and the scheme of a layer, for messages."""
-    return f"{plain_type(module).__name__}({module.extra_repr()})"

@@ -11,8 +11,9 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel as FloatColwiseParallel
 from torch.distributed.tensor.parallel import RowwiseParallel as FloatRowwiseParallel
 
+from ..nn.shared.subclassed import plain_type
 from ._layout import Layout
-from ._split import is_embedding, is_quantized, name_of, split
+from ._split import is_embedding, is_quantized, split
 
 
 class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
@@ -127,5 +128,6 @@ def _split(
     try:
         split(module, layout, name == "RowwiseParallel", style.src_data_rank)
     except (NotImplementedError, ValueError) as error:
-        raise type(error)(f"{name}: {name_of(module)}: {error}") from None
+        layer = f"{plain_type(module).__name__}({module.extra_repr()})"
+        raise type(error)(f"{name}: {layer}: {error}") from None
     return module

@@ -355,13 +355,10 @@ def _names_in_folder(model: Any, path: str) -> Iterator[str]:
     """Yield the names that a path may have in the folder of a model with or without a head."""
     yield path
     prefix = model.base_model_prefix
-    if not prefix:
-        return
-    if hasattr(model, prefix):
-        if path.startswith(f"{prefix}."):
-            yield path.removeprefix(f"{prefix}.")
-    else:
+    if prefix and not hasattr(model, prefix):
         yield f"{prefix}.{path}"
+    elif prefix and path.startswith(f"{prefix}."):
+        yield path.removeprefix(f"{prefix}.")
 
 
 def _without_slot(path: str, caller: str) -> ValueError:
