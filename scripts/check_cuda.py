@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -92,7 +93,13 @@ def check(nvcc: Path, source: Path, version: str) -> tuple[Path, str, float]:
     if stamp.exists() and stamp.read_text() == current:
         return source, "", 0.0
     with tempfile.TemporaryDirectory() as folder:
-        run = toolchain.run(*command(nvcc, source, Path(folder) / "object.o"))
+        run = subprocess.run(
+            command(nvcc, source, Path(folder) / "object.o"),
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     if run.returncode == 0:
         stamp.write_text(current)
         return source, "", time.monotonic() - start

@@ -19,9 +19,15 @@ SYSTEM = [option for folder in toolchain.torch_includes() for option in ("-isyst
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs a tool; what it prints is in `stdout`, errors too."""
-    # A sanitizer's runtime is not for compilers.
-    others = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return toolchain.run(*command, env=others)
+    return subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # A sanitizer's runtime is not for compilers.
+        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
+    )
 
 
 def build_program(source: Path, program: Path, *options: str | Path) -> None:

@@ -62,7 +62,8 @@ def find_tool() -> Path | None:
 
 def name_filter(tool: Path) -> str:
     """The option that chooses kernels by name, which newer versions call otherwise."""
-    text = toolchain.run(tool, "--help").stdout
+    shown = subprocess.run([str(tool), "--help"], check=False, capture_output=True, text=True)
+    text = shown.stdout + shown.stderr
     return next((o for o in ("--kernel-name", "--kernel-regex") if o in text), "--filter")
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -139,12 +138,6 @@ def torch_includes() -> list[Path]:
     return [include, include / "torch" / "csrc" / "api" / "include"]
 
 
-def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a tool; what it prints is in `stdout`, errors too."""
-    into: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.run([str(part) for part in command], check=False, **into, **options)
-
-
 def packaged_program(name: str) -> Path | None:
     """The program of the PyPI package of the same name, whose version pyproject.toml chooses."""
     try:
@@ -222,7 +215,12 @@ def find_nvcc() -> Path | None:
 
 def cuda_home(nvcc: Path) -> Path:
     """The toolkit's folder. nvcc names it, since nvcc on the PATH may be a script or a link."""
-    output = run(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull).stdout
+    output = subprocess.run(
+        [str(nvcc), "--dryrun", "-E", "-x", "cu", os.devnull],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stderr
     top = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
     return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
 
