@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -183,15 +183,12 @@ def _input_of(module: Any) -> QuantizedInput | None:
 
 def input_of(rounder: FakeQuantize, symmetric: bool) -> QuantizedInput:
     """Return how a fake quantizer makes integers of an input."""
-    is_fixed = rounder.mode == "fixed"
-    return QuantizedInput(
-        (rounder.quant_max - rounder.quant_min).bit_length(),
-        symmetric,
-        rounder.granularity,
-        rounder.group_size or None,
-        rounder.scale if is_fixed else None,
-        rounder.zero_point if is_fixed and not symmetric else None,
-    )
+    bits, size = (rounder.quant_max - rounder.quant_min).bit_length(), rounder.group_size or None
+    given = QuantizedInput(bits, symmetric, rounder.granularity, size)
+    if rounder.mode != "fixed":
+        return given
+    zero_point = None if symmetric else rounder.zero_point
+    return replace(given, scale=rounder.scale, zero_point=zero_point)
 
 
 # ---- Copies of models in which some layers are others --------------------------------------------

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel as FloatRowwisePar
 
 from ..nn.shared.subclassed import plain_type
 from ._layout import Layout
-from ._split import is_embedding, is_quantized, split
+from ._split import EMBEDDINGS, is_quantized, split
 
 
 class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
@@ -105,7 +105,7 @@ class RowwiseParallel(FloatRowwiseParallel):  # type: ignore[misc]
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_quantized(module):
             return super()._apply(module, device_mesh)
-        takes_indices = self._given_input is None and is_embedding(module)
+        takes_indices = self._given_input is None and isinstance(module, EMBEDDINGS)
         before = Replicate() if takes_indices else self.input_layouts[0]
         exact = self.reduce == "exact"
         return _split(self, "RowwiseParallel", module, device_mesh, before, exact)

@@ -199,15 +199,10 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
     options: dict[str, Any] = {"weight_bits": weight.bits, "dtype": like.weight.dtype}
     scale = _per_row(tensors["weight_scale"].to(torch.float32), weight, rows)
     zero_point = _zero_point(scheme, tensors, rows)
+    grouped = {"weight_zero_point": zero_point, "group_size": weight.group_size}
     if isinstance(like, nn.Embedding):
-        return bnn.QuantizedEmbedding(
-            qweight,
-            scale,
-            weight_zero_point=zero_point,
-            group_size=weight.group_size,
-            padding_idx=like.padding_idx,
-            **options,
-        )
+        options |= {**grouped, "padding_idx": like.padding_idx}
+        return bnn.QuantizedEmbedding(qweight, scale, **options)
     bias = tensors.get("bias")
     input = scheme.input
     if input is not None and weight.symmetric and weight.strategy != "group":
@@ -219,11 +214,8 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
         if input.strategy in ("token", "tensor"):
             options |= {"granularity": f"per_{input.strategy}", "bits": input.bits}
             return bnn.QuantizedLinear(qweight, scale, bias, symmetric=input.symmetric, **options)
-    options |= {
-        "weight_zero_point": zero_point,
-        "group_size": weight.group_size,
-        "input_fake_quant": None if input is None else _rounder(input, tensors),
-    }
+    rounder = None if input is None else _rounder(input, tensors)
+    options |= {**grouped, "input_fake_quant": rounder}
     if weight.bits > 4:
         return bnn.WeightOnlyLinear(qweight, scale, bias, **options)
     if not qweight.is_meta:
