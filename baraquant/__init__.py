@@ -62,13 +62,9 @@ if _TYPE_CHECKING:
 _vmap.register()
 
 # A name is imported when it is first used.
-_MEASURE, _REPORT = "workflow.sensitivity.measure", "workflow.sensitivity.report"
-_HOMES = {
-    "Choice": _REPORT,
-    "LayerSensitivity": _REPORT,
-    "Sensitivity": _REPORT,
-    "sensitivity": _MEASURE,
-}
+_REPORTS = ("Choice", "LayerSensitivity", "Sensitivity")
+_HOMES = {"sensitivity": "workflow.sensitivity.measure"}
+_HOMES |= dict.fromkeys(_REPORTS, "workflow.sensitivity.report")
 
 __version__ = _build_info()["version"]
 

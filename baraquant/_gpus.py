@@ -52,11 +52,6 @@ def has_hopper(build: _C.BuildInfo) -> bool:
     return build["with_cutlass"] and bool(re.search(r"\b9\.0a", build["cuda_architectures"]))
 
 
-def uses_hopper(build: _C.BuildInfo) -> bool:
-    """Whether a visible GPU can run these products."""
-    return has_hopper(build) and any(capability == HOPPER for _, capability in visible())
-
-
 def rebuild(capabilities: list[tuple[int, int]]) -> str:
     """The command that builds the library for these GPUs, with CUTLASS's headers where needed."""
     wanted = dict.fromkeys(

@@ -186,22 +186,18 @@ class TensorConfig(Config):
                 f"but got {self.group_size}"
             )
         check_bools(self, "group_factors", "ternary")
-        if self.group_factors:
-            self._check_group_factors()
+        is_even = self.group_size is not None and self.group_size % 2 == 0
+        is_known = self.dynamic or self.learned
+        if self.group_factors and not (self.bits == 4 and is_even and is_known):
+            raise ValueError(
+                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
+                f"dynamic=True or learned=True with group_factors=True, but got {self}"
+            )
         is_plain = self.bits == 2 and self.symmetric and self.dynamic
         if self.ternary and not is_plain:
             raise ValueError(
                 "TensorConfig: expected 2 bits, symmetric=True and dynamic=True with ternary=True, "
                 f"but got {self}"
-            )
-
-    def _check_group_factors(self) -> None:
-        size = self.group_size
-        is_known = self.dynamic or self.learned
-        if self.bits != 4 or size is None or size % 2 != 0 or not is_known:
-            raise ValueError(
-                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
-                f"dynamic=True or learned=True with group_factors=True, but got {self}"
             )
 
     def _take_granularity(self) -> None:
@@ -330,9 +326,8 @@ class QuantConfig(Config):
         """Check every field."""
         for name in ("weight",) if self.activation is None else ("weight", "activation"):
             value = getattr(self, name)
-            check_type(
-                "QuantConfig", name, value, isinstance(value, TensorConfig), "a TensorConfig"
-            )
+            is_right = isinstance(value, TensorConfig)
+            check_type("QuantConfig", name, value, is_right, "a TensorConfig")
         for name, choices in _CHOICES.items():
             if name != "master" or self.master is not None:
                 check_choice(self, name, choices)
@@ -350,15 +345,13 @@ class QuantConfig(Config):
         check_rotation(self, self.rotate)
 
     def _check_backward(self) -> None:
-        if self.backward == "float":
-            if self.rounding != "nearest":
-                raise ValueError(
-                    "QuantConfig: expected rounding='nearest' with backward='float', which rounds "
-                    f"no gradient to integers, but got {self.rounding!r}; choose "
-                    "backward='int8_input' or 'int8'"
-                )
-            return
-        if not self.trains_on_integers:
+        if self.backward == "float" and self.rounding != "nearest":
+            raise ValueError(
+                "QuantConfig: expected rounding='nearest' with backward='float', which rounds "
+                f"no gradient to integers, but got {self.rounding!r}; choose "
+                "backward='int8_input' or 'int8'"
+            )
+        if self.backward != "float" and not self.trains_on_integers:
             raise ValueError(
                 f"QuantConfig: expected backward='float' for layers that train on floating "
                 f"products, but got {self.backward!r} with {self._scheme_str}; use "

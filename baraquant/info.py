@@ -129,7 +129,7 @@ def gather() -> dict[str, Any]:
     devices = ["cpu", *(_gpus.devices() if build["with_cuda"] else [])]
     registered = registered_ops()
     checks = {device: checked(device) for device in devices}
-    gpus = _gpus.visible()
+    gpus, hopper = _gpus.visible(), _gpus.has_hopper(build)
     return {
         "baraquant": build["version"],
         "library": str(_library.LIBRARY),
@@ -143,8 +143,8 @@ def gather() -> dict[str, Any]:
         "torch_cuda": torch.version.cuda,
         "nvcc": build["nvcc_version"],
         "cuda_architectures": _gpus.architectures(build),
-        "hopper_kernels": _gpus.has_hopper(build),
-        "hopper_kernels_used": _gpus.uses_hopper(build),
+        "hopper_kernels": hopper,
+        "hopper_kernels_used": hopper and any(one == _gpus.HOPPER for _, one in gpus),
         "gpus": [f"{name} ({major}.{minor})" for name, (major, minor) in gpus],
         "ops": registered,
         "self_check": {device: not problems for device, problems in checks.items()},

@@ -35,12 +35,6 @@ def products() -> list[Path]:
     ]
 
 
-def torch_identity() -> str:
-    """The folder and age of torch, without importing it."""
-    version = toolchain.torch_folder() / "version.py"
-    return f"{version} {version.stat().st_mtime_ns}"
-
-
 def fingerprint_of_inputs() -> str:
     """Everything that setup.py's result depends on."""
     root = toolchain.ROOT
@@ -52,7 +46,9 @@ def fingerprint_of_inputs() -> str:
         digest.update(path.read_bytes())
     # Not BARAQUANT_WERROR=0: what passed as strict passes without. See setup.py.
     strict = os.environ.get("BARAQUANT_WERROR") == "1" or (root / "build" / "werror").exists()
-    digest.update(f"{sys.executable}\0{torch_identity()}\0{toolchain.find_nvcc()}\0".encode())
+    torch = toolchain.torch_folder() / "version.py"  # its folder and age, without importing it
+    age = torch.stat().st_mtime_ns
+    digest.update(f"{sys.executable}\0{torch} {age}\0{toolchain.find_nvcc()}\0".encode())
     digest.update(f"{toolchain.cutlass_identity()}\0".encode())
     digest.update(f"{strict}\0{[os.environ.get(v) for v in VARIABLES]}\0".encode())
     return digest.hexdigest()

@@ -66,11 +66,7 @@ def pip_install(arguments: list[str], environment: dict[str, str], *, silent: bo
     output = subprocess.DEVNULL if silent else sys.stderr
     try:
         return not subprocess.run(
-            [*command, *arguments],
-            check=False,
-            stdout=output,
-            stderr=output,
-            env=environment,
+            [*command, *arguments], check=False, stdout=output, stderr=output, env=environment
         ).returncode
     except FileNotFoundError:
         say(f"note: {sys.executable} has no pip, and there is no uv")

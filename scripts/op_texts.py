@@ -163,6 +163,8 @@ def verbatim(text: str, indent: str = "") -> list[str]:
 
 def wrapped(text: str, indent: str = "", hanging: str = "", width: int = WIDTH) -> list[str]:
     """A text in lines; short literals are not broken."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=hanging)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
     lines: list[str] = []
     for paragraph in re.split(r"\n\s*\n", text):
         if lines:
@@ -170,13 +172,6 @@ def wrapped(text: str, indent: str = "", hanging: str = "", width: int = WIDTH) 
         for part in paragraph.split(" \\\n"):
             joined = " ".join(part.split())
             whole = re.sub(r"``[^`]{1,60}``", lambda m: m[0].replace(" ", "\0"), joined)
-            broken = textwrap.wrap(
-                whole,
-                width,
-                initial_indent=hanging if lines else indent,
-                subsequent_indent=hanging,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            lines += [line.replace("\0", " ") for line in broken]
+            wrapper.initial_indent = hanging if lines else indent
+            lines += [line.replace("\0", " ") for line in wrapper.wrap(whole)]
     return lines

@@ -436,13 +436,9 @@ def blocks(texts: op_texts.Texts, ops: dict[str, list[Op]]) -> dict[str, str]:
         "docs/ops.md": "\n\n".join("\n".join(op_texts.verbatim(s)) for s in sections if s),
         "docs/api/ops.rst": "\n".join(page(public)).lstrip("\n"),
         "docs/api/ops_backward.rst": "\n".join(page(ops["backward"])).lstrip("\n"),
-        "docs/api/reference.rst": re.sub(r":func:`\w+`", _code, listed),
+        "docs/api/reference.rst": re.sub(r":func:(`\w+`)", r"`\1`", listed),
         "docs/api/cpp.rst": headers,
     }
-
-
-def _code(match: re.Match[str]) -> str:
-    return match[0].removeprefix(":func:").replace("`", "``")
 
 
 def outputs() -> dict[Path, str]:

@@ -98,12 +98,8 @@ def label(library: bytes) -> tuple[str, str]:
 def relabelled(metadata: str, version: str, torch: str) -> str:
     """METADATA with another version, and one minor version of torch as its requirement."""
     text, versions = re.subn(r"^Version: .*$", f"Version: {version}", metadata, count=1, flags=re.M)
-    text, torches = re.subn(
-        r"^Requires-Dist: torch[<>=!~ ][^;\n]*$",
-        f"Requires-Dist: torch=={torch}.*",
-        text,
-        flags=re.M,
-    )
+    requirement = r"^Requires-Dist: torch[<>=!~ ][^;\n]*$"
+    text, torches = re.subn(requirement, f"Requires-Dist: torch=={torch}.*", text, flags=re.M)
     if (versions, torches) != (1, 1):
         fail(f"expected one Version and one Requires-Dist of torch, but got {versions}, {torches}")
     return text

@@ -38,10 +38,7 @@ TESTS = {
     name: tuple(n for n in OF_FAMILIES if (ROOT / "tests" / name / f"test_{n}.py").exists())
     for name in toolchain.families()
     if name != "int8_conv"
-} | {
-    "ops": ("calls", "threads", "lazy_values"),
-    "cpp_api": ("ops", "modules", "files"),
-}
+} | {"ops": ("calls", "threads", "lazy_values"), "cpp_api": ("ops", "modules", "files")}
 PROBE = r"""
 #include <cstdint>
 extern "C" int beyond(const int8_t* values, int64_t count) { return values[count]; }

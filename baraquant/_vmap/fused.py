@@ -14,13 +14,6 @@ from torch import Tensor
 from .batch import InDims, in_front, sample_shape, to_front
 
 
-def _check(name: str, tensor: Tensor, dim: int | None) -> None:
-    if sample_shape(tensor, dim) == ():
-        raise ValueError(
-            f"baraquant (in vmap): expected {name} to have at least 1 dimension, but got 0"
-        )
-
-
 def _one_by_one(op: Callable[..., Any], size: int, in_dims: InDims, args: tuple[Any, ...]) -> Any:
     results = []
     for i in range(size):
@@ -31,12 +24,15 @@ def _one_by_one(op: Callable[..., Any], size: int, in_dims: InDims, args: tuple[
     return tuple(torch.stack(parts) for parts in zip(*results, strict=True))
 
 
-def _rule(name: str, rows: int, vectors: int = 0) -> Callable[..., Any]:
+def _rule(name: str, rows: int, vectors: int) -> Callable[..., Any]:
     """Return the rule of an op whose first arguments are ``rows``, then ``vectors``."""
 
     def rule(info: Any, in_dims: InDims, *args: Any) -> tuple[Any, Any]:
         op = getattr(torch.ops.baraquant, name)
-        _check("input", args[0], in_dims[0])
+        if sample_shape(args[0], in_dims[0]) == ():
+            raise ValueError(
+                "baraquant (in vmap): expected input to have at least 1 dimension, but got 0"
+            )
         if any(d is not None for d in in_dims[rows : rows + vectors]):
             return in_front(_one_by_one(op, info.batch_size, in_dims, args))
         batch = [
@@ -48,13 +44,8 @@ def _rule(name: str, rows: int, vectors: int = 0) -> Callable[..., Any]:
     return rule
 
 
+# How many rows and vectors an op takes, and the same op that quantizes.
+_TAKEN = {"_norm": (1, 2), "_norm_residual": (2, 2), "_activation": (2, 0), "_hadamard": (1, 0)}
 RULES: dict[str, Callable[..., Any]] = {
-    "_norm": _rule("_norm", 1, 2),
-    "_norm_residual": _rule("_norm_residual", 2, 2),
-    "_norm_quantize": _rule("_norm_quantize", 1, 2),
-    "_norm_residual_quantize": _rule("_norm_residual_quantize", 2, 2),
-    "_activation": _rule("_activation", 2),
-    "_activation_quantize": _rule("_activation_quantize", 2),
-    "_hadamard": _rule("_hadamard", 1),
-    "_hadamard_quantize": _rule("_hadamard_quantize", 1),
+    name: _rule(name, *taken) for op, taken in _TAKEN.items() for name in (op, f"{op}_quantize")
 }

@@ -6,18 +6,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._table import placed
 from ..nn import FakeQuantize, WeightOnlyInt4Linear
 from ..nn.inference.weights import Int4Factors
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import with_forward_of
 from ..workflow.layers import form_of, is_prepared, layer_of_converted, layer_with
-from ..workflow.served import Form
 from ..workflow.view import check_is_module
 
 
@@ -40,11 +40,6 @@ class QuantizedInput:
     group_size: int | None = None
     scale: Tensor | None = None
     zero_point: Tensor | None = None
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the scale is fixed."""
-        return self.scale is not None
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,8 @@ def integer_layers(
         if form is None:
             continue
         if form.takes_place and experts is not None:
-            _check_values(form, path, module, caller)
+            with placed(caller, path):
+                form.check_values(module)
             found |= experts(model, path, module, caller)
             continue
         if id(module) not in known:
@@ -148,7 +144,8 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
             "to_compressed_tensors writes; keep the experts floating (a rule that maps them to "
             "None)"
         )
-    _check_values(form, path, module, caller)
+    with placed(caller, path):
+        form.check_values(module)
     if isinstance(module, (Int4Factors, WeightOnlyInt4Linear)):  # the same bits, as int8
         module = module.as_int8()
     smooth: Tensor | None = getattr(module, "smooth", None)
@@ -172,13 +169,6 @@ def integer_layer(path: str, module: Any, caller: str) -> IntegerLayer:
     )
 
 
-def _check_values(form: Form, path: str, module: nn.Module, caller: str) -> None:
-    try:
-        form.check_values(module)
-    except ValueError as error:
-        raise ValueError(f"{caller}: {path}: {error}") from None
-
-
 def _input_of(module: Any) -> QuantizedInput | None:
     if hasattr(module, "act_scale"):
         zero_point = module.act_zero_point
@@ -193,15 +183,12 @@ def _input_of(module: Any) -> QuantizedInput | None:
 
 def input_of(rounder: FakeQuantize, symmetric: bool) -> QuantizedInput:
     """Return how a fake quantizer makes integers of an input."""
-    is_fixed = rounder.mode == "fixed"
-    return QuantizedInput(
-        (rounder.quant_max - rounder.quant_min).bit_length(),
-        symmetric,
-        rounder.granularity,
-        rounder.group_size or None,
-        rounder.scale if is_fixed else None,
-        rounder.zero_point if is_fixed and not symmetric else None,
-    )
+    bits, size = (rounder.quant_max - rounder.quant_min).bit_length(), rounder.group_size or None
+    given = QuantizedInput(bits, symmetric, rounder.granularity, size)
+    if rounder.mode != "fixed":
+        return given
+    zero_point = None if symmetric else rounder.zero_point
+    return replace(given, scale=rounder.scale, zero_point=zero_point)
 
 
 # ---- Copies of models in which some layers are others --------------------------------------------

@@ -202,7 +202,9 @@ def floating_convolutions(model: Any) -> tuple[list[str], int]:
         users = _users(node)
         if not _is_rounded(users):
             kinds = ", ".join(sorted({user.op_type for user in users})) or "the output"
-            reasons.append(f"{_name_of(node)} ({kinds})")
+            name = node.inputs[1].producer().inputs[0].name
+            name = name.removesuffix("_unsigned").removesuffix(".qweight")
+            reasons.append(f"{name} ({kinds})")
     return reasons, len(nodes)
 
 
@@ -230,11 +232,6 @@ def _convolutions(graph: Any) -> Iterator[Any]:
             source is not None and source.op_type == "DequantizeLinear" for source in sources
         ):
             yield node
-
-
-def _name_of(node: Any) -> str:
-    name: str = node.inputs[1].producer().inputs[0].name
-    return name.removesuffix("_unsigned").removesuffix(".qweight")
 
 
 def _users(node: Any) -> list[Any]:

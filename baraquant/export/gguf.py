@@ -91,7 +91,7 @@ def _why_not(layer: IntegerLayer, float_inputs: bool) -> str | None:
                 f"without {scheme}"
             )
     if layer.input is not None and not float_inputs:
-        kind = "static" if layer.input.is_static else "dynamic"
+        kind = "static" if layer.input.scale is not None else "dynamic"
         return (
             f"expected a floating input, but got int{layer.input.bits} ({kind}), which GGUF cannot "
             "hold; quantize with weights only (W4A16, W8A16), or pass float_inputs=True to write "

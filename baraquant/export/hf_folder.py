@@ -138,11 +138,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def write_card(
-    caller: str,
-    model: nn.Module,
-    config: dict[str, Any],
-    folder: Path,
-    dropped: Sequence[str] = (),
+    caller: str, model: nn.Module, config: dict[str, Any], folder: Path, dropped: Sequence[str] = ()
 ) -> None:
     """Write README.md: what is quantized and how, and how to load it."""
     hub = need(caller, "huggingface_hub", "hf")

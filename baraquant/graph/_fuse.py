@@ -269,11 +269,8 @@ class _Pass:
     def __init__(self, graph: Graph, *, recorded: bool) -> None:
         self.rewriter = Rewriter(graph, recorded=recorded)
         self.stretches = stretches(graph)
-        self.found: dict[Node, Quantization] = {}
-        for node in graph.nodes:
-            read = quantization(node)
-            if read is not None:
-                self.found[node] = read
+        reads = ((node, quantization(node)) for node in graph.nodes)
+        self.found = {node: read for node, read in reads if read is not None}
         self.fates = {n: fate_of(n) for n, read in self.found.items() if read.product is None}
         self.rest = {node: read for node, read in self.found.items() if self._is_safe(read)}
         self.fusions: list[Fusion] = []

@@ -17,12 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ._patterns import arguments
 
 _ATEN = torch.ops.aten
-_SAME = {
-    _ATEN.alias.default,
-    _ATEN.clone.default,
-    _ATEN.contiguous.default,
-    _ATEN.detach.default,
-}
+_SAME = {_ATEN.alias.default, _ATEN.clone.default, _ATEN.contiguous.default, _ATEN.detach.default}
 _RESHAPED = {_ATEN.view.default, _ATEN.reshape.default, _ATEN._unsafe_view.default}
 _MOVED = {
     _ATEN.flatten.using_ints,

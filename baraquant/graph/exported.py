@@ -60,11 +60,8 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
         x         -> gate, up (dynamic_range_quantize_per_token)
         2 fused, 0 left out; 3 quantizations before, 2 now
     """
-    if isinstance(program, ExportedProgram):
-        module = program.graph_module
-    elif isinstance(program, GraphModule):
-        module = program
-    else:
+    module = program.graph_module if isinstance(program, ExportedProgram) else program
+    if not isinstance(module, GraphModule):
         raise TypeError(
             "baraquant.graph.fuse_: expected program to be an ExportedProgram or a GraphModule, "
             f"but got {type(program).__name__}; call torch.export.export(model, args) first, or "

@@ -193,17 +193,9 @@ class GathersIntegers(FakeQuantizedLinear):
             input.detach(), low, high, symmetric=symmetric
         )
         zero = None if symmetric else zero_point
-        return product_of_parts(
-            input,
-            weight,
-            self.bias_to_add(),
-            Grid("per_token", scale, zero, low, high, scale, clips=not symmetric),
-            weight.integers,
-            weight.scale,
-            None,
-            input.dtype,
-            qinput,
-        )
+        grid = Grid("per_token", scale, zero, low, high, scale, clips=not symmetric)
+        bias, of_weight = self.bias_to_add(), (weight.integers, weight.scale)
+        return product_of_parts(input, weight, bias, grid, *of_weight, None, input.dtype, qinput)
 
     def quantized_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weight as it will be stored: int8, with its scale and its zero point."""

@@ -100,21 +100,10 @@ def product_of_parts(
     factor = None
     if grid.granularity == "per_channel":
         factor = grid.product_scale.reshape(()) / grid.scale
-    return _Product.apply(
-        input,
-        weight,
-        bias,
-        qinput,
-        inside,
-        factor,
-        grid.scale if grid.granularity == "per_token" else grid.product_scale,
-        grid.zero_point,
-        qweight,
-        weight_scale,
-        grid.granularity == "per_token",
-        layout,
-        dtype,
-    )
+    per_token = grid.granularity == "per_token"
+    scale = grid.scale if per_token else grid.product_scale
+    of_input, of_weight = (qinput, inside, factor, scale, grid.zero_point), (qweight, weight_scale)
+    return _Product.apply(input, weight, bias, *of_input, *of_weight, per_token, layout, dtype)
 
 
 class _Product(torch.autograd.Function):  # type: ignore[misc]
@@ -306,15 +295,9 @@ class RowsInTraining(Rows, LocalParameters):
         if self.training:
             input = lowered(input)  # as qat_linear
         qweight, scale, _ = self.quantized_weight()
+        bias, grid = matching_bias(bias, input.dtype, scale), _grid(self.input_fake_quant, input)
         return product_of_parts(
-            input,
-            weight,
-            matching_bias(bias, input.dtype, scale),
-            _grid(self.input_fake_quant, input),
-            qweight,
-            scale,
-            self._layout,
-            input.dtype,
+            input, weight, bias, grid, qweight, scale, self._layout, input.dtype
         )
 
 
@@ -340,15 +323,9 @@ class RowsOfStaticIntegers(_RowsOfIntegers):
 
     def _summed(self: Any, input: Tensor) -> Tensor:
         scale, zero_point, smooth_scale = self.act_scale, self.act_zero_point, self.smooth_scale
-        grid = Grid(
-            "per_tensor" if smooth_scale is None else "per_channel",
-            scale.reshape(()) if smooth_scale is None else smooth_scale,
-            None if zero_point is None else zero_point.reshape(()),
-            self.quant_min,
-            self.quant_max,
-            scale.reshape(()),
-            clips=True,
-        )
+        scale, zero = scale.reshape(()), None if zero_point is None else zero_point.reshape(())
+        given = ("per_tensor", scale) if smooth_scale is None else ("per_channel", smooth_scale)
+        grid = Grid(*given, zero, self.quant_min, self.quant_max, scale, clips=True)
         return self._sum_of_grid(input, grid, input.dtype)
 
 
@@ -368,15 +345,9 @@ def _grid(quantizer: FakeQuantize, input: Tensor) -> Grid:
         scale, zero_point = quantizer._qparams_of(input)
     else:
         scale, zero_point = quantizer.scale.reshape(()), quantizer.zero_point.reshape(())
-    return Grid(
-        quantizer.granularity,
-        scale,
-        None if symmetric else zero_point,
-        quantizer.quant_min,
-        quantizer.quant_max,
-        scale,
-        clips=not (symmetric and quantizer.is_dynamic),
-    )
+    zero, ends = None if symmetric else zero_point, (quantizer.quant_min, quantizer.quant_max)
+    clips = not (symmetric and quantizer.is_dynamic)
+    return Grid(quantizer.granularity, scale, zero, *ends, scale, clips)
 
 
 def lowered(input: Tensor) -> Tensor:

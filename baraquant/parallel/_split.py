@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import (
-    DTensor,
-    Placement,
-    Replicate,
-    Shard,
-    distribute_tensor,
-)
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -147,7 +141,7 @@ _CLASSES: dict[type[nn.Module], tuple[Any, Any]] = {
     bnn.FakeQuantizedEmbedding: (FeaturesInTraining, RowsOfTableInTraining),
     bnn.QuantizedEmbedding: (FeaturesOfIntegers, RowsOfTableOfIntegers),
 }
-_EMBEDDINGS = (bnn.FakeQuantizedEmbedding, bnn.QuantizedEmbedding)
+EMBEDDINGS = (bnn.FakeQuantizedEmbedding, bnn.QuantizedEmbedding)
 _OF_A_SCALE = ("min_val", "max_val", "scale", "zero_point")
 
 # For a parameter that several layers share: the DTensor that the first of them got, and its layout.
@@ -159,11 +153,6 @@ def is_quantized(module: nn.Module) -> bool:
     return isinstance(module, (QuantizesWeight, HoldsIntegers))
 
 
-def is_embedding(module: nn.Module) -> bool:
-    """Whether a layer is an embedding of this package."""
-    return isinstance(module, _EMBEDDINGS)
-
-
 def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) -> None:
     """Split a layer over processes, in place; nothing is changed if it cannot be split.
 
@@ -171,7 +160,7 @@ def split(module: nn.Module, layout: Layout, by_rows: bool, source: int | None) 
     numbers count; None: each process keeps its part of its own.
     """
     kind = _check_kind(module)
-    has_table = kind in _EMBEDDINGS
+    has_table = kind in EMBEDDINGS
     # Whether a part of the weight has all of a channel, which is a row of an embedding.
     splits_channels = by_rows if has_table else not by_rows
     _check_weight(module, layout.mesh, splits_channels)
@@ -215,7 +204,7 @@ def _check_kind(module: nn.Module) -> type[nn.Module]:
             f"nn.Embedding, but got {kind.__name__}; leave it out of the plan, and every process "
             "computes it whole"
         )
-    if kind is not type(module) and kind not in _EMBEDDINGS:
+    if kind is not type(module) and kind not in EMBEDDINGS:
         raise NotImplementedError(
             f"expected a layer with a forward of its kind, but got {type(module).__name__}, which "
             "adds to it; leave it out of the plan"
@@ -428,13 +417,9 @@ def _become(quantizer: Any, kind: type[nn.Module], layout: Layout) -> None:
 def _agree_on_input(module: nn.Module, layout: Layout) -> None:
     quantizer: Any = getattr(module, "input_fake_quant", None)
     if isinstance(module, bnn.QuantizedLinear):
-        quantizer = FakeQuantize(
-            granularity=module.granularity,
-            quant_min=module.quant_min,
-            quant_max=module.quant_max,
-            mode="dynamic",
-            symmetric=module.symmetric,
-        )
+        names = ("granularity", "quant_min", "quant_max", "symmetric")
+        given = {name: getattr(module, name) for name in names}
+        quantizer = FakeQuantize(mode="dynamic", **given)
         module.__dict__["_input_quant"] = quantizer  # it holds no tensor, so it is no submodule
     if not isinstance(quantizer, FakeQuantize) or quantizer.mode == "fixed":
         return
@@ -452,8 +437,3 @@ def _class_of(module: nn.Module, kind: Any, by_rows: bool) -> Any:
     if kind is not type(module):
         made = subclassed(type(module).__mro__[1], made, nn.Embedding)
     return made
-
-
-def name_of(module: nn.Module) -> str:
-    """Return the kind and the scheme of a layer, for messages."""
-    return f"{plain_type(module).__name__}({module.extra_repr()})"

@@ -11,8 +11,9 @@ from torch.distributed.tensor import Placement, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel as FloatColwiseParallel
 from torch.distributed.tensor.parallel import RowwiseParallel as FloatRowwiseParallel
 
+from ..nn.shared.subclassed import plain_type
 from ._layout import Layout
-from ._split import is_embedding, is_quantized, name_of, split
+from ._split import EMBEDDINGS, is_quantized, split
 
 
 class ColwiseParallel(FloatColwiseParallel):  # type: ignore[misc]
@@ -104,7 +105,7 @@ class RowwiseParallel(FloatRowwiseParallel):  # type: ignore[misc]
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if not is_quantized(module):
             return super()._apply(module, device_mesh)
-        takes_indices = self._given_input is None and is_embedding(module)
+        takes_indices = self._given_input is None and isinstance(module, EMBEDDINGS)
         before = Replicate() if takes_indices else self.input_layouts[0]
         exact = self.reduce == "exact"
         return _split(self, "RowwiseParallel", module, device_mesh, before, exact)
@@ -127,5 +128,6 @@ def _split(
     try:
         split(module, layout, name == "RowwiseParallel", style.src_data_rank)
     except (NotImplementedError, ValueError) as error:
-        raise type(error)(f"{name}: {name_of(module)}: {error}") from None
+        layer = f"{plain_type(module).__name__}({module.extra_repr()})"
+        raise type(error)(f"{name}: {layer}: {error}") from None
     return module

@@ -31,7 +31,12 @@ def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module]
             f"convolutions that are not transposed), but got a {kind}; leave it out of "
             "target_modules"
         )
-    _check_groups(where, module, config)
+    groups: int = getattr(module, "groups", 1)
+    if config.r % groups != 0 and not config.rank_pattern:
+        raise ValueError(
+            f"{where}: expected a rank that is a multiple of the convolution's {groups} groups, "
+            f"but got r={config.r}"
+        )
     if is_converted(module):
         _check_writing(where, kind, module, config)
         if config.bias != "none" and getattr(module, "bias", None) is not None:
@@ -50,16 +55,6 @@ def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module]
         raise ValueError(
             f"{where}: expected kasa_config=None, but got one: KaSA truncates the weight, and the "
             f"weight of a {kind} is quantized; apply KaSA to the float model"
-        )
-
-
-def _check_groups(where: str, module: Any, config: Any) -> None:
-    """Check the rank of an adapter of a convolution with groups."""
-    groups = getattr(module, "groups", 1)
-    if config.r % groups != 0 and not config.rank_pattern:
-        raise ValueError(
-            f"{where}: expected a rank that is a multiple of the convolution's {groups} groups, "
-            f"but got r={config.r}"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import _own_class, with_forward_of
@@ -34,12 +35,7 @@ def float_type(module: nn.Module) -> type[nn.Module] | None:
     kind = layer_kind(module)
     if kind is None or kind.float_type is not None:
         return None if kind is None else kind.float_type
-    if getattr(module, "nx", None) is None:
-        return None
-    from transformers.pytorch_utils import Conv1D
-
-    conv1d: type[nn.Module] = Conv1D
-    return conv1d
+    return None if getattr(module, "nx", None) is None else Conv1D
 
 
 def floating(module: Any) -> nn.Module:

@@ -18,7 +18,7 @@ from ..nn.shared.rotation import rotate_of
 from ..workflow.layers import is_converted, is_prepared
 from ..workflow.transaction import in_one_transaction, keep, keep_values, undo_by
 from ._checks import check_layer
-from ._floating import float_type, floating, is_quantized, layer_kind
+from ._floating import float_type, floating, is_quantized
 
 
 class OverQuantized(nn.Module):  # type: ignore[misc]
@@ -56,9 +56,7 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
     def _get_in_out_features(self, module: nn.Module) -> Any:
         if not is_quantized(module):
             return super()._get_in_out_features(module)
-        row, kind = layer_kind(module), float_type(module)
-        assert row is not None and kind is not None
-        _, names = _KINDS[_peft_kind(kind)]
+        _, names = _row_of(module)
         return tuple(getattr(module, name) for name in names)
 
     @property
@@ -200,15 +198,15 @@ _KINDS: dict[type[nn.Module], tuple[type[OverQuantized], tuple[str, str]]] = {
 }
 
 
-def _peft_kind(kind: type[nn.Module]) -> Any:
-    return next((known for known in _KINDS if issubclass(kind, known)), None)
+def _row_of(module: nn.Module) -> tuple[Any, tuple[str, ...]]:
+    kind = float_type(module) or nn.Module
+    return next((row for known, row in _KINDS.items() if issubclass(kind, known)), (None, ()))
 
 
 def lora_class(module: nn.Module) -> type[OverQuantized] | None:
     """Return the LoRA layer for a quantized layer; None if PEFT has none for its float kind."""
-    kind = float_type(module)
-    found = None if kind is None else _KINDS.get(_peft_kind(kind))
-    return None if found is None else found[0]
+    found: type[OverQuantized] | None = _row_of(module)[0]
+    return found
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from. ``dtype`` is that of the rows, which decides between two forms.
 import torch
 from torch import Tensor
 
-from .products import fused_multiply_add
+from .products import exact_sum, fused_multiply_add
 
 FAR = 112.0
 Sum = tuple[Tensor, Tensor]  # a number and a small rest
@@ -42,9 +42,8 @@ def _exp(t: Tensor, rest: Tensor) -> tuple[Sum, Tensor, Tensor]:
     k = _fma(t, "0x1.715476p+0", rounder) - rounder
     r = _fma(k, "-0x1.62e430p-1", t)
     r = _fma(k, "0x1.05c610p-29", r) + rest
-    p = _fma(r, "0x1.6a233cp-10", "0x1.123a78p-7")
-    for c in ("0x1.5558f6p-5", "0x1.555490p-3", "0x1.fffffcp-2"):
-        p = _fma(r, p, c)
+    small = "0x1.5558f6p-5", "0x1.123a78p-7", "0x1.6a233cp-10"
+    p = _polynomial(r, "0x1.fffffcp-2", "0x1.555490p-3", *small)
     p = _fma(r * r, p, r)
     one = 1.0 + p
     number = k.nan_to_num(0.0)
@@ -59,15 +58,9 @@ def _times_sigmoid(x: Tensor, w: Tensor, rest: Tensor) -> Tensor:
     power = significand[0] * half * other
     more = 1.0 + power
     denominator = more, (power - (more - 1.0)) + significand[1] * half * other
-    numerator = _product(x.clamp(min=-FAR), significand)
-    one = torch.ones_like(x)
-    quotient = _divide(
-        (
-            torch.where(negative, numerator[0], one),
-            torch.where(negative, numerator[1], torch.zeros_like(x)),
-        ),
-        denominator,
-    )
+    main, rest = _product(x.clamp(min=-FAR), significand)
+    numerator = torch.where(negative, main, 1.0), torch.where(negative, rest, 0.0)
+    quotient = _divide(numerator, denominator)
     return torch.where(negative, quotient * half * other, x * quotient)
 
 
@@ -78,9 +71,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     s_rest = _fma(x_near, x_near, -s)
     b = b_factor * s
     b_rest = _fma(s, b_factor, -b)
-    q = a + b
-    part = q - a
-    sum_rest = (a - (q - part)) + (b - part)
+    q, sum_rest = exact_sum(a, b)
     q_rest = (
         sum_rest + _fma(s_rest, b_factor, b_rest) + _fma(s, "0x1.49b16ap-29", "-0x1.857936p-25")
     )
@@ -90,9 +81,7 @@ def _gelu_tanh(x: Tensor) -> Tensor:
 
 def _product_plus(x: Tensor, y: Tensor, z: float) -> Sum:
     product = x * y
-    main = z + product
-    part = main - z
-    rest = (z - (main - part)) + (product - part)
+    main, rest = exact_sum(z, product)
     return main, rest + _fma(x, y, -product)
 
 
@@ -100,12 +89,9 @@ def _gelu(x: Tensor) -> Tensor:
     a = x.clamp(-14.5, 14.5).abs()
     s = a * a
     significand, half, other = _exp(-0.5 * s, -0.5 * _fma(a, a, -s))
-    p = _fma(a, "0x1.0dc640p-8", "0x1.4cdfb2p-5")
-    for c in ("0x1.77452ap-3", "0x1.c0d128p-2"):
-        p = _fma(a, p, c)
-    q = _fma(a, "0x1.521bb0p-7", "0x1.a138ccp-4")
-    for c in ("0x1.e0be78p-2", "0x1.33d7d8p+0", "0x1.acaac4p+0"):
-        q = _fma(a, q, c)
+    p = _polynomial(a, "0x1.c0d128p-2", "0x1.77452ap-3", "0x1.4cdfb2p-5", "0x1.0dc640p-8")
+    small = "0x1.e0be78p-2", "0x1.a138ccp-4", "0x1.521bb0p-7"
+    q = _polynomial(a, "0x1.acaac4p+0", "0x1.33d7d8p+0", *small)
     numerator = _product_plus(a, p, 0.5)
     power = _product(a, significand)
     tail = _product(power[0], numerator)

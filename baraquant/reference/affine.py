@@ -69,9 +69,8 @@ def quantize_backward(grad: Tensor, input: Tensor, grid: Grid) -> Tensor:
 def fake_quantize_backward(grad: Tensor, input: Tensor, grid: Grid) -> Tensor:
     """Return ``dy`` where the mask is true, else 0."""
     c = compute_dtype(input.dtype)
-    inside = is_inside(
-        grid_position(input.to(c), *grid.of_elements(c)), grid.quant_min, grid.quant_max
-    )
+    v = grid_position(input.to(c), *grid.of_elements(c))
+    inside = is_inside(v, grid.quant_min, grid.quant_max)
     return torch.where(inside, grad, 0.0)  # a select: 0 * inf would be NaN
 
 

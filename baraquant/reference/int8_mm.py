@@ -38,11 +38,6 @@ def _point_of_tokens(zero_point: Tensor | None, input: Tensor) -> Tensor | None:
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
-def _products_gradient(dy: Tensor, weight: Tensor, sw: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``dy @ w^`` in ``dtype``, where ``w^ = w * sw``."""
-    return dy.to(dtype) @ round_to(weight.to(sw.dtype) * sw.unsqueeze(1), dtype)
-
-
 def _bias_gradient(dy: Tensor, bias: Tensor | None) -> Tensor:
     """Return the sum over tokens."""
     assert bias is not None
@@ -110,7 +105,8 @@ def _served(a: Any, value: Callable[[], Tensor], through: Callable[[Tensor], Ten
     def gradient(dy: Tensor, *needed: bool) -> tuple[Tensor | None, ...]:
         dx = None
         if needed[0]:
-            dx = through(_products_gradient(dy, a.weight, a.weight_scale, a.input.dtype))
+            w = a.weight.to(a.weight_scale.dtype) * a.weight_scale.unsqueeze(1)
+            dx = through(dy.to(a.input.dtype) @ round_to(w, a.input.dtype))
         return dx, _bias_gradient(dy, a.bias) if needed[1] else None
 
     result: Tensor = Rule.apply(value, gradient, a.input, a.bias)

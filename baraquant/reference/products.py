@@ -25,11 +25,16 @@ def sums_of_products(q: Tensor, z: Tensor | None, w: Tensor) -> Tensor:
     return products.to(torch.int32)
 
 
-def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a + b`` in float64; if it is inexact, the neighbour whose last bit is 1."""
+def exact_sum(a: Tensor | float, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rounded ``a + b`` and its exact error (Knuth)."""
     total = a + b
     part = total - a
-    rest = (a - (total - part)) + (b - part)  # Knuth: the exact error of the sum
+    return total, (a - (total - part)) + (b - part)
+
+
+def add_rounding_to_odd(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a + b`` in float64; if it is inexact, the neighbour whose last bit is 1."""
+    total, rest = exact_sum(a, b)
     even = total.view(torch.int64).bitwise_and(1) == 0
     towards = torch.nextafter(total, torch.where(rest > 0, torch.inf, -torch.inf))
     return torch.where(total.isfinite() & (rest != 0) & even, towards, total)
@@ -67,11 +72,6 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     if a.dtype == torch.float32:
         product = a.to(torch.float64) * b.to(torch.float64)
         return add_rounding_to_odd(product, c.to(torch.float64)).to(torch.float32)
-
-    def exact_sum(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        total = x + y
-        part = total - x
-        return total, (x - (total - part)) + (y - part)
 
     product, rest = exact_product(*balanced(a, b))
     high, low = exact_sum(c, rest)

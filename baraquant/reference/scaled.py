@@ -37,10 +37,8 @@ def philox(seed: Tensor, counter: Tensor, number: Tensor) -> list[Tensor]:
     words = [counter & WORD, (counter >> 32) & WORD, number & WORD, (number >> 32) & WORD]
     c = [word.expand_as(number) for word in words]
     for _ in range(10):
-        (high0, low0), (high1, low1) = (
-            _product(MULTIPLIERS[0], c[0]),
-            _product(MULTIPLIERS[1], c[2]),
-        )
+        high0, low0 = _product(MULTIPLIERS[0], c[0])
+        high1, low1 = _product(MULTIPLIERS[1], c[2])
         c = [high1 ^ c[1] ^ keys[0], low1, high0 ^ c[3] ^ keys[1], low0]
         keys = [(key + weyl) & WORD for key, weyl in zip(keys, WEYL, strict=True)]
     return c

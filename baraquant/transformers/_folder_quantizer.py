@@ -355,13 +355,10 @@ def _names_in_folder(model: Any, path: str) -> Iterator[str]:
     """Yield the names that a path may have in the folder of a model with or without a head."""
     yield path
     prefix = model.base_model_prefix
-    if not prefix:
-        return
-    if hasattr(model, prefix):
-        if path.startswith(f"{prefix}."):
-            yield path.removeprefix(f"{prefix}.")
-    else:
+    if prefix and not hasattr(model, prefix):
         yield f"{prefix}.{path}"
+    elif prefix and path.startswith(f"{prefix}."):
+        yield path.removeprefix(f"{prefix}.")
 
 
 def _without_slot(path: str, caller: str) -> ValueError:
@@ -445,9 +442,7 @@ class FolderConfig(TheirConfig):  # type: ignore[misc]
         """Return the object."""
         return {**self.written, "quant_method": METHOD}
 
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the object."""
-        return self.to_dict()
+    to_diff_dict = to_dict
 
 
 # transformers compares the names of the classes.

@@ -110,9 +110,7 @@ class BaraquantConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "serve": self.serve,
         }
 
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return the same; transformers 4.57 prints a model's configuration with it."""
-        return self.to_dict()
+    to_diff_dict = to_dict  # transformers 4.57 prints a model's configuration with it
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +220,10 @@ class BaraquantQuantizer(WritesCompressedTensors):
         """Quantize a weight when it arrives (transformers 4.57)."""
         assert self._stream is not None
         if "device_mesh" in _:
-            raise ValueError(_NO_TENSOR_PARALLEL)
+            raise ValueError(
+                f"{CALLER}: expected a model on whole devices, but tensor parallelism splits its "
+                "weights; load without tp_plan"
+            )
         self._stream.add(param_name, param_value.to(target_device))
 
     def update_missing_keys(self, model: nn.Module, missing_keys: list[str], prefix: str) -> Any:
@@ -312,7 +313,7 @@ class BaraquantQuantizer(WritesCompressedTensors):
                     bias.zero_()
 
 
-class QuantizeOnLoad(ConversionOps):
+class QuantizeOnLoad(ConversionOps):  # type: ignore[misc]
     """The operation of transformers 5 for a weight that is quantized when it arrives."""
 
     def __init__(self, quantizer: BaraquantQuantizer) -> None:
@@ -328,12 +329,6 @@ class QuantizeOnLoad(ConversionOps):
     ) -> dict[str, Any]:
         """Quantize the tensors that are to be, and return the others."""
         return self._quantizer.take(model, input_dict, missing_keys)
-
-
-_NO_TENSOR_PARALLEL = (
-    f"{CALLER}: expected a model on whole devices, but tensor parallelism splits its weights; load "
-    "without tp_plan"
-)
 
 
 def register() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import transformers
 from torch import nn
@@ -12,18 +12,10 @@ from transformers import modeling_utils
 
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
 
-if TYPE_CHECKING:
-
-    class ConversionOps:
-        """The base of the operations on tensors that arrive, in transformers 5."""
-
-else:
-    try:
-        from transformers.core_model_loading import ConversionOps
-    except ImportError:  # transformers 4.57
-
-        class ConversionOps:
-            """Never used: 4.57 has no such operations."""
+try:
+    from transformers.core_model_loading import ConversionOps as ConversionOps
+except ImportError:  # transformers 4.57 has no operations on tensors that arrive
+    ConversionOps = object
 
 
 def mark_loaded(module: nn.Module) -> None:

@@ -24,6 +24,8 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
 
     serve: str | None = None
     caller: str  # the public function, for messages
+    is_trainable = True  # of adapters: the layers pass a gradient to their input
+    is_compileable = True
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Refuse to offload layers to the disk, from where they cannot be loaded."""
@@ -35,16 +37,6 @@ class WritesCompressedTensors(HfQuantizer):  # type: ignore[misc]
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
         """Return True."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """True: adapters can be trained, as the layers pass a gradient to their input."""
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
-        """True."""
         return True
 
     def get_state_dict_and_metadata(

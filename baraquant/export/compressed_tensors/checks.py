@@ -197,12 +197,6 @@ def _shapes(exported: Exported) -> Iterator[str]:
             )
 
 
-def _is_uncommon(_: IntegerLayer, scheme: Scheme) -> bool:
-    weight = scheme.weight
-    common = weight.bits == 4 or (weight.bits == 8 and weight.symmetric)
-    return scheme.format == PACKED and not common
-
-
 def _is_inexact(layer: IntegerLayer, scheme: Scheme, packed: bool) -> bool:
     """Whether the dtype of a layer, packed or not, does not hold its scales."""
     return (scheme.format == PACKED) == packed and not is_exact(layer.scale, layer.dtype)
@@ -230,7 +224,9 @@ RULES: dict[str, tuple[tuple[str, ...], Rule]] = {
     "fused_input_scale": (("vllm",), _fused_input_scale),
     "static_zero_point": (("vllm",), _static_zero_point),
     "shapes": (("vllm", "sglang"), _shapes),
-    "widths": (("vllm",), OfLayers(_is_uncommon,
+    "widths": (("vllm",), OfLayers(
+        lambda _, scheme: scheme.format == PACKED and scheme.weight.bits != 4
+        and not (scheme.weight.bits == 8 and scheme.weight.symmetric),
         "vLLM's Marlin kernels take 4 bits, or 8 bits without zero points, not {scheme}; a server "
         "with other kernels may take it")),
     "half_models": (("vllm",), OfLayers(

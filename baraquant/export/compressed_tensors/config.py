@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..._table import shown
+from ..._table import placed, shown
 from .scheme import METHOD, MIXED, Scheme, parse_scheme
 from .targets import Targets
 
@@ -79,15 +79,13 @@ def read_config(given: Any, caller: str) -> CtConfig:
     ignore = given.get("ignore") or []
     if not isinstance(ignore, list) or not all(isinstance(entry, str) for entry in ignore):
         raise ValueError(f"{name}: expected ignore to be a list of texts, but got {shown(ignore)}")
-    try:
+    with placed(name):
         parsed = [parse_scheme(key, group, top) for key, group in groups.items()]
         return CtConfig(
             Targets((target, scheme) for targets, scheme in parsed for target in targets),
             Targets((target, None) for target in ignore),
             given.get(SAVE),
         )
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def write_config(

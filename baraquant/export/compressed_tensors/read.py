@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor, nn
 
-from ..._table import one_line, shown, some
+from ..._table import one_line, placed, shown, some
 from ...nn import QuantizedExperts
 from ...nn.shared.experts import form_of, is_experts
 from ...workflow.layers import inside, is_converted, is_prepared, layer_of
@@ -309,12 +309,10 @@ def _read_headers(opened: Opener, config: CtConfig) -> OpenFiles:
 
 def _header(opened: Opener, config: CtConfig, name: str) -> tuple[BinaryIO, Header]:
     file = opened(name)
-    try:
+    with placed(name):
         header = read_header(file, "a safetensors file")
         config.check_save(header.metadata)
         return file, header
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass
@@ -328,10 +326,7 @@ class _Layer:
 
 
 def _plan(
-    model: nn.Module,
-    config: CtConfig,
-    entries: dict[str, Entry],
-    experts: list[StoredExperts],
+    model: nn.Module, config: CtConfig, entries: dict[str, Entry], experts: list[StoredExperts]
 ) -> dict[int, _Layer]:
     plan: dict[int, _Layer] = {}
     homes = {name.rpartition(".")[0] for name in entries}
@@ -462,10 +457,8 @@ def _hint(name: str, entries: dict[str, Entry]) -> str:
 def _read(files: OpenFiles) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for name, (file, header) in files.items():
-        try:
+        with placed(name):
             values |= read_tensors(file, header)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     return values
 
 

@@ -88,16 +88,12 @@ def scheme_of(layer: IntegerLayer) -> Scheme:
     narrower integers are small numbers of eight bits, for which every server has a kernel.
     """
     is_integer = layer.input is not None and layer.group_size is None and layer.zero_point is None
-    weight = TensorScheme(
-        8 if is_integer else layer.bits,
-        layer.zero_point is None,
-        "channel" if layer.group_size is None else "group",
-        layer.group_size,
-    )
+    bits, strategy = 8 if is_integer else layer.bits, "group" if layer.group_size else "channel"
+    weight = TensorScheme(bits, layer.zero_point is None, strategy, layer.group_size)
     given = layer.input
     if given is None:
         return Scheme(weight, None, PACKED)
-    strategy, is_dynamic = given.granularity.removeprefix("per_"), not given.is_static
+    strategy, is_dynamic = given.granularity.removeprefix("per_"), given.scale is None
     input = TensorScheme(given.bits, given.symmetric, strategy, given.group_size, is_dynamic)
     return Scheme(weight, input, INT)
 

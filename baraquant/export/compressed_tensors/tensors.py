@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ... import nn as bnn
 from ... import ops
 from ...configs import integer_range
-from ...workflow.layers import LAYERS, Layer, form_of
+from ...workflow.layers import LAYERS, form_of
 from ...workflow.serialization.packing import pack, unpack
 from ...workflow.served import check_within
 from .._layers import IntegerLayer
@@ -30,6 +30,8 @@ TENSORS = (
     *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point"),
     *("weight_g_idx", "input_scale", "input_zero_point", "bias"),
 )
+# The kinds of layers that the format has.
+_READABLE = [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 # As other programs write zero points.
 _ZERO_POINTS = (torch.int8, torch.int32, torch.int64, torch.uint8)
@@ -123,9 +125,9 @@ def expected_tensors(scheme: Scheme, module: nn.Module) -> Expected:
 
 def check_layer(path: str, scheme: Scheme, module: nn.Module) -> None:
     """Check that baraquant has a quantized form of a floating layer with a scheme."""
-    kind = next((layer for layer in _readable() if layer.matches(module)), None)
+    kind = next((layer for layer in _READABLE if layer.matches(module)), None)
     if kind is None:
-        names = ", ".join(sorted(layer.name for layer in _readable()))
+        names = ", ".join(sorted(layer.name for layer in _READABLE))
         raise ValueError(
             f"{path}: expected a {names} for the scheme {scheme}, but the model has a "
             f"{type(module).__name__}"
@@ -154,11 +156,6 @@ def build_layer(
         prefix = "" if str(error).startswith(f"{path}:") else f"{path}: "
         raise ValueError(f"{caller}: {prefix}{error}") from None
     return module
-
-
-def _readable() -> list[Layer]:
-    """Return the kinds of layers that compressed-tensors has, from the table of layers."""
-    return [layer for layer in LAYERS if layer.float_type in (nn.Linear, nn.Embedding)]
 
 
 def _check_tensors(path: str, scheme: Scheme, given: dict[str, Tensor], like: nn.Module) -> None:
@@ -202,15 +199,10 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
     options: dict[str, Any] = {"weight_bits": weight.bits, "dtype": like.weight.dtype}
     scale = _per_row(tensors["weight_scale"].to(torch.float32), weight, rows)
     zero_point = _zero_point(scheme, tensors, rows)
+    grouped = {"weight_zero_point": zero_point, "group_size": weight.group_size}
     if isinstance(like, nn.Embedding):
-        return bnn.QuantizedEmbedding(
-            qweight,
-            scale,
-            weight_zero_point=zero_point,
-            group_size=weight.group_size,
-            padding_idx=like.padding_idx,
-            **options,
-        )
+        options |= {**grouped, "padding_idx": like.padding_idx}
+        return bnn.QuantizedEmbedding(qweight, scale, **options)
     bias = tensors.get("bias")
     input = scheme.input
     if input is not None and weight.symmetric and weight.strategy != "group":
@@ -222,11 +214,8 @@ def _build(scheme: Scheme, tensors: dict[str, Tensor], like: nn.Module) -> Any:
         if input.strategy in ("token", "tensor"):
             options |= {"granularity": f"per_{input.strategy}", "bits": input.bits}
             return bnn.QuantizedLinear(qweight, scale, bias, symmetric=input.symmetric, **options)
-    options |= {
-        "weight_zero_point": zero_point,
-        "group_size": weight.group_size,
-        "input_fake_quant": None if input is None else _rounder(input, tensors),
-    }
+    rounder = None if input is None else _rounder(input, tensors)
+    options |= {**grouped, "input_fake_quant": rounder}
     if weight.bits > 4:
         return bnn.WeightOnlyLinear(qweight, scale, bias, **options)
     if not qweight.is_meta:
