@@ -103,12 +103,6 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
             )
 
 
-def fused_paths(model: nn.Module) -> list[str]:
-    """Return the paths of the modules that compute with fused ops."""
-    named = model.named_modules(remove_duplicate=False)
-    return [name for name, module in named if type(module) in FUSED]
-
-
 def _is_candidate(module: nn.Module) -> bool:
     if isinstance(module, FUSED):
         return False

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...nn.shared.precision import compute_dtype
 from ...nn.shared.range import power_to_one, qparams_of_range
 
 
@@ -55,7 +56,7 @@ class Observer(ABC):
             return
         input = input.detach()
         if self.min_val is None:
-            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+            dtype = compute_dtype(input.dtype)
             shape = () if self._axis is None else (input.shape[self._axis],)
             self.min_val = torch.full(shape, math.inf, dtype=dtype, device=input.device)
             self.max_val = torch.full(shape, -math.inf, dtype=dtype, device=input.device)

@@ -305,16 +305,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     with undone():
         undo_by(State([model]).restore)
-        undo_by(_set_modes, {module: module.training for module in model.modules()})
+        for module in model.modules():
+            undo_by(setattr, module, "training", module.training)
         switch_off_fast_path()
         model.eval()
         with torch.no_grad():
             yield
-
-
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
 
 
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ... import ops
 from ..._table import placed
 from ...nn import FakeQuantizedLinear
+from ...nn.shared.precision import compute_dtype
 from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
@@ -94,7 +95,7 @@ def _hessians(
     hessians = {
         path: Hessian(
             one.prepared.in_features,
-            torch.float64 if one.module.weight.dtype == torch.float64 else torch.float32,
+            compute_dtype(one.module.weight.dtype),
             _Multiplied(one.prepared),
             seen[path].count(),
         )

@@ -87,7 +87,12 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     try:
         with open_file(path) as file:
             header = read_header(file)
-            manifest = _manifest(header)
+            if "baraquant" not in header.metadata:
+                raise ValueError(
+                    "expected a file of baraquant.save, but it is a safetensors file without its "
+                    "configuration"
+                )
+            manifest = parse_manifest(header.metadata["baraquant"])
             metas = _meta_tensors(header.tensors, manifest)
             swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
             swap_fused(model, _CALLER, manifest.fused)
@@ -102,15 +107,6 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
-
-
-def _manifest(header: Header) -> Manifest:
-    if "baraquant" not in header.metadata:
-        raise ValueError(
-            "expected a file of baraquant.save, but it is a safetensors file without its "
-            "configuration"
-        )
-    return parse_manifest(header.metadata["baraquant"])
 
 
 def _read(file: BinaryIO, header: Header, manifest: Manifest) -> dict[str, Tensor]:

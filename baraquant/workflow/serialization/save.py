@@ -16,7 +16,7 @@ from baraquant._C import build_info
 
 from ..._table import placed
 from ...nn.shared.subclassed import plain_type
-from ..fused_ops import fused_paths
+from ..fused_ops import FUSED
 from ..layers import form_of, further_names, inside, is_prepared
 from ..unpack import UNPACKED
 from ..view import check_whole
@@ -76,6 +76,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         for name, tensor in tensors.items()
     }
     constants = add_constants(model, stored, inside(at))
+    named = list(model.named_modules(remove_duplicate=False))
     plain = {
         "format": FORMAT,
         "writer": f"baraquant {build_info()['version']}",
@@ -83,12 +84,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
         "constants": constants,
-        "unpacked": [
-            name
-            for name, module in model.named_modules(remove_duplicate=False)
-            if type(module) in UNPACKED.values()
-        ],
-        "fused": fused_paths(model),
+        "unpacked": [name for name, module in named if type(module) in UNPACKED.values()],
+        "fused": [name for name, module in named if type(module) in FUSED],
         "channels_last": [
             name for name, module in modules.items() if getattr(module, "channels_last", False)
         ],
