@@ -116,7 +116,13 @@ def convert_(model: nn.Module) -> Report:
     run_to_end()
     olds, ready = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
-    return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
+
+    def make_group(paths: list[str]) -> dict[str, nn.Module]:
+        group = {path: ready.pop(path) for path in paths}
+        sharing = Converter(group.values())
+        return {path: sharing.convert(module) for path, module in group.items()}
+
+    return swap_in_turn(model, olds, tied(ready), make_group, report)
 
 
 class Converter:
@@ -248,13 +254,6 @@ def _why_not(module: nn.Module, view: ModelView) -> str | None:
         return "it is converted already"
     has_weights = seen.layer is not None or unknown_weights(module) is not None
     return "it was not prepared" if has_weights else None
-
-
-def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Module]:
-    """Convert layers that share a weight, and take them out of ``ready``."""
-    group = {path: ready.pop(path) for path in paths}
-    converter = Converter(group.values())
-    return {path: converter.convert(module) for path, module in group.items()}
 
 
 def _can_pack(module: nn.Module) -> bool:

@@ -87,9 +87,7 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
     """Swap the modules at some paths for those of the fused ops, or raise a ValueError."""
 
     def decide(module: nn.Module, name: str) -> Decision:
-        if name not in paths:
-            return None
-        return _decide(module, name)
+        return _decide(module, name) if name in paths else None
 
     swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
     put(model, swaps.values())

@@ -270,7 +270,7 @@ def _check_module(module: nn.Module, path: str, caller: str) -> None:
             f"{caller}: {where}expected a model before it is wrapped for several processes, "
             f"but got {wrapped}"
         )
-    _check_whole(module, caller, where)
+    check_whole(module, caller, where)
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
@@ -278,13 +278,8 @@ def _check_module(module: nn.Module, path: str, caller: str) -> None:
         )
 
 
-def check_whole(model: nn.Module, caller: str) -> None:
-    """Check that no layer lies on several processes."""
-    for name, module in model.named_modules():
-        _check_whole(module, caller, f"{name}: " if name else "")
-
-
-def _check_whole(module: nn.Module, caller: str, where: str) -> None:
+def check_whole(module: nn.Module, caller: str, where: str) -> None:
+    """Check that a module is no layer that lies on several processes."""
     if getattr(module, "_is_on_several_processes", False):
         raise ValueError(
             f"{caller}: {where}expected a model before it is split over processes, but got "

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...nn.shared.arguments import check
 from ...nn.shared.precision import compute_dtype
 from ...nn.shared.range import power_to_one, qparams_of_range
 
@@ -139,12 +140,9 @@ class MovingAverageObserver(MinMaxObserver):
 
     def __init__(self, averaging_constant: float = 0.01) -> None:
         super().__init__()
-        # NB: written as "not in the range" so that NaN is refused.
-        if not 0.0 < averaging_constant <= 1.0:
-            raise ValueError(
-                "MovingAverageObserver: expected averaging_constant to lie in (0, 1], "
-                f"but got {averaging_constant}"
-            )
+        fits = 0.0 < averaging_constant <= 1.0  # false for NaN
+        wanted = "averaging_constant to lie in (0, 1]"
+        check("MovingAverageObserver", fits, wanted, averaging_constant)
         self.averaging_constant = averaging_constant
 
 
@@ -177,10 +175,8 @@ class PercentileObserver(_HistogramObserver):
 
     def __init__(self, percentile: float = 99.99) -> None:
         super().__init__()
-        if not 50.0 < percentile <= 100.0:
-            raise ValueError(
-                f"PercentileObserver: expected percentile to lie in (50, 100], but got {percentile}"
-            )
+        fits = 50.0 < percentile <= 100.0
+        check("PercentileObserver", fits, "percentile to lie in (50, 100]", percentile)
         self.percentile = percentile
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:

@@ -218,7 +218,12 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[Non
     if isinstance(calibration, Iterable):
         for index, batch in enumerate(calibration):
             try:
-                _call(model, batch)
+                if isinstance(batch, Mapping):
+                    model(**batch)
+                elif isinstance(batch, (tuple, list)):
+                    model(*batch)
+                else:
+                    model(batch)
             except TypeError as error:
                 if index > 0 or not isinstance(batch, (Mapping, tuple, list)):
                     raise
@@ -232,15 +237,6 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[Non
             f"{where}: expected calibration to be an iterable of batches or a function of the "
             f"model, but got {type(calibration).__name__}"
         )
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)
 
 
 def _not_arguments(model: nn.Module, batch: Any, error: TypeError, where: str) -> str:

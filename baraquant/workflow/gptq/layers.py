@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,7 @@ def _hessians(
         path: Hessian(
             one.prepared.in_features,
             compute_dtype(one.module.weight.dtype),
-            _Multiplied(one.prepared),
+            partial(_multiplied, one.prepared),
             seen[path].count(),
         )
         for path, one in layers.items()
@@ -129,17 +130,11 @@ def _integers(
     return integers
 
 
-class _Multiplied:
-    """Returns what a prepared layer multiplies: its input rotated and rounded, as it will be."""
-
-    def __init__(self, prepared: FakeQuantizedLinear) -> None:
-        self._block, self._rounds = rotate_of(prepared), prepared.rounds_input
-        self._quantizer = prepared.input_fake_quant
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if self._block > 0:
-            rows = ops.hadamard(rows, self._block)
-        return self._quantizer.round(rows) if self._rounds else rows
+def _multiplied(prepared: FakeQuantizedLinear, rows: Tensor) -> Tensor:
+    """Return what a prepared layer multiplies: its input rotated and rounded, as it will be."""
+    if rotate_of(prepared) > 0:
+        rows = ops.hadamard(rows, prepared.rotate)
+    return prepared.input_fake_quant.round(rows) if prepared.rounds_input else rows
 
 
 class _Calls:

@@ -23,7 +23,7 @@ from ..view import check_whole
 from .disk import new_file
 from .manifest import FORMAT, write_manifest
 from .meta import other_buffers
-from .packing import integers_of, pack, packed_shapes, place_of
+from .packing import pack, packed_shapes, place_of
 from .tensor_file import DTYPES, bytes_of, import_safetensors, write_tensors
 
 _CALLER = "baraquant.save"
@@ -58,19 +58,20 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     import_safetensors(_CALLER)
     if isinstance(model, nn.Module):
-        check_whole(model, _CALLER)
+        for name, module in model.named_modules():
+            check_whole(module, _CALLER, f"{name}: " if name else "")
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
     narrow = {
-        f"{name}.{tensor}": (module, tensor)
+        f"{name}.{tensor}": module
         for name, module in at.items()
         for tensor in packed_shapes(module)
     }
-    widths = {name: module.weight_bits for name, (module, _) in narrow.items()}
+    widths = {name: module.weight_bits for name, module in narrow.items()}
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
-        name: pack(integers_of(*narrow[name]), widths[name])
+        name: pack(narrow[name].qweight if name.endswith(".packed") else tensor, widths[name])
         if name in narrow
         else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
