@@ -86,8 +86,12 @@ def convert_(model: nn.Module) -> Report:
     converter = Converter(prepared.values(), keeps=is_kept)
 
     def decide(module: nn.Module, name: str) -> Decision:
-        if not view.seen[id(module)].is_prepared:
-            return _why_not(module, view)
+        seen = view.seen[id(module)]
+        if not seen.is_prepared:
+            if seen.is_converted:
+                return "it is converted already"
+            has_weights = seen.layer is not None or unknown_weights(module) is not None
+            return "it was not prepared" if has_weights else None
         layer = prepared[id(module)]
         new = converter.convert(layer)
         what = about(new, layer) + "".join(map(skipped, module.input_quantizers().values()))
@@ -245,15 +249,6 @@ def about(new: nn.Module, prepared: nn.Module, algorithm: str = "") -> str:
     is_told = layer is not None and layer.keeps_input and prepared.config.conv_inputs
     rounded = f", input={prepared.config.activation}" if is_told else ""
     return type(new).__name__ + rotated + algorithm + rounded
-
-
-def _why_not(module: nn.Module, view: ModelView) -> str | None:
-    """Return why a module that is not prepared stays as it is; None if it has no weights."""
-    seen = view.seen[id(module)]
-    if seen.is_converted:
-        return "it is converted already"
-    has_weights = seen.layer is not None or unknown_weights(module) is not None
-    return "it was not prepared" if has_weights else None
 
 
 def _can_pack(module: nn.Module) -> bool:

@@ -126,11 +126,7 @@ class Stream:
         if self._waits:
             return quantize_(self._model, self._config, filter_fn=self._filter, progress=False)
         left_out = dict(self._report.left_out)
-        for group in self._ties.values():  # the loader gave each of them values of its own
-            first = self._chosen[group[0]].module
-            for path in group[1:]:
-                if self._chosen[path].made is None:
-                    self._chosen[path].module.weight = first.weight
+        self._tie_again()
         ready: dict[str, Chosen] = {}
         for path, one in self._chosen.items():
             prepared = one.prepared if one.made is not None else self._prepared(path, one)
@@ -164,6 +160,14 @@ class Stream:
     def _prepared(self, path: str, one: Chosen) -> nn.Module | str:
         with placed(self._caller, path):
             return self._selector.prepare(one.module, one.layer, one.config)
+
+    def _tie_again(self) -> None:
+        """Tie the weights that have not arrived: the loader gave each of them values of its own."""
+        for group in self._ties.values():
+            first = self._chosen[group[0]].module
+            for path in group[1:]:
+                if self._chosen[path].made is None:
+                    self._chosen[path].module.weight = first.weight
 
 
 def _check_if_loaded(module: nn.Module, config: Config) -> str | None:
