@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from ... import ops
 from ...nn.shared.arguments import check
 from ...nn.shared.precision import compute_dtype
 from ...nn.shared.range import power_to_one, qparams_of_range
+from .run import Watcher
 
 
 class Observer(ABC):
@@ -203,7 +203,7 @@ class MSEObserver(_HistogramObserver):
 class Through:
     """A watcher of what ``make`` returns for each input, such as its product with a matrix."""
 
-    def __init__(self, watcher: Any, make: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, watcher: Watcher, make: Callable[[Tensor], Tensor]) -> None:
         self.watcher, self._make = watcher, make
 
     def observe(self, input: Tensor) -> None:
@@ -212,14 +212,12 @@ class Through:
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen; None if no input was seen."""
-        unusable: Tensor | None = self.watcher.unusable()
-        return unusable
+        return self.watcher.unusable()
 
     @property
     def skipped_batches(self) -> Tensor | None:
         """The number of inputs ignored for a NaN or an infinity."""
-        skipped: Tensor | None = self.watcher.skipped_batches
-        return skipped
+        return self.watcher.skipped_batches
 
 
 OBSERVERS: dict[str, type[Observer]] = {
@@ -269,15 +267,6 @@ class FiniteCalls:
     def unusable(self) -> Tensor | None:
         """Return whether no call was finite, bool ``[]``; None if there was no call."""
         return None if self._skipped is None else self._skipped == self._calls
-
-
-class Seen(FiniteCalls):
-    """A watcher that only counts the inputs of one layer, and those that are not finite."""
-
-    def observe(self, input: Tensor) -> None:
-        """Count ``input`` unless it is empty."""
-        if input.numel() > 0:
-            self.begin(input)
 
 
 class NearOne:

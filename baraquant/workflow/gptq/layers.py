@@ -25,7 +25,7 @@ from ...nn.shared.precision import compute_dtype
 from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
-from ..calibration.observers import Seen
+from ..calibration.observers import FiniteCalls
 from ..calibration.run import Run, counting
 from ..convert import Maker
 from ..passes import Chosen, Pass, register_pass
@@ -165,7 +165,7 @@ class _Calls:
         self.last = input, version, self._set_of[path]
 
 
-class _Seen(Seen):
+class _Seen(FiniteCalls):
     """A watcher that notes the calls of one layer, and counts the inputs that are not finite."""
 
     def __init__(self, calls: _Calls, path: str) -> None:
@@ -173,6 +173,6 @@ class _Seen(Seen):
         self._notes, self._path = calls, path
 
     def observe(self, input: Tensor) -> None:
-        super().observe(input)
         if input.numel() > 0:
+            self.begin(input)
             self._notes.note(self._path, input)
