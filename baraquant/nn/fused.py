@@ -15,6 +15,7 @@ from typing_extensions import Self
 from .. import ops
 from .inference.inputs import QuantizedInput
 from .inference.linear import QuantizedLinear
+from .shared.arguments import check
 from .shared.precision import compute_dtype
 from .shared.straight_through import makes_graph
 
@@ -157,10 +158,8 @@ class GELU(nn.GELU):  # type: ignore[misc]
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__(approximate)
-        if approximate not in ("none", "tanh"):
-            raise ValueError(
-                f"GELU: expected approximate to be none or tanh, but got {approximate!r}"
-            )
+        is_known = approximate in ("none", "tanh")
+        check("GELU", is_known, "approximate to be none or tanh", repr(approximate))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the result, shaped like ``input`` and of its dtype."""
@@ -251,11 +250,8 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
 
 
 def _check_one_dimension(name: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != 1:
-        raise ValueError(
-            f"{name}: expected normalized_shape to be the size of the last dimension, but got "
-            f"{tuple(shape)}"
-        )
+    wanted = "normalized_shape to be the size of the last dimension"
+    check(name, len(shape) == 1, wanted, tuple(shape))
 
 
 def _with_attributes_of(kind: Any, module: nn.Module) -> Any:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import FakeQuantize
+from ..nn.shared.precision import compute_dtype
 from ..nn.shared.range import power_to_one
 from ..schemes import AWQ
 from .calibration.run import Run, counting
@@ -171,8 +172,7 @@ def find_scalings(layers: Mapping[str, Chosen], run: Run) -> dict[str, Scaling]:
 
 def _size_and_dtype(one: Chosen) -> tuple[int, torch.dtype]:
     """Return the number of a layer's inputs, and the dtype of its factors and sums."""
-    is_double = one.module.weight.dtype == torch.float64
-    return one.prepared.in_features, torch.float64 if is_double else torch.float32
+    return one.prepared.in_features, compute_dtype(one.module.weight.dtype)
 
 
 def _parts(groups: list[Scaling], layers: Mapping[str, Chosen]) -> Iterator[list[Scaling]]:

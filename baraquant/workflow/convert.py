@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._table import placed
-from ..configs import QuantConfig, TensorConfig
+from ..configs import TensorConfig
 from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.observed_range import skipped
 from ..nn.shared.rotation import rotate_of
@@ -77,13 +77,21 @@ def convert_(model: nn.Module) -> Report:
     """
     view = ModelView(model, CALLER)
     unseen = _unseen(view)
-    prepared = _prepared(view, unseen)
+    prepared = {  # as they will be converted
+        id(module): module.with_floating_input() if id(module) in unseen else module
+        for module in model.modules()
+        if view.seen[id(module)].is_prepared
+    }
     is_kept = are_kept(weight for layer in prepared.values() for weight in weights_of(layer))
     converter = Converter(prepared.values(), keeps=is_kept)
 
     def decide(module: nn.Module, name: str) -> Decision:
-        if not view.seen[id(module)].is_prepared:
-            return _why_not(module, view)
+        seen = view.seen[id(module)]
+        if not seen.is_prepared:
+            if seen.is_converted:
+                return "it is converted already"
+            has_weights = seen.layer is not None or unknown_weights(module) is not None
+            return "it was not prepared" if has_weights else None
         layer = prepared[id(module)]
         new = converter.convert(layer)
         what = about(new, layer) + "".join(map(skipped, module.input_quantizers().values()))
@@ -112,7 +120,13 @@ def convert_(model: nn.Module) -> Report:
     run_to_end()
     olds, ready = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
-    return swap_in_turn(model, olds, tied(ready), lambda paths: _converted(ready, paths), report)
+
+    def make_group(paths: list[str]) -> dict[str, nn.Module]:
+        group = {path: ready.pop(path) for path in paths}
+        sharing = Converter(group.values())
+        return {path: sharing.convert(module) for path, module in group.items()}
+
+    return swap_in_turn(model, olds, tied(ready), make_group, report)
 
 
 class Converter:
@@ -163,7 +177,10 @@ class Converter:
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         with settled(prepared):
-            own = self._integers(prepared, integers)
+            own: StoredWeight | None = None
+            if isinstance(prepared, QuantizesWeight):
+                given = None if integers is None else self._kept_as(prepared, integers)
+                own = self.integers(prepared) if given is None else given
             if smooth is None:
                 new = layer.convert(prepared, own)
             else:
@@ -181,13 +198,6 @@ class Converter:
         take_over(new, prepared)
         drop_hooks(new)
         return new
-
-    def _integers(
-        self, prepared: nn.Module, given: Integers | Int4Integers | None
-    ) -> StoredWeight | None:
-        if not isinstance(prepared, QuantizesWeight):
-            return None
-        return self.integers(prepared) if given is None else self._kept_as(prepared, given)
 
     def integers(self, module: QuantizesWeight) -> StoredWeight:
         """Return a prepared layer's weight as integers, once for tied weights."""
@@ -241,35 +251,10 @@ def about(new: nn.Module, prepared: nn.Module, algorithm: str = "") -> str:
     return type(new).__name__ + rotated + algorithm + rounded
 
 
-def _why_not(module: nn.Module, view: ModelView) -> str | None:
-    """Return why a module that is not prepared stays as it is; None if it has no weights."""
-    seen = view.seen[id(module)]
-    if seen.is_converted:
-        return "it is converted already"
-    has_weights = seen.layer is not None or unknown_weights(module) is not None
-    return "it was not prepared" if has_weights else None
-
-
-def _converted(ready: dict[str, nn.Module], paths: list[str]) -> dict[str, nn.Module]:
-    """Convert layers that share a weight, and take them out of ``ready``."""
-    group = {path: ready.pop(path) for path in paths}
-    converter = Converter(group.values())
-    return {path: converter.convert(module) for path, module in group.items()}
-
-
 def _can_pack(module: nn.Module) -> bool:
     """Whether a prepared layer becomes a linear layer that takes packed integers."""
     layer = layer_of_prepared(module)
     return layer is not None and layer.is_linear and packs_weight(module)
-
-
-def _prepared(view: ModelView, unseen: set[int]) -> dict[int, nn.Module]:
-    """Return the prepared layers of a model as they will be converted, by their own ids."""
-    return {
-        id(module): module.with_floating_input() if id(module) in unseen else module
-        for module in view.model.modules()
-        if view.seen[id(module)].is_prepared
-    }
 
 
 def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:
@@ -378,7 +363,7 @@ class Maker:
         prepared = _changed(path, one)
         if one.divisor is not None:
             changed = _scaled(prepared, None, one.divisor).to(one.module.weight.dtype)
-            config = _without_master(prepared.config)
+            config = replace(prepared.config, master=None)  # its parameters were rounded before
             divided = FakeQuantizedLinear.sharing(changed, config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
             divided = with_forward_of(divided, prepared, one.layer.base_of(one.module))
@@ -393,7 +378,7 @@ class Maker:
         if scaling is not None and not (scaling.smooth is None and one.divisor is None):
             # Before `ready`: a scaled weight and a divided one are not needed at the same time.
             # The weight is rounded in the precision of the factors.
-            smooth, config = scaling.smooth, _without_master(one.prepared.config)
+            smooth, config = scaling.smooth, replace(one.prepared.config, master=None)
             scaled = FakeQuantizedLinear.from_float(
                 _scaled(one.prepared, smooth, one.divisor), config
             )
@@ -449,11 +434,6 @@ def _changed(path: str, one: Chosen) -> nn.Module:
 
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-
-
-def _without_master(config: QuantConfig) -> QuantConfig:
-    """Return the configuration of a scaled layer: its parameters were rounded before."""
-    return replace(config, master=None)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -87,9 +87,7 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
     """Swap the modules at some paths for those of the fused ops, or raise a ValueError."""
 
     def decide(module: nn.Module, name: str) -> Decision:
-        if name not in paths:
-            return None
-        return _decide(module, name)
+        return _decide(module, name) if name in paths else None
 
     swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
     put(model, swaps.values())
@@ -101,12 +99,6 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
                 f"{path}: expected a norm, a GELU or a gated MLP, which use_fused_ops_ has "
                 f"swapped, but the model has {got}"
             )
-
-
-def fused_paths(model: nn.Module) -> list[str]:
-    """Return the paths of the modules that compute with fused ops."""
-    named = model.named_modules(remove_duplicate=False)
-    return [name for name, module in named if type(module) in FUSED]
 
 
 def _is_candidate(module: nn.Module) -> bool:

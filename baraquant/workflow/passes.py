@@ -329,12 +329,7 @@ def _watcher(observer: Observer, prepared: nn.Module) -> Watcher:
 @contextmanager
 def _observing(model: nn.Module, inner: Mapping[str, Chosen]) -> Iterator[None]:
     """Swap in prepared layers that call their quantizers but do not round."""
-    quantizers = [
-        quantizer
-        for one in inner.values()
-        for quantizer in one.prepared.input_quantizers().values()
-        if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize))
-    ]
+    quantizers = [q for one in inner.values() for q in one.prepared.input_quantizers().values()]
     for one in inner.values():
         one.prepared.is_observing = True
     for quantizer in quantizers:

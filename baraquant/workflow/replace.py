@@ -246,7 +246,7 @@ class _Walk:
         for base, enter in _ENTER.items():
             if issubclass(kind, base):
                 return enter(self, value, depth)
-        if _holds_objects(kind):
+        if kind.__module__.partition(".")[0] not in _FOREIGN:  # its attributes may hold layers
             self._object(value, depth)
         return value
 
@@ -379,11 +379,6 @@ _ENTER: dict[Any, Callable[[_Walk, Any, int], Any]] = {
     (tuple, frozenset): _Walk._items,
     types.MappingProxyType: _Walk._proxy_of_mapping,
 }
-
-
-def _holds_objects(kind: type) -> bool:
-    """Whether the objects of a class may hold a model's layers in their attributes."""
-    return kind.__module__.partition(".")[0] not in _FOREIGN
 
 
 def still_reached(model: nn.Module, olds: Mapping[str, weakref.ref[nn.Module]]) -> dict[str, str]:

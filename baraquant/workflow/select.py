@@ -133,7 +133,9 @@ class Selector:
             remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
             shares_weight = view.shares_weight(module)
             prepared[id(module)] = Chosen(module, layer, config, made, shares_weight, remark)
-            return Swap(module, _about(made))
+            is_embedding = isinstance(made, nn.Embedding)
+            what = f"weight={made.config.weight_str}" if is_embedding else str(made.config)
+            return Swap(module, f"{type(made).__name__}({what})")
 
         _, report = choose_swaps(
             view, decide, filter_fn, lambda module: id(module) in configs, keeps_ties=True
@@ -244,12 +246,6 @@ def _why_unknown(module: nn.Module, view: ModelView) -> str | None:
     if is_packed(module):
         return why_not_unpacked(module) or "it is the model itself; wrap it in nn.Sequential"
     return unknown_weights(module)
-
-
-def _about(prepared: nn.Module) -> str:
-    config: QuantConfig = prepared.config
-    what = f"weight={config.weight_str}" if isinstance(prepared, nn.Embedding) else str(config)
-    return f"{type(prepared).__name__}({what})"
 
 
 def _without_parts(report: Report, wholes: set[str]) -> Report:

@@ -3,7 +3,7 @@
 
 A public function that changes a model is decorated with :func:`changes_model`, and one that only
 looks at it with :func:`in_one_transaction`. Whatever writes to a model first notes how to undo
-that, with :func:`keep`, :func:`keep_hooks`, :func:`write` or :func:`undo_by`. Any exception that
+that, with :func:`keep`, :func:`keep_all`, :func:`write` or :func:`undo_by`. Any exception that
 leaves the function, also ``KeyboardInterrupt``, undoes everything in reverse order. What is only
 for a while, such as the evaluation mode of a calibration, stands within :func:`undone`.
 
@@ -194,13 +194,6 @@ def keep_all(model: nn.Module) -> None:
     """Note the attributes, parameters, buffers and modules of every module."""
     for module in model.modules():
         keep(vars(module), module._parameters, module._buffers, module._modules)
-
-
-def keep_hooks(modules: Iterable[nn.Module]) -> None:
-    """Note the hooks around the forward methods of modules."""
-    for module in modules:
-        own = {name: held for name, held in vars(module).items() if isinstance(held, dict)}
-        keep(*(held for name, held in own.items() if name.startswith("_forward_")))
 
 
 def keep_values(*tensors: Tensor) -> None:

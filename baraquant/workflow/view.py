@@ -259,12 +259,18 @@ def _check_module(module: nn.Module, path: str, caller: str) -> None:
     where = f"{path}: " if path else ""
     wrapped = type(module).__name__
     wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
-    if isinstance(module, wrappers) or _is_sharded(module):
+    # The classes are found by name: importing them would initialize torch.distributed.
+    is_sharded = any(
+        kind.__module__.startswith("torch.distributed.fsdp")
+        and kind.__qualname__.endswith(("FSDPModule", "DataParallel"))
+        for kind in type(module).__mro__
+    )
+    if isinstance(module, wrappers) or is_sharded:
         raise ValueError(
             f"{caller}: {where}expected a model before it is wrapped for several processes, "
             f"but got {wrapped}"
         )
-    _check_whole(module, caller, where)
+    check_whole(module, caller, where)
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
@@ -272,13 +278,8 @@ def _check_module(module: nn.Module, path: str, caller: str) -> None:
         )
 
 
-def check_whole(model: nn.Module, caller: str) -> None:
-    """Check that no layer lies on several processes."""
-    for name, module in model.named_modules():
-        _check_whole(module, caller, f"{name}: " if name else "")
-
-
-def _check_whole(module: nn.Module, caller: str, where: str) -> None:
+def check_whole(module: nn.Module, caller: str, where: str) -> None:
+    """Check that a module is no layer that lies on several processes."""
     if getattr(module, "_is_on_several_processes", False):
         raise ValueError(
             f"{caller}: {where}expected a model before it is split over processes, but got "
@@ -324,12 +325,3 @@ def _decision(
             return FILTERED
     with placed(caller, names[0]):
         return decide(module, names[0])
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    # The classes are found by name: importing them would initialize torch.distributed.
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
-    return any(
-        name.startswith("torch.distributed.fsdp") and name.endswith(("FSDPModule", "DataParallel"))
-        for name in names
-    )

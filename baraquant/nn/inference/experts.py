@@ -95,7 +95,13 @@ class QuantizedExperts(RunsExperts, ReadsFloats):
         form = form_of(like)
         if form is None:
             raise ValueError(f"{_NAME}: expected like to be experts, but got {type(like).__name__}")
-        _check_options(granularity, is_static, weight_bits, bits)
+        _arguments.check_bits(_NAME, "weight_bits", weight_bits)
+        _arguments.check_bits(_NAME, "bits", bits)
+        is_known = granularity in (None, "per_token", "per_tensor", "per_group")
+        wanted = "granularity to be per_token, per_tensor, per_group or None"
+        check(_NAME, is_known, wanted, repr(granularity))
+        fits = not is_static or granularity == "per_tensor"
+        check(_NAME, fits, "granularity to be per_tensor for a static scale", repr(granularity))
         _check_names(form, tensors, is_static)
         self._take_place_of(like)
         self.group_size, self.weight_bits = group_size, weight_bits
@@ -281,16 +287,6 @@ class QuantizedExperts(RunsExperts, ReadsFloats):
             f"{shapes}, bias={self.form.has_bias}, weight=int{self.weight_bits} {how}"
             f"{' asymmetric' if has_zero else ''}, input={of_input}"
         )
-
-
-def _check_options(granularity: str | None, is_static: bool, weight_bits: int, bits: int) -> None:
-    _arguments.check_bits(_NAME, "weight_bits", weight_bits)
-    _arguments.check_bits(_NAME, "bits", bits)
-    is_known = granularity in (None, "per_token", "per_tensor", "per_group")
-    wanted = "granularity to be per_token, per_tensor, per_group or None"
-    check(_NAME, is_known, wanted, repr(granularity))
-    fits = not is_static or granularity == "per_tensor"
-    check(_NAME, fits, "granularity to be per_tensor for a static scale", repr(granularity))
 
 
 def _check_names(form: Form, tensors: Mapping[str, Tensor], is_static: bool) -> None:

@@ -2,13 +2,11 @@
 """Checks of the arguments of modules: the errors name the class and the argument."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...configs import SCALE_RULES
 from ...granularity import GRANULARITIES
 
 SCALES = (torch.float32, torch.float64)
@@ -162,37 +160,3 @@ def zero_point_tensor(
     fits = zero_point.shape == scale.shape
     check_sizes("FakeQuantize", "zero_point", zero_point, fits, wanted)
     return int32_of(zero_point.detach()).clone()
-
-
-def check_int4(
-    group_size: int, scale: Tensor | None, factor: Tensor | None, zero_point: Tensor | None
-) -> None:
-    """Check the arguments of ``FakeQuantizeInt4``."""
-    name = "FakeQuantizeInt4"
-    check_even(name, group_size)
-    if (scale is None, factor is None, zero_point is None) not in ((True,) * 3, (False,) * 3):
-        raise ValueError(
-            f"{name}: expected scale, group_factor and group_zero_point together, or none of them"
-        )
-    if scale is None or factor is None or zero_point is None:
-        return
-    check_dtype(name, "scale", scale.dtype, *SCALES)
-    for what, tensor in (("group_factor", factor), ("group_zero_point", zero_point)):
-        check_dtype(name, what, tensor.dtype, torch.uint8)
-        fits = (
-            tensor.dim() == 2 and tensor.shape == factor.shape and scale.shape == tensor.shape[:1]
-        )
-        wanted = f"{what} to have the shape [rows, groups] and scale [rows]"
-        check(name, fits, wanted, f"{list(tensor.shape)} and {list(scale.shape)}")
-
-
-def check_learned_int4(
-    group_size: int, shape: Sequence[int], scale_rule: str, dtype: torch.dtype
-) -> None:
-    """Check the arguments of ``LearnedFakeQuantizeInt4``."""
-    name = "LearnedFakeQuantizeInt4"
-    check_even(name, group_size)
-    fits = len(shape) == 2 and all(type(size) is int and size >= 0 for size in shape)
-    check(name, fits, "shape to be [rows, groups]", list(shape))
-    check_choice(name, "scale_rule", scale_rule, SCALE_RULES)
-    check_dtype(name, "dtype", dtype, *SCALES)

@@ -4,9 +4,10 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from .range import is_known, reduce_range, rounded_scale, sum_of_processes
+from .range import is_known, reduce_range, rounded_scale
 from .weight import without_trace
 
 UNSEEN = (
@@ -88,7 +89,8 @@ class ObservedRange(nn.Module):  # type: ignore[misc]
             )
         reduce_range(self.min_val, self.max_val, process_group)
         # Every process has the batches of the last synchronization already.
-        new = sum_of_processes(self.skipped_batches - self._skipped_together, process_group)
+        new = self.skipped_batches - self._skipped_together
+        dist.all_reduce(new, dist.ReduceOp.SUM, group=process_group)
         self.skipped_batches.copy_(new + self._skipped_together)
         self._skipped_together = int(self.skipped_batches)
         known = is_known(self.min_val, self.max_val)

@@ -85,10 +85,3 @@ def reduce_range(min_val: Tensor, max_val: Tensor, process_group: Any) -> None:
     dist.all_reduce(ends, dist.ReduceOp.MIN, group=process_group)
     min_val.copy_(ends[0])
     max_val.copy_(-ends[1])
-
-
-def sum_of_processes(count: Tensor, process_group: Any) -> Tensor:
-    """Return the sum of an integer over the processes."""
-    total = count.clone()
-    dist.all_reduce(total, dist.ReduceOp.SUM, group=process_group)
-    return total

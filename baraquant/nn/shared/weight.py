@@ -245,7 +245,8 @@ def _is_part(result: Tensor, numbers: Tensor) -> bool:
 def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Check that a function writes into no view: the write would be lost."""
     written = [kwargs.get("out")]
-    if _is_write(func):
+    name = getattr(func, "__name__", "")
+    if name in ("data_ptr", "__set__") or _is_write_name(name.split(".")[0]):
         named = (kwargs.get(name) for name in ("tensor", "input", "self"))
         written += [args[0] if args else None, *named]
     for view in tree_leaves(written):
@@ -264,12 +265,11 @@ def _check_no_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
                     "named_parameters(), and is the weight itself in training mode, unless the "
                     "layer has rotate"
                 )
-            name = getattr(func, "__name__", str(func))
             # Code that compares the places of two weights expects this error where there is none.
             error = NotImplementedError if name == "data_ptr" else RuntimeError
             raise error(
-                f"{view._layer}: expected weight to be read only, but got a call of {name}: "
-                f"{instead}"
+                f"{view._layer}: expected weight to be read only, but got a call of "
+                f"{name or func}: {instead}"
             )
 
 
@@ -282,11 +282,6 @@ def _multiplies(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
         isinstance(number, Tensor) and number.numel() == 1 and not number.requires_grad
     )
     return func in _PRODUCTS and is_number
-
-
-def _is_write(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return name in ("data_ptr", "__set__") or _is_write_name(name.split(".")[0])
 
 
 def _is_write_name(name: str) -> bool:

@@ -28,7 +28,16 @@ def check_unwrapped(quantizer: nn.Module) -> None:
     process would set them from its own data. With ``fully_shard`` they would be set in a copy that
     is discarded.
     """
-    for wrapper, model in _wrapped():
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed._composable_state import _module_state_mapping
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = [(type(model).__name__, model) for model in _module_state_mapping]
+    running = DistributedDataParallel._get_active_ddp_module()
+    if running is not None:
+        wrapped.insert(0, (type(running).__name__, running.module))
+    for wrapper, model in wrapped:
         for name, module in model.named_modules():
             if module is quantizer:
                 raise RuntimeError(
@@ -37,15 +46,3 @@ def check_unwrapped(quantizer: nn.Module) -> None:
                     "batch in training mode (the same on every process), or load a checkpoint, "
                     "then wrap"
                 )
-
-
-def _wrapped() -> list[tuple[str, nn.Module]]:
-    """Return the wrappers and their modules: DDP while it runs, and all of ``fully_shard``."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return []
-    from torch.distributed._composable_state import _module_state_mapping
-    from torch.nn.parallel import DistributedDataParallel
-
-    running = DistributedDataParallel._get_active_ddp_module()
-    wrapped = [(type(model).__name__, model) for model in _module_state_mapping]
-    return wrapped if running is None else [(type(running).__name__, running.module), *wrapped]

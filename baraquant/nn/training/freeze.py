@@ -17,14 +17,13 @@ COPIED = (
 
 def is_unseen(quantizer: nn.Module) -> bool:
     """Whether a fake quantizer has a range that no batch has set; none was skipped either."""
-    if isinstance(quantizer, LearnedFakeQuantize):
-        if quantizer.scale.is_meta or int(quantizer.skipped_batches) > 0:
-            return False
-        return not quantizer._is_initialized()
-    if not isinstance(quantizer, FakeQuantize) or not quantizer.is_observed:
+    is_learned = isinstance(quantizer, LearnedFakeQuantize)
+    if not is_learned and not (isinstance(quantizer, FakeQuantize) and quantizer.is_observed):
         return False
     if quantizer.scale.is_meta or int(quantizer.skipped_batches) > 0:
         return False
+    if is_learned:
+        return not quantizer._is_initialized()
     return bool(quantizer.min_val > quantizer.max_val)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import ops
 from ...configs import integer_range
-from ..shared.arguments import check_int4
+from ..shared.arguments import SCALES, check, check_dtype, check_even
 from ..shared.quantizer import Quantizer
 from ..shared.range import searched_factors
 from ..shared.straight_through import straight_through, without_gradient
@@ -109,8 +109,23 @@ class FakeQuantizeInt4(RoundsToInt4):
         group_zero_point: Tensor | None = None,
     ) -> None:
         super().__init__()
-        given = (scale, group_factor, group_zero_point)
-        check_int4(group_size, *given)
+        name = "FakeQuantizeInt4"
+        check_even(name, group_size)
+        tensors = {"group_factor": group_factor, "group_zero_point": group_zero_point}
+        if len({one is None for one in (scale, *tensors.values())}) > 1:
+            raise ValueError(
+                f"{name}: expected scale, group_factor and group_zero_point together, or none of "
+                "them"
+            )
+        if scale is not None:
+            check_dtype(name, "scale", scale.dtype, *SCALES)
+            for what, tensor in tensors.items():
+                assert tensor is not None and group_factor is not None
+                check_dtype(name, what, tensor.dtype, torch.uint8)
+                is_alike = tensor.dim() == 2 and tensor.shape == group_factor.shape
+                wanted = f"{what} to have the shape [rows, groups] and scale [rows]"
+                got = f"{list(tensor.shape)} and {list(scale.shape)}"
+                check(name, is_alike and scale.shape == tensor.shape[:1], wanted, got)
         self.granularity = "per_group"
         self.group_size = group_size
         self.symmetric = symmetric

@@ -134,7 +134,11 @@ class LearnedFakeQuantize(ByGranularity):
         if self.training and (self._saw_zeros or not self._is_initialized()):
             self._initialize_by_first(input)
             if self._saw_zeros:
-                return input + self._nothing().to(input.dtype)
+                # A 0 that depends on the parameters, which may still be written before backward.
+                total, zero_point = self.scale.sum(), self.zero_point
+                if zero_point is not None:
+                    total = total + zero_point.sum()
+                return input + (0.0 * total).to(input.dtype)
             # If this batch was skipped, the scale is unknown, and the result is NaN.
             return self._rounded(input) if self._rounds and input.numel() > 0 else input
         return self.round(input) if self._rounds else input
@@ -212,13 +216,6 @@ class LearnedFakeQuantize(ByGranularity):
     def _note_zeros(self, only_zeros: bool) -> None:
         self._saw_zeros = only_zeros
         self.saw_zeros.fill_(int(only_zeros))
-
-    def _nothing(self) -> Tensor:
-        """Return a 0 that depends on the parameters, which may still be written before backward."""
-        total, zero_point = self.scale.sum(), self.zero_point
-        if zero_point is not None:
-            total = total + zero_point.sum()
-        return 0.0 * total
 
     def _is_initialized(self) -> bool:
         """Whether the scale is known. If other code wrote into the parameter, its value decides.

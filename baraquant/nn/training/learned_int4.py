@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..shared.arguments import check_learned_int4, check_sizes
+from ...configs import SCALE_RULES
+from ..shared.arguments import SCALES, check, check_choice, check_dtype, check_even, check_sizes
 from ..shared.master import round_master
 from ..shared.precision import compute_dtype
 from ..shared.range import searched_factors
@@ -90,7 +91,12 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         dtype: torch.dtype = torch.float32,
         master: str | None = None,
     ) -> None:
-        check_learned_int4(group_size, shape, scale_rule, dtype)
+        name = "LearnedFakeQuantizeInt4"
+        check_even(name, group_size)
+        is_matrix = len(shape) == 2 and all(type(size) is int and size >= 0 for size in shape)
+        check(name, is_matrix, "shape to be [rows, groups]", list(shape))
+        check_choice(name, "scale_rule", scale_rule, SCALE_RULES)
+        check_dtype(name, "dtype", dtype, *SCALES)
         super().__init__(
             "per_group",
             group_size=group_size,
@@ -102,7 +108,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             dtype=dtype,
             master=master,
         )
-        self._name = "LearnedFakeQuantizeInt4"
+        self._name = name
         self.is_dynamic = False
         self.largest_factor = 16
         self.scale_rule = scale_rule

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bases of layers in training: their fake quantizers, made from a configuration."""
 
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from .ternary import FakeQuantizeTernary
 
 # The weight of each batch in a moving average, the same as in torch.ao's observers.
 AVERAGING_CONSTANT = 0.01
-M = TypeVar("M", bound=nn.Module)
 
 
 class Integers(NamedTuple):
@@ -280,23 +279,18 @@ class DropIn(QuantizesWeight):
     @classmethod
     def from_float(cls, module: nn.Module, config: Config) -> Self:
         """Return a layer of the same kind as ``module`` that shares its parameters."""
-        layer = _like(cls, module)
+        layer: Self = object.__new__(cls)
+        nn.Module.__init__(layer)
+        own = vars(layer).keys()  # such as its hooks
+        news = {name: value for name, value in vars(module).items() if name not in own}
+        layer.__dict__.update(news)
+        layer._parameters.update(module._parameters)
+        layer.train(module.training)
         layer._set_config(config)
         return layer
 
     def _set_config(self, config: Config) -> None:
         raise NotImplementedError
-
-
-def _like(cls: type[M], module: nn.Module) -> M:
-    """Return a module of a subclass that shares everything with ``module`` except its hooks."""
-    new: M = object.__new__(cls)
-    nn.Module.__init__(new)
-    own = vars(new).keys()
-    vars(new).update({name: value for name, value in vars(module).items() if name not in own})
-    new._parameters.update(module._parameters)
-    new.train(module.training)
-    return new
 
 
 def check_groups(config: TensorConfig, features: int, name: str) -> None:

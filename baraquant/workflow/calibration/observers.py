@@ -18,13 +18,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import ops
+from ...nn.shared.arguments import check
+from ...nn.shared.precision import compute_dtype
 from ...nn.shared.range import power_to_one, qparams_of_range
+from .run import Watcher
 
 
 class Observer(ABC):
@@ -55,7 +57,7 @@ class Observer(ABC):
             return
         input = input.detach()
         if self.min_val is None:
-            dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+            dtype = compute_dtype(input.dtype)
             shape = () if self._axis is None else (input.shape[self._axis],)
             self.min_val = torch.full(shape, math.inf, dtype=dtype, device=input.device)
             self.max_val = torch.full(shape, -math.inf, dtype=dtype, device=input.device)
@@ -138,12 +140,9 @@ class MovingAverageObserver(MinMaxObserver):
 
     def __init__(self, averaging_constant: float = 0.01) -> None:
         super().__init__()
-        # NB: written as "not in the range" so that NaN is refused.
-        if not 0.0 < averaging_constant <= 1.0:
-            raise ValueError(
-                "MovingAverageObserver: expected averaging_constant to lie in (0, 1], "
-                f"but got {averaging_constant}"
-            )
+        fits = 0.0 < averaging_constant <= 1.0  # false for NaN
+        wanted = "averaging_constant to lie in (0, 1]"
+        check("MovingAverageObserver", fits, wanted, averaging_constant)
         self.averaging_constant = averaging_constant
 
 
@@ -176,10 +175,8 @@ class PercentileObserver(_HistogramObserver):
 
     def __init__(self, percentile: float = 99.99) -> None:
         super().__init__()
-        if not 50.0 < percentile <= 100.0:
-            raise ValueError(
-                f"PercentileObserver: expected percentile to lie in (50, 100], but got {percentile}"
-            )
+        fits = 50.0 < percentile <= 100.0
+        check("PercentileObserver", fits, "percentile to lie in (50, 100]", percentile)
         self.percentile = percentile
 
     def _ends(self, quant_min: int, quant_max: int, symmetric: bool) -> tuple[float, float]:
@@ -206,7 +203,7 @@ class MSEObserver(_HistogramObserver):
 class Through:
     """A watcher of what ``make`` returns for each input, such as its product with a matrix."""
 
-    def __init__(self, watcher: Any, make: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, watcher: Watcher, make: Callable[[Tensor], Tensor]) -> None:
         self.watcher, self._make = watcher, make
 
     def observe(self, input: Tensor) -> None:
@@ -215,14 +212,12 @@ class Through:
 
     def unusable(self) -> Tensor | None:
         """Return whether no finite input was seen; None if no input was seen."""
-        unusable: Tensor | None = self.watcher.unusable()
-        return unusable
+        return self.watcher.unusable()
 
     @property
     def skipped_batches(self) -> Tensor | None:
         """The number of inputs ignored for a NaN or an infinity."""
-        skipped: Tensor | None = self.watcher.skipped_batches
-        return skipped
+        return self.watcher.skipped_batches
 
 
 OBSERVERS: dict[str, type[Observer]] = {
@@ -272,15 +267,6 @@ class FiniteCalls:
     def unusable(self) -> Tensor | None:
         """Return whether no call was finite, bool ``[]``; None if there was no call."""
         return None if self._skipped is None else self._skipped == self._calls
-
-
-class Seen(FiniteCalls):
-    """A watcher that only counts the inputs of one layer, and those that are not finite."""
-
-    def observe(self, input: Tensor) -> None:
-        """Count ``input`` unless it is empty."""
-        if input.numel() > 0:
-            self.begin(input)
 
 
 class NearOne:

@@ -218,7 +218,12 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[Non
     if isinstance(calibration, Iterable):
         for index, batch in enumerate(calibration):
             try:
-                _call(model, batch)
+                if isinstance(batch, Mapping):
+                    model(**batch)
+                elif isinstance(batch, (tuple, list)):
+                    model(*batch)
+                else:
+                    model(batch)
             except TypeError as error:
                 if index > 0 or not isinstance(batch, (Mapping, tuple, list)):
                     raise
@@ -232,15 +237,6 @@ def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[Non
             f"{where}: expected calibration to be an iterable of batches or a function of the "
             f"model, but got {type(calibration).__name__}"
         )
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, (tuple, list)):
-        model(*batch)
-    else:
-        model(batch)
 
 
 def _not_arguments(model: nn.Module, batch: Any, error: TypeError, where: str) -> str:
@@ -305,16 +301,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """
     with undone():
         undo_by(State([model]).restore)
-        undo_by(_set_modes, {module: module.training for module in model.modules()})
+        for module in model.modules():
+            undo_by(setattr, module, "training", module.training)
         switch_off_fast_path()
         model.eval()
         with torch.no_grad():
             yield
-
-
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
 
 
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
+from ...nn.shared.precision import compute_dtype
 from ...nn.shared.range import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.observers import FiniteCalls, NearOne
@@ -101,7 +102,7 @@ def rounded(
     Raises:
         ValueError: No damping makes the Hessian positive definite, or it is not finite.
     """
-    compute = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    compute = compute_dtype(rows.dtype)
     hessian = hessian.to(rows.device, torch.float64)
     columns = rows.t().to(torch.float64).contiguous()  # [K, N]
     order = torch.arange(len(columns), device=rows.device)

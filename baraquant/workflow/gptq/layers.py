@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 from ... import ops
 from ..._table import placed
 from ...nn import FakeQuantizedLinear
+from ...nn.shared.precision import compute_dtype
 from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
-from ..calibration.observers import Seen
+from ..calibration.observers import FiniteCalls
 from ..calibration.run import Run, counting
 from ..convert import Maker
 from ..passes import Chosen, Pass, register_pass
@@ -94,8 +96,8 @@ def _hessians(
     hessians = {
         path: Hessian(
             one.prepared.in_features,
-            torch.float64 if one.module.weight.dtype == torch.float64 else torch.float32,
-            _Multiplied(one.prepared),
+            compute_dtype(one.module.weight.dtype),
+            partial(_multiplied, one.prepared),
             seen[path].count(),
         )
         for path, one in layers.items()
@@ -128,17 +130,11 @@ def _integers(
     return integers
 
 
-class _Multiplied:
-    """Returns what a prepared layer multiplies: its input rotated and rounded, as it will be."""
-
-    def __init__(self, prepared: FakeQuantizedLinear) -> None:
-        self._block, self._rounds = rotate_of(prepared), prepared.rounds_input
-        self._quantizer = prepared.input_fake_quant
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        if self._block > 0:
-            rows = ops.hadamard(rows, self._block)
-        return self._quantizer.round(rows) if self._rounds else rows
+def _multiplied(prepared: FakeQuantizedLinear, rows: Tensor) -> Tensor:
+    """Return what a prepared layer multiplies: its input rotated and rounded, as it will be."""
+    if rotate_of(prepared) > 0:
+        rows = ops.hadamard(rows, prepared.rotate)
+    return prepared.input_fake_quant.round(rows) if prepared.rounds_input else rows
 
 
 class _Calls:
@@ -169,7 +165,7 @@ class _Calls:
         self.last = input, version, self._set_of[path]
 
 
-class _Seen(Seen):
+class _Seen(FiniteCalls):
     """A watcher that notes the calls of one layer, and counts the inputs that are not finite."""
 
     def __init__(self, calls: _Calls, path: str) -> None:
@@ -177,6 +173,6 @@ class _Seen(Seen):
         self._notes, self._path = calls, path
 
     def observe(self, input: Tensor) -> None:
-        super().observe(input)
         if input.numel() > 0:
+            self.begin(input)
             self._notes.note(self._path, input)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...configs import QuantConfig
+from ...nn.shared.precision import compute_dtype
 from ..calibration.observers import OutputErrors
 from ..calibration.run import Calibration, Run, State, evaluating
 from ..convert import Maker
@@ -53,7 +53,7 @@ class Errors(OutputErrors):
     ) -> None:
         """Add the squared error of one layer."""
         for one, other in zip(got, wanted, strict=True):
-            dtype = torch.float64 if other.dtype == torch.float64 else torch.float32
+            dtype = compute_dtype(other.dtype)
             parts = one.reshape(-1).split(_CHUNK), other.reshape(-1).split(_CHUNK)
             for part, same in zip(*parts, strict=True):
                 part, same = (tensor.to(self.errors.device, dtype) for tensor in (part, same))
@@ -74,7 +74,9 @@ class Errors(OutputErrors):
         is_finite = self.begin(*wanted).to(self.errors.device)
         for index, layer in enumerate(self._layers):
             before.restore()
-            with _in_place_of(self._module, layer):
+            with undone():  # the module computes what the layer does; its hooks stay
+                keep(vars(self._module))
+                vars(self._module)["forward"] = layer.forward
                 got = call()
             self.compare(index, got, wanted, is_finite)
         self.add_square(wanted, is_finite)
@@ -113,20 +115,11 @@ class LayerErrors(Errors):
         self.add_square(wanted, is_finite)
 
 
-@contextmanager
-def _in_place_of(module: nn.Module, layer: nn.Module) -> Iterator[None]:
-    """Let a module compute what another one does; its hooks stay."""
-    with undone():
-        keep(vars(module))
-        vars(module)["forward"] = layer.forward
-        yield
-
-
 class _Model:
     """Watches the calls of the whole model, and repeats each with one layer quantized at a time."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, Errors], caller: str) -> None:
-        self._model, self._layers, self._caller = model, layers, caller
+    def __init__(self, model: nn.Module, layers: Mapping[str, Errors]) -> None:
+        self._model, self._layers = model, layers
         self._depth = 0
         self._repeats = False
         self._reached: set[str] = set()  # the paths of the layers that the call has reached
@@ -163,7 +156,7 @@ class _Model:
         wanted = floats(output)
         if not wanted:
             raise ValueError(
-                f"{self._caller}: expected the model to return floating tensors with "
+                f"{_CALLER}: expected the model to return floating tensors with "
                 f"of='output', but got {type(output).__name__}"
             )
         self.calls += 1
@@ -184,18 +177,6 @@ class _Model:
             after.restore()
             self._depth -= 1
             self._repeats = False
-
-
-def measure_output(run: Run, layers: Mapping[str, Errors]) -> None:
-    """Run the model on the data, and again for each layer and configuration in its place."""
-    watcher = _Model(run.model, layers, run.where)
-    watcher.watch()
-    run({}, "errors of the output")
-    if watcher.calls == 0:
-        raise ValueError(
-            f"{run.where}: expected the calibration function to call the model itself with "
-            "of='output', whose output is compared"
-        )
 
 
 def _copied(inputs: Any) -> Any:
@@ -394,7 +375,14 @@ class _Measured:
             for path, module in self.modules.items()
         }
         if self.of == "output":
-            measure_output(run, watchers)
+            of_model = _Model(run.model, watchers)
+            of_model.watch()
+            run({}, "errors of the output")
+            if of_model.calls == 0:
+                raise ValueError(
+                    f"{_CALLER}: expected the calibration function to call the model itself with "
+                    "of='output', whose output is compared"
+                )
         else:
             run(watchers, "errors of layers")
         for path, watcher in watchers.items():

@@ -87,8 +87,11 @@ def new_file(caller: str, path: str | os.PathLike[str]) -> Iterator[Path]:
         for file in written[:-1]:
             file.replace(target.parent / file.name)
         with _turn(target):
-            for file in _named_by(target):
-                (folder / file.name).touch()  # to be removed with this folder
+            moved = _moved(target)
+            text = target.read_bytes() if moved and target.is_file() else b""
+            for file in moved:
+                if file.name.encode() in text:
+                    (folder / file.name).touch()  # to be removed with this folder
             main.replace(target)
 
 
@@ -184,13 +187,6 @@ def _turn(target: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _named_by(target: Path) -> list[Path]:
-    """Return the moved files that the main file at ``target`` names."""
-    moved = _moved(target)
-    text = target.read_bytes() if moved and target.is_file() else b""
-    return [file for file in moved if file.name.encode() in text]
 
 
 def _moved(target: Path) -> list[Path]:

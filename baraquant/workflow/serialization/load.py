@@ -24,7 +24,6 @@ from ..fused_ops import swap_fused
 from ..layers import (
     further_names,
     inside,
-    is_converted,
     is_transposed,
     layer_of,
     layer_with,
@@ -87,7 +86,12 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     try:
         with open_file(path) as file:
             header = read_header(file)
-            manifest = _manifest(header)
+            if "baraquant" not in header.metadata:
+                raise ValueError(
+                    "expected a file of baraquant.save, but it is a safetensors file without its "
+                    "configuration"
+                )
+            manifest = parse_manifest(header.metadata["baraquant"])
             metas = _meta_tensors(header.tensors, manifest)
             swapped = {*manifest.unpacked, *manifest.modules, *manifest.shared_modules}
             swap_fused(model, _CALLER, manifest.fused)
@@ -102,15 +106,6 @@ def load_(model: nn.Module | Callable[[], nn.Module], path: str | os.PathLike[st
     constants = {name: values[stored] for name, stored in manifest.constants.items()}
     put(model, _CALLER, modules, values, constants)
     return model
-
-
-def _manifest(header: Header) -> Manifest:
-    if "baraquant" not in header.metadata:
-        raise ValueError(
-            "expected a file of baraquant.save, but it is a safetensors file without its "
-            "configuration"
-        )
-    return parse_manifest(header.metadata["baraquant"])
 
 
 def _read(file: BinaryIO, header: Header, manifest: Manifest) -> dict[str, Tensor]:
@@ -278,16 +273,13 @@ def _check_kind(path: str, module: nn.Module | None, stored: StoredModule) -> No
     if module is None:
         raise ValueError(f"{expected}, but the model has no such module")
     layer = layer_of(module)
-    if not _is_stored_kind(module, stored) and (layer is None or stored.form not in layer.forms):
+    is_same = plain_type(module) is stored.form.module
+    if not is_same and (layer is None or stored.form not in layer.forms):
         raise ValueError(f"{expected}, but the model has a {type(module).__name__}")
 
 
-def _is_stored_kind(module: nn.Module, stored: StoredModule) -> bool:
-    return is_converted(module) and plain_type(module) is stored.form.module
-
-
 def _check_place(path: str, module: nn.Module, stored: StoredModule, quantized: nn.Module) -> None:
-    is_same = _is_stored_kind(module, stored)
+    is_same = plain_type(module) is stored.form.module
     layer = layer_of(module) or layer_with(stored.form)
     for size, own in layer.sizes.items():
         wanted, got = getattr(quantized, size), getattr(module, size if is_same else own)

@@ -128,6 +128,7 @@ def check_constants(
 def _unregistered(model: nn.Module) -> Iterator[str]:
     """Yield the names of attributes with tensors on the meta device that are not registered.
 
+    An attribute is a tensor, or a list, a tuple or a dict that holds it.
     Such a tensor may once have been a buffer: ``model.to(dtype)`` replaces the buffer, and leaves
     a second name of it as it is.
     """
@@ -136,17 +137,11 @@ def _unregistered(model: nn.Module) -> Iterator[str]:
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 continue
-            if any(tensor.is_meta and id(tensor) not in registered for tensor in _tensors(value)):
+            values = list(value.values()) if isinstance(value, dict) else value
+            listed = values if isinstance(values, (list, tuple)) else [values]
+            tensors = (each for each in listed if isinstance(each, Tensor))
+            if any(tensor.is_meta and id(tensor) not in registered for tensor in tensors):
                 yield f"{path}.{name}" if path else name
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield a tensor, or the tensors of a list, a tuple or the values of a dict."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    for each in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(each, Tensor):
-            yield each
 
 
 def put_constants(

@@ -67,12 +67,6 @@ def packed_shapes(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in own if name in names}
 
 
-def integers_of(module: nn.Module, name: str) -> Tensor:
-    """Return the int8 that stand for one of :func:`packed_shapes`."""
-    integers: Tensor = module.qweight if name == "packed" else module.state_dict()[name]
-    return integers
-
-
 def place_of(tensor: Tensor, bits: int | None) -> tuple[Any, ...]:
     """Return what two tensors with data have in common if the file holds them once.
 

@@ -16,14 +16,14 @@ from baraquant._C import build_info
 
 from ..._table import placed
 from ...nn.shared.subclassed import plain_type
-from ..fused_ops import fused_paths
+from ..fused_ops import FUSED
 from ..layers import form_of, further_names, inside, is_prepared
 from ..unpack import UNPACKED
 from ..view import check_whole
 from .disk import new_file
 from .manifest import FORMAT, write_manifest
 from .meta import other_buffers
-from .packing import integers_of, pack, packed_shapes, place_of
+from .packing import pack, packed_shapes, place_of
 from .tensor_file import DTYPES, bytes_of, import_safetensors, write_tensors
 
 _CALLER = "baraquant.save"
@@ -58,24 +58,26 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     import_safetensors(_CALLER)
     if isinstance(model, nn.Module):
-        check_whole(model, _CALLER)
+        for name, module in model.named_modules():
+            check_whole(module, _CALLER, f"{name}: " if name else "")
     modules, shared_modules = _quantized(model)
     entries = {name: _entry(name, module) for name, module in modules.items()}
     at = modules | {alias: modules[name] for alias, name in shared_modules.items()}
     narrow = {
-        f"{name}.{tensor}": (module, tensor)
+        f"{name}.{tensor}": module
         for name, module in at.items()
         for tensor in packed_shapes(module)
     }
-    widths = {name: module.weight_bits for name, (module, _) in narrow.items()}
+    widths = {name: module.weight_bits for name, module in narrow.items()}
     tensors, shared_tensors = _tensors(model, widths)
     stored = {
-        name: pack(integers_of(*narrow[name]), widths[name])
+        name: pack(narrow[name].qweight if name.endswith(".packed") else tensor, widths[name])
         if name in narrow
         else tensor.cpu().contiguous()
         for name, tensor in tensors.items()
     }
     constants = add_constants(model, stored, inside(at))
+    named = list(model.named_modules(remove_duplicate=False))
     plain = {
         "format": FORMAT,
         "writer": f"baraquant {build_info()['version']}",
@@ -83,12 +85,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "shared_modules": shared_modules,
         "shared_tensors": shared_tensors,
         "constants": constants,
-        "unpacked": [
-            name
-            for name, module in model.named_modules(remove_duplicate=False)
-            if type(module) in UNPACKED.values()
-        ],
-        "fused": fused_paths(model),
+        "unpacked": [name for name, module in named if type(module) in UNPACKED.values()],
+        "fused": [name for name, module in named if type(module) in FUSED],
         "channels_last": [
             name for name, module in modules.items() if getattr(module, "channels_last", False)
         ],

@@ -42,7 +42,7 @@ from ...schemes import SmoothQuant
 from ..calibration.observers import OBSERVERS, MinMaxObserver, OutputErrors, Through
 from ..calibration.run import Run, Watcher, import_apart
 from ..passes import Chosen, Scaling, fixed_input, leave_input, register_pass
-from ..transaction import keep_hooks, undone
+from ..transaction import keep, undone
 from .producers import Readers, ScalesInputs, Scope, producers
 
 aten = torch.ops.aten
@@ -120,7 +120,9 @@ class Flow(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> Self:
         import_apart("torch._dynamo")  # as a mode makes PyTorch do
-        keep_hooks(self._model.modules())
+        for module in self._model.modules():
+            own = {name: held for name, held in vars(module).items() if isinstance(held, dict)}
+            keep(*(held for name, held in own.items() if name.startswith("_forward_")))
         hooks = self._handles
         hooks.append(self._model.register_forward_pre_hook(self._begin, prepend=True))
         hooks.append(self._model.register_forward_hook(self._end))
