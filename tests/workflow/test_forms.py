@@ -23,10 +23,7 @@ def test_constructors_take_what_is_stored(name: str) -> None:
         for tensor, required in form.tensors.items():
             wanted = inspect.Parameter.empty if required else None
             assert parameters.pop(tensor).default is wanted, tensor
-    if parameters.pop("further", None):  # of a convolution: what PyTorch's takes besides
-        of_float = inspect.signature(getattr(nn, name)._float).parameters
-        further = form.options.keys() - parameters.keys()
-        parameters |= {option: of_float[option] for option in further}
+    parameters.pop("further", None)  # of a convolution: what not all of them have
     assert parameters.keys() == form.options.keys()
     for option, (kind, *default) in entry["options"].items():
         parsed = [None if d is None else KINDS[kind].parse(d) for d in default]

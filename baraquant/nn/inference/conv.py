@@ -105,7 +105,7 @@ class Convolution(Dequantizes):
         input_fake_quant: FakeQuantize | None = None,
         weight_bits: int = 8,
         dtype: torch.dtype | None = None,
-        **further: Any,  # options that not all have: a transposed one's output_padding
+        **further: Any,  # options of PyTorch's module that not all of them have
     ) -> None:
         super().__init__()
         name, kind = type(self).__name__, self._float
@@ -263,6 +263,41 @@ class _QuantizedConvTranspose(Transposes, Convolution):
     """The base of the transposed convolutions."""
 
     _options = (*_OPTIONS, "output_padding")
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        weight_scale: Tensor,
+        bias: Tensor | None = None,
+        *,
+        weight_zero_point: Tensor | None = None,
+        group_size: int | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        input_fake_quant: FakeQuantize | None = None,
+        weight_bits: int = 8,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            qweight,
+            weight_scale,
+            bias,
+            weight_zero_point=weight_zero_point,
+            group_size=group_size,
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            dilation=dilation,
+            groups=groups,
+            padding_mode=padding_mode,
+            input_fake_quant=input_fake_quant,
+            weight_bits=weight_bits,
+            dtype=dtype,
+        )
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return the transposed convolution of ``input``, in its dtype.
