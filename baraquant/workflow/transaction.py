@@ -249,8 +249,8 @@ def restore_values(tensor: Tensor, copy: Tensor) -> None:
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal, also in the signs of zeros; of NaNs and complex ones: no."""
     if a.is_floating_point():  # eight bits have no signbit
-        return torch.equal(a, b) and torch.equal(a.float().signbit(), b.float().signbit())
-    return not a.is_complex() and torch.equal(a, b)
+        return bool(torch.equal(a, b) and torch.equal(a.float().signbit(), b.float().signbit()))
+    return not a.is_complex() and bool(torch.equal(a, b))
 
 
 def generators_as_they_are() -> list[Callable[[], Any]]:
