@@ -148,6 +148,8 @@ def by_name(functions: Sequence[Function]) -> list[list[Function]]:
 def is_shown(method: Method) -> bool:
     """Whether a member function is for callers, and not explained where it is declared first."""
     hidden = method.destructor or method.default or method.deleted
+    # What only the library can make: the struct's definition is in no header of the API.
+    hidden |= any(re.search(r"\bGiven\b", p.type.format()) for p in method.parameters)
     return method.access == "public" and not hidden and bool(method.doxygen or not method.override)
 
 
