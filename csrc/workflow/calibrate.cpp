@@ -112,10 +112,7 @@ std::map<std::string, std::shared_ptr<Observer>> observe_inputs(const std::strin
   });
   model.eval();
   swap(change, places, there);
-  {
-    const torch::NoGradGuard no_grad;
-    calibration();
-  }
+  calibration();
   change.undo();
   const auto first = observed.begin()->first;
   std::erase_if(observed, [](const auto& one) { return !one.second->is_reached(); });

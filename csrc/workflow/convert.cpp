@@ -106,8 +106,6 @@ std::string why_not(const torch::nn::Module& module) {
 }  // namespace
 
 Report convert_(torch::nn::Module& model) {
-  // Where memory fails, PyTorch's graphs end the program.
-  const torch::NoGradGuard no_grad;
   Transaction change;
   Report report;
   const auto places = places_of(model);

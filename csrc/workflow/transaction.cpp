@@ -4,7 +4,6 @@
 #include <ATen/Context.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/signbit.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <exception>
@@ -17,13 +16,12 @@ namespace {
 
 void copy_values(const at::Tensor& tensor, const at::Tensor& values) {
   const c10::InferenceMode mode(tensor.is_inference());
-  const c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;  // where it is off, it lets gradients be
   tensor.copy_(values);
 }
 
 // Write a copy back, unless the tensor has its bits: a graph may have kept the tensor.
 void restore(const at::Tensor& tensor, const at::Tensor& saved) {
-  const c10::NoGradGuard no_grad;
   if (tensor.sizes() != saved.sizes()) {
     tensor.set_data(saved);
   } else if (tensor.is_complex() || !at::equal(tensor, saved) ||
@@ -56,7 +54,6 @@ void Transaction::undo_by(std::function<void()> step) {
 
 void Transaction::keep_values(const at::Tensor& tensor) {
   if (is_finished_ || !tensor.defined() || tensor.is_meta()) return;
-  const c10::NoGradGuard no_grad;
   undo_by([tensor, saved = tensor.detach().clone()] { restore(tensor, saved); });
 }
 

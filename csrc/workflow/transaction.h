@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <cstdint>
 #include <functional>
@@ -34,6 +35,7 @@ class Transaction {
   void finish() noexcept;
 
  private:
+  const c10::NoGradGuard no_grad_;  // a graph of PyTorch ends the program where memory fails
   std::vector<std::function<void()>> undos_;
   bool is_finished_ = false;
 };
