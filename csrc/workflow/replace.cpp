@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -40,10 +41,11 @@ struct Exchange {
 
   void operator()() {
     parent.replace_module(name, outside);
+    const auto at = static_cast<std::ptrdiff_t>(position);
     if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
-      if (position < sequential->size()) std::swap(*(sequential->begin() + position), any);
+      if (position < sequential->size()) std::swap(*std::next(sequential->begin(), at), any);
     } else if (auto* list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
-      if (position < list->size()) *(list->begin() + position) = outside;
+      if (position < list->size()) *std::next(list->begin(), at) = outside;
     } else if (auto* dictionary = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
       for (auto& entry : *dictionary) {
         if (entry.key() == name) entry.value() = outside;

@@ -44,7 +44,7 @@ Transaction::Transaction() {
 Transaction::~Transaction() {
   try {
     undo();
-  } catch (...) {  // the exception that ends the transaction goes on
+  } catch (...) {  // NOLINT: the exception that ends the transaction goes on
   }
 }
 

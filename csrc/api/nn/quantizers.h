@@ -109,6 +109,7 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   bool is_observed() const { return options.mode() == "observed"; }
 
   void pretty_print(std::ostream& stream) const override;
+  void loaded() override;
 
   /// The options as they were given, without `scale` and `zero_point`, which are buffers.
   FakeQuantizeOptions options;
@@ -129,7 +130,6 @@ class BARAQUANT_API FakeQuantizeImpl : public Quantizer {
   torch::Tensor observe(const torch::Tensor& input, const torch::Tensor& rounds);
   torch::Tensor observe_and_round(const torch::Tensor& input);
   void check_seen();
-  void loaded() override;
   bool is_seen_ = false;  // whether the scale was found to be known, which is read once
 };
 TORCH_MODULE(FakeQuantize);
@@ -182,6 +182,7 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
   bool is_initialized() const;
 
   void pretty_print(std::ostream& stream) const override;
+  void loaded() override;
 
   LearnedFakeQuantizeOptions options;
   torch::Tensor scale;
@@ -206,7 +207,6 @@ class BARAQUANT_API LearnedFakeQuantizeImpl : public Quantizer {
 
   void initialize_by_first(const torch::Tensor& input);
   torch::Tensor round_to_grid(const torch::Tensor& input);
-  void loaded() override;
   Flag saw_zeros_{false};
 };
 TORCH_MODULE(LearnedFakeQuantize);

@@ -21,7 +21,9 @@ namespace baraquant::api {
 template <size_t size>
 struct Name {
   char text[size];
-  constexpr Name(const char (&given)[size]) { std::copy_n(given, size, text); }
+  constexpr Name(const char (&given)[size]) {  // NOLINT: a literal becomes one by itself
+    std::copy_n(given, size, text);
+  }
 };
 
 // How the dispatcher takes an argument: tensors by reference, everything else by value.
