@@ -26,12 +26,14 @@ int64_t version_of(const torch::Tensor& buffer) {
   return buffer.is_inference() ? 0 : buffer._version();
 }
 
+const char* of(const auto& names, int64_t i) { return names[static_cast<size_t>(i)]; }
+
 std::string described(const std::vector<int64_t>& scheme) {
   const auto is_of = [](const auto& names, int64_t i) { return i >= 0 && i < std::ssize(names); };
   if (scheme.size() != 7 || !is_of(kinds, scheme[0]) || !is_of(granularities, scheme[1])) {
     return c10::str(at::IntArrayRef(scheme));
   }
-  auto text = c10::str(kinds[scheme[0]], " ", granularities[scheme[1]],
+  auto text = c10::str(of(kinds, scheme[0]), " ", of(granularities, scheme[1]),
                        scheme[4] != 0 ? " symmetric" : " asymmetric", " in [", scheme[2], ", ",
                        scheme[3], "]");
   if (scheme[5] > 0) text += c10::str(" in groups of ", scheme[5]);
@@ -85,7 +87,7 @@ torch::Tensor Quantizer::implied(const std::string& name) const {
   if (name == "scheme") return scheme;
   if (name == "saw_zeros") return torch::zeros({1}, torch::kUInt8);
   // If the module is switched off, the state has to say whether it is.
-  const bool is_observed = kinds[scheme_[0]] == std::string_view("observed");
+  const bool is_observed = of(kinds, scheme_[0]) == std::string_view("observed");
   const bool is_on = name == "fake_quant_enabled" && !is_observed && rounds();
   return is_on ? fake_quant_enabled : torch::Tensor();
 }
