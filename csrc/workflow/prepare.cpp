@@ -22,7 +22,6 @@ void start_range(nn::Quantizer& quantizer, const Observer& observer, bool follow
   }
   auto& one = dynamic_cast<nn::FakeQuantizeImpl&>(quantizer);
   const auto [low, high] = observer.range(quant_min, quant_max, one.options.symmetric());
-  const torch::NoGradGuard no_grad;
   one.min_val.copy_(low);
   one.max_val.copy_(high);
   const auto [scale, zero_point] = one.calculate_qparams();
