@@ -232,6 +232,13 @@ def test_on_the_meta_device() -> None:
         assert torch.equal(model.eval()(x), real(x)), scheme
 
 
+def test_new_tensors_are_where_the_weights_are() -> None:
+    for name, scheme in SCHEMES.items():
+        prepare_(model := linear_model().to("meta"), scheme)
+        away = [path for path, tensor in model.state_dict().items() if not tensor.is_meta]
+        assert away == [], name
+
+
 def test_models_of_several_dtypes() -> None:
     class Mixed(nn.Module):
         def __init__(self) -> None:

@@ -36,17 +36,19 @@ class Quantizer(ChecksState):
     _rounds: bool  # an observed range has the buffer alone
     _scheme: list[int]
 
-    def _keep_state(self, kind: str, scales: int) -> None:
+    def _keep_state(self, kind: str, scales: int, device: torch.device | str | None = None) -> None:
         """Register what a state dict needs to be resumed; ``scales`` is their number if fixed."""
         self._scheme = [
             _KINDS.index(kind),
             GRANULARITIES.index(self.granularity),
             *(self.quant_min, self.quant_max, int(self.symmetric), self.group_size, scales),
         ]
-        self.register_buffer("scheme", torch.tensor(self._scheme, dtype=torch.int32))
+        scheme = torch.tensor(self._scheme, dtype=torch.int32, device=device)
+        self.register_buffer("scheme", scheme)
         self.keeps_state = True
         if not self.is_observed:
-            self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8))
+            enabled = torch.ones(1, dtype=torch.uint8, device=device)
+            self.register_buffer("fake_quant_enabled", enabled)
 
     def without_state(self) -> Self:
         """Forget what only a training needs, for a layer of inference; return the module."""

@@ -58,7 +58,7 @@ class LearnedFakeQuantize(ByGranularity):
         symmetric: True for no zero point.
         per_sample: Whether ``n``, the number of values that share a step, excludes the first
             dimension. Use it for activations, whose gradient is a mean over the batch.
-        device: Of the parameters.
+        device: Of the parameters and buffers.
         dtype: Of the parameters: float32 or float64.
         scale_dtype: The dtype that the step is rounded to before each use: ``float32``,
             ``bfloat16`` or ``float16``. The gradient goes straight through, and the parameter
@@ -127,7 +127,7 @@ class LearnedFakeQuantize(ByGranularity):
         self.register_parameter("zero_point", None if symmetric else nn.Parameter(unknown.clone()))
         self.register_buffer("skipped_batches", torch.zeros((), dtype=torch.int64, device=device))
         self.register_buffer("saw_zeros", torch.zeros(1, dtype=torch.uint8, device=device))
-        self._keep_state(self._kind, unknown.numel())
+        self._keep_state(self._kind, unknown.numel(), device)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""

@@ -57,7 +57,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         symmetric: True for the zero point 8 in every group.
         scale_rule: How :meth:`initialize` finds the factors: ``search`` tries all of them, ``max``
             takes the least that clips nothing.
-        device: Of the parameters.
+        device: Of the parameters and buffers.
         dtype: Of the parameters: float32 or float64.
         master: As in :class:`LearnedFakeQuantize`.
 

@@ -85,7 +85,7 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// Whether `n`, the number of values that share a step, excludes the first dimension. Use it
   /// for activations, whose gradient is a mean over the batch.
   TORCH_ARG(bool, per_sample) = false;
-  /// Of the parameters.
+  /// Of the parameters and buffers.
   TORCH_ARG(std::optional<torch::Device>, device);
   /// Of the parameters: float32 or float64.
   TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;
@@ -129,7 +129,7 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   /// How initialize finds the factors: `search` tries all of them, `max` takes the least that
   /// clips nothing.
   TORCH_ARG(std::string, scale_rule) = "search";
-  /// Of the parameters.
+  /// Of the parameters and buffers.
   TORCH_ARG(std::optional<torch::Device>, device);
   /// Of the parameters: float32 or float64.
   TORCH_ARG(torch::Dtype, dtype) = torch::kFloat32;

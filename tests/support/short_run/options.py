@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What pytest is told here beyond its own options: `--part K/N`."""
+"""What pytest is told here beyond its own options, `--part K/N`, and says beyond its own lines."""
 
 import pytest
 
@@ -19,6 +19,20 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--part", default="1/1", metavar="K/N", help="run one of N parts of the tests")
 
 
+class Failures:
+    """Names each failure at once: a run that is stopped from outside has no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.plugins.get_plugin("terminalreporter")  # None in xdist's processes
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"FAILED {report.nodeid}\n{report.longreprtext[-1000:]}")
+
+
 def register(config: pytest.Config, no_cuda: str | None) -> None:
     """Adds the hooks; `no_cuda` says why CUDA cannot be tested here, None where it can."""
     config.pluginmanager.register(Selection(no_cuda, parse_part(config.option.part)))
+    config.pluginmanager.register(Failures(config))
