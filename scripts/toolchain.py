@@ -53,23 +53,26 @@ NVCC_WERROR = ["-Werror", "all-warnings"]
 DEFAULT_ARCHITECTURES = "8.0;8.6;9.0a;10.0+PTX;12.0+PTX"
 
 
-# The folders of csrc whose sources include the large headers of torch::nn. Those of a folder are
-# compiled as one unit, which takes a sixth of the time; their names in anonymous namespaces differ.
-TOGETHER = ("files", "nn", "workflow")
-
-
 def library_sources(suffix: str) -> list[Path]:
     """The sources of libbaraquant.so with this suffix (``.cpp`` or ``.cu``), sorted."""
     return sorted(p for p in CSRC.rglob(f"*{suffix}") if p.relative_to(CSRC).parts[0] != "python")
 
 
 def compiled_units() -> list[Path]:
-    """A source for each folder of TOGETHER that includes the folder's sources, written anew."""
-    units = []
-    for folder in TOGETHER:
-        names = sorted(p.relative_to(CSRC) for p in (CSRC / folder).glob("*.cpp"))
-        units.append(_unit(f"{folder}.cpp", "".join(f'#include "{name}"\n' for name in names)))
-    return units
+    """A source for each family and each other folder of csrc, which includes its sources.
+
+    PyTorch's headers take most of a compiler's time: one unit takes half the time of its files, or
+    a sixth with the headers of torch::nn. The names in their anonymous namespaces differ.
+    """
+    folders: dict[str, str] = {}
+    for folder, name in (p.relative_to(CSRC).parts for p in library_sources(".cpp") if _joins(p)):
+        folders[folder] = folders.get(folder, "") + f'#include "{folder}/{name}"\n'
+    return [_unit(f"{folder}.cpp", text) for folder, text in folders.items()]
+
+
+def _joins(source: Path) -> bool:
+    """Whether a source is a part of a unit: not the kernels, in a folder below their family's."""
+    return source.parent.parent == CSRC
 
 
 def _unit(name: str, text: str) -> Path:
@@ -101,11 +104,8 @@ def cuda_units() -> list[Path]:
 
 
 def compiled_sources() -> list[Path]:
-    """What is compiled for libbaraquant.so: the units, and all other sources by themselves."""
-    alone = [
-        path for path in library_sources(".cpp") if path.relative_to(CSRC).parts[0] not in TOGETHER
-    ]
-    return alone + compiled_units()
+    """What is compiled for libbaraquant.so: the units, and the kernels by themselves."""
+    return [path for path in library_sources(".cpp") if not _joins(path)] + compiled_units()
 
 
 def cuda_sources() -> list[Path]:

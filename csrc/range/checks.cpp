@@ -8,8 +8,8 @@ namespace baraquant::range {
 namespace {
 
 // Checks a tensor that the op writes, with one entry for each range.
-void check_written(const char* op, const char* name, const at::Tensor& tensor,
-                   const at::Tensor& input, std::optional<int64_t> axis) {
+void check_written_ranges(const char* op, const char* name, const at::Tensor& tensor,
+                          const at::Tensor& input, std::optional<int64_t> axis) {
   check_same_device(op, name, tensor, input);
   if (axis) {
     const c10::SymInt channels = input.sym_size(*axis);
@@ -57,7 +57,7 @@ void check_skipped_batches(
   if (!skipped_batches) return;
   const char* name = "skipped_batches";
   check_dtype(op, name, *skipped_batches, at::kLong, "it is written in place");
-  check_written(op, name, *skipped_batches, input, std::nullopt);
+  check_written_ranges(op, name, *skipped_batches, input, std::nullopt);
   for (const auto& [other, tensor] : written) {
     check_distinct(op, name, *skipped_batches, other, *tensor);
   }
@@ -99,8 +99,8 @@ void check_observe(const char* op, const ObserveArgs& args) {
   const at::ScalarType compute = compute_dtype(input.scalar_type());
   check_dtype(op, "min_val", min_val, compute, "the compute type of the input");
   check_dtype(op, "max_val", max_val, compute, "the compute type of the input");
-  check_written(op, "min_val", min_val, input, axis);
-  check_written(op, "max_val", max_val, input, axis);
+  check_written_ranges(op, "min_val", min_val, input, axis);
+  check_written_ranges(op, "max_val", max_val, input, axis);
   check_distinct(op, "min_val", min_val, "max_val", max_val);
   TORCH_CHECK_VALUE(!averaging_constant || (*averaging_constant > 0 && *averaging_constant <= 1),
                     op, ": expected averaging_constant to be in (0, 1] or None, but got ",
@@ -114,9 +114,9 @@ void check_observe_qparams(const char* op, const ObserveQparamsArgs& args) {
   const auto axis = checked_axis(op, input, args.axis);
   const at::ScalarType compute = compute_dtype(input.scalar_type());
   check_dtype(op, "scale", scale, compute, "the compute type of the input");
-  check_written(op, "scale", scale, input, axis);
+  check_written_ranges(op, "scale", scale, input, axis);
   check_dtype(op, "zero_point", zero_point, at::kInt, "it is written in place");
-  check_written(op, "zero_point", zero_point, input, axis);
+  check_written_ranges(op, "zero_point", zero_point, input, axis);
   check_distinct(op, "scale", scale, "min_val", args.min_val);
   check_distinct(op, "scale", scale, "max_val", args.max_val);
   check_distinct(op, "zero_point", zero_point, "scale", scale);
