@@ -67,7 +67,7 @@ def compiled_units() -> list[Path]:
     folders: dict[str, str] = {}
     for folder, name in (p.relative_to(CSRC).parts for p in library_sources(".cpp") if _joins(p)):
         folders[folder] = folders.get(folder, "") + f'#include "{folder}/{name}"\n'
-    return [_unit(f"{folder}.cpp", text) for folder, text in folders.items()]
+    return [unit(f"{folder}.cpp", text) for folder, text in folders.items()]
 
 
 def _joins(source: Path) -> bool:
@@ -75,12 +75,13 @@ def _joins(source: Path) -> bool:
     return source.parent.parent == CSRC
 
 
-def _unit(name: str, text: str) -> Path:
-    unit = ROOT / "build" / "units" / name
-    unit.parent.mkdir(parents=True, exist_ok=True)
-    if not unit.exists() or unit.read_text() != text:  # an older one need not be compiled anew
-        unit.write_text(text)
-    return unit
+def unit(name: str, *texts: str) -> Path:
+    """A source with these texts in build/; one that is there need not be compiled anew."""
+    path, text = ROOT / "build" / "units" / name, "".join(texts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path
 
 
 def cuda_units() -> list[Path]:
@@ -96,10 +97,10 @@ def cuda_units() -> list[Path]:
         header = "gemm" if family == "Hopper" else "grouped_gemm"
         text = f'#include "int8_mm/cuda/hopper/{header}.cuh"\n'
         text += f"BARAQUANT_INSTANCE({family.lower()}_kernels, {family}Tile::k{tile});\n"
-        units.append(_unit(f"{family}_{tile}.cu".lower(), text))
+        units.append(unit(f"{family}_{tile}.cu".lower(), text))
     for output in ("BFloat16", "Float16", "float", "double"):
         text = f'#include "int8_mm/cuda/instance.cuh"\nBARAQUANT_OUTPUT_TYPE({output})\n'
-        units.append(_unit(f"to_{output}.cu".lower(), text))
+        units.append(unit(f"to_{output}.cu".lower(), text))
     return units
 
 
