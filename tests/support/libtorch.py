@@ -9,20 +9,41 @@ import pytest
 
 import toolchain
 from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, run, run_program
+from tests.support.processes import MadeOnce
 
 __all__ = [
     "PACKAGE",
+    "PRECOMPILED",
     "STRICT",
     "SYSTEM",
     "TORCH",
     "build_program",
     "clang_only",
     "compile_only",
+    "precompiled",
     "run",
     "run_program",
 ]
 
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+PRECOMPILED = ("torch/nn/module.h", "torch/nn/pimpl.h")  # most of the time of a compiler
+
+
+def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:
+    """The option to begin with `PRECOMPILED`, which are compiled once.
+
+    A compiler that cannot use that, for other options, reads the headers themselves.
+    """
+
+    def build(folder: Path) -> None:
+        header = folder / "torch.h"
+        header.write_text("".join(f"#include <{name}>\n" for name in PRECOMPILED))
+        compiler = toolchain.program_compiler().split()
+        options = ("-std=c++20", "-x", "c++-header", *SYSTEM, header, "-o", f"{header}.gch")
+        built = run(*compiler, *STRICT, *options)
+        assert built.returncode == 0, built.stdout
+
+    return ("-include", made_once("torch_headers", build) / "torch.h")
 
 
 def compile_only(source: Path, *options: str | Path) -> None:
