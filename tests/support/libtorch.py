@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """C++ programs against LibTorch and libbaraquant.so, and whether compilers take a source."""
 
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+compiler = functools.cache(toolchain.program_compiler)  # it tries them
 PRECOMPILED = ("torch/nn/module.h", "torch/nn/pimpl.h")  # most of the time of a compiler
 
 
@@ -38,9 +40,8 @@ def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:
     def build(folder: Path) -> None:
         header = folder / "torch.h"
         header.write_text("".join(f"#include <{name}>\n" for name in PRECOMPILED))
-        compiler = toolchain.program_compiler().split()
         options = ("-std=c++20", "-x", "c++-header", *SYSTEM, header, "-o", f"{header}.gch")
-        built = run(*compiler, *STRICT, *options)
+        built = run(*compiler().split(), *STRICT, *options)
         assert built.returncode == 0, built.stdout
 
     return ("-include", made_once("torch_headers", build) / "torch.h")
@@ -48,8 +49,7 @@ def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:
 
 def compile_only(source: Path, *options: str | Path) -> None:
     """Whether the compiler takes a source with LibTorch's headers."""
-    compiler = toolchain.program_compiler().split()
-    checked = run(*compiler, "-std=c++20", "-fsyntax-only", source, *SYSTEM, *options)
+    checked = run(*compiler().split(), "-std=c++20", "-fsyntax-only", source, *SYSTEM, *options)
     assert checked.returncode == 0, checked.stdout
 
 
