@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 import toolchain
+from tests.support.processes import run
 
 # Interrupts the import at lines of baraquant, again and again, and keeps what the exceptions hold.
 # The last import has to be a whole one: ops, rules of vmap, and attributes of the package. A seed
@@ -98,14 +98,8 @@ SECOND = """
 
 
 def printed(code: str, *arguments: object) -> str:
-    command = [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code)]
-    done = subprocess.run(
-        [*command, *map(str, arguments)],
-        cwd=toolchain.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(code))
+    done = run(*command, *map(str, arguments), cwd=toolchain.ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
