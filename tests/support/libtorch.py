@@ -56,7 +56,7 @@ def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:
         header = folder / "torch.h"
         header.write_text("".join(f"#include <{name}>\n" for name in PRECOMPILED))
         options = ("-std=c++20", "-x", "c++-header", *SYSTEM, header, "-o", f"{header}.gch")
-        built = run(*compiler().split(), *STRICT, *options)
+        built = run(*compiler().split(), *STRICT, *toolchain.sanitizer_flags(), *options)
         assert built.returncode == 0, built.stdout
 
     return ("-include", made_once("torch_headers", build) / "torch.h")
