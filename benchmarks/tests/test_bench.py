@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import toolchain
 from benchmarks import bench, bench_cli, bench_report
 from benchmarks.bench import Compiler, Timer
 from benchmarks.bench_row import AnyOf, AnyTarget, Case, HoldsLess, Row, Target, Within
+from tests.support.processes import run
 
 CPU = torch.device("cpu")
 
@@ -303,13 +302,8 @@ def test_timer_inside_a_graph(cuda: str) -> None:
 @pytest.mark.packaging
 @pytest.mark.parametrize("family", ["affine", "range", "fused", "int8_mm"])
 def test_programs_start_anywhere(family: str, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.bench_{family}", "--help"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(toolchain.ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = (sys.executable, "-m", f"benchmarks.bench_{family}", "--help")
+    result = run(*command, cwd=tmp_path, env={"PYTHONPATH": str(toolchain.ROOT)})
     assert result.returncode == 0, result.stderr
     assert f"{{family}} in a path stands for {family}." in result.stdout
 

@@ -3,12 +3,12 @@
 
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import toolchain
+from tests.support.libtorch import run
 
 PROGRAMS = sorted((toolchain.ROOT / "tests" / "cpp").glob("*.cpp"))
 
@@ -22,10 +22,11 @@ def test_program(source: Path, machine: str, tmp_path: Path) -> None:
     if machine == "native":
         flags.append("-march=native")
     program = tmp_path / source.stem
-    subprocess.run([*compiler.split(), *flags, str(source), "-o", str(program)], check=True)
-    run = subprocess.run([str(program)], check=False, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
-    done, failed = (int(text.split()[0]) for text in run.stdout.splitlines()[-1].split(", "))
+    built = run(*compiler.split(), *flags, source, "-o", program)
+    assert built.returncode == 0, built.stdout
+    ran = run(program)
+    assert ran.returncode == 0, ran.stdout
+    done, failed = (int(text.split()[0]) for text in ran.stdout.splitlines()[-1].split(", "))
     assert done > 0
     assert failed == 0
 

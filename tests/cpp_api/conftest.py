@@ -10,7 +10,7 @@ import torch
 
 import baraquant
 from tests.cpp_api.file_models import RunJobs, every
-from tests.support.libtorch import STRICT, build_program, run_program
+from tests.support.libtorch import STRICT, build_program, precompiled, run_program
 from tests.support.processes import MadeOnce
 
 
@@ -18,7 +18,7 @@ from tests.support.processes import MadeOnce
 def program(made_once: MadeOnce) -> Path:
     def build(folder: Path) -> None:
         source = Path(__file__).with_name("files.cpp")
-        build_program(source, folder / "files", *STRICT)
+        build_program(source, folder / "files", *STRICT, *precompiled(made_once))
 
     return made_once("cpp_files", build) / "files"
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 def test_damaged_files(program: Path) -> None:
     """In processes of their own, whose death would be seen; see `tests/serialization/fuzz.py`."""
-    run_module("tests.serialization.fuzz", None, "--program", program, "--files", "2000")
+    run_module("tests.serialization.fuzz", None, "--program", program, "--files", "700")
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -17,7 +17,7 @@ from cpp_programs import environment
 from tests.cpp_api.file_models import LINE, Network, saved
 from tests.support.libtorch import STRICT
 from tests.support.libtorch import run as run_compiler
-from tests.support.processes import MadeOnce
+from tests.support.processes import PATIENCE, MadeOnce
 
 pytestmark = pytest.mark.process
 
@@ -52,8 +52,16 @@ def start(
     return subprocess.Popen([program], env=env, stdout=subprocess.PIPE, text=True)
 
 
+def printed_by(process: subprocess.Popen) -> list[str]:
+    with process:
+        try:
+            return process.communicate(None, PATIENCE)[0].splitlines()
+        finally:
+            process.kill()
+
+
 def lines_of(process: subprocess.Popen) -> list[str]:
-    out = process.communicate()[0].splitlines()
+    out = printed_by(process)
     assert process.returncode == 0
     return out
 
@@ -69,7 +77,7 @@ def test_each_step(
         path.write_bytes(old)
         fault = {"LD_PRELOAD": str(faults), "BARAQUANT_TEST_FAULT": f"{kind} {step} {folder}"}
         process = start(program, jobs, (models[1], path), **fault)
-        (line, *_) = [*process.communicate()[0].splitlines(), ""]
+        (line, *_) = [*printed_by(process), ""]
         if process.returncode == 0 and line == "ok":
             break
         if kind == "kill":

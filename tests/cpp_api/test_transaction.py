@@ -27,7 +27,7 @@ def faulty(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     ("ops", "memory"),
     [
         pytest.param(10, 10, id="some", marks=pytest.mark.smoke),
-        pytest.param(700, 200, id="many", marks=pytest.mark.exhaustive),
+        pytest.param(200, 60, id="many", marks=pytest.mark.exhaustive),
     ],
 )
 def test_faults(ops: int, memory: int, faulty: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ HOSTILE = (sys.executable, "-m", "tests.ops.hostile")
 
 @pytest.mark.process
 def test_each_call_keeps_its_promise() -> None:
-    done = run(*HOSTILE, "1000", "--first", "100000", "--processes", "1")
+    done = run(*HOSTILE, "400", "--first", "100000", "--processes", "1")
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "hostile calls: passed" in done.stdout
 

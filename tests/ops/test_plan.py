@@ -14,6 +14,7 @@ from baraquant.planning import KernelPlan
 from tests.support import bad_arguments
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
+from tests.support.processes import PATIENCE
 
 FAMILIES = bad_arguments.modules()
 OPS: list[Any] = [op for module in FAMILIES for op in module.OPS]
@@ -132,10 +133,11 @@ def test_other_threads_run_meanwhile(device: str) -> None:
 
     def call() -> None:
         thread = threading.Thread(
-            target=lambda: results.append(ops.fake_quantize_per_tensor(x, 0.1, 0))
+            target=lambda: results.append(ops.fake_quantize_per_tensor(x, 0.1, 0)), daemon=True
         )
         thread.start()
-        thread.join()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
 
     assert _C.plan(call) == []
     assert torch.equal(results[0], expected)

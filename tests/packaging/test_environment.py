@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import venv
 import zipfile
@@ -15,6 +14,7 @@ import pytest
 
 import environment
 import toolchain
+from tests.support.processes import ended
 
 ROOT = toolchain.ROOT
 PIP = next((Path(p) / "pip" for p in sys.path if (Path(p) / "pip").is_dir()), None)
@@ -72,7 +72,8 @@ class Project:
 
     def install(self, *packages: str) -> None:
         command = [self.python, "-m", "pip", "install", "--no-index", "--no-deps"]
-        subprocess.run([*command, "--find-links", self.wheels, *packages], check=True)
+        done = ended((*command, "--find-links", self.wheels, *packages), os.environ)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def prepare(self, *options: str, network: bool = True, before: str = "pass") -> tuple[str, str]:
         """The interpreter that is printed, or "" where it fails, and what is said."""
@@ -82,20 +83,14 @@ class Project:
         script = self.root / "scripts" / "environment.py"
         code = f"import sys; sys.path.insert(0, {str(script.parent)!r}); {before}; import runpy; "
         code += f"sys.argv[0] = {str(script)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
-        run = subprocess.run(
-            [self.python, "-c", code, *options], capture_output=True, text=True, env=variables
-        )
+        run = ended((self.python, "-c", code, *options), variables)
         assert (run.returncode == 0) == bool(run.stdout), run.stderr
         return run.stdout.strip(), run.stderr
 
     def installed(self, python: Path | None = None) -> dict[str, str]:
-        listed = subprocess.run(
-            [python or self.python, "-c", LISTED],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=self.wheels,  # away from what could be taken for a package
-        )
+        # Away from what could be taken for a package.
+        listed = ended((python or self.python, "-c", LISTED), os.environ, cwd=self.wheels)
+        assert listed.returncode == 0, listed.stderr
         found: dict[str, str] = json.loads(listed.stdout)
         return {k: v for k, v in found.items() if k not in ("pip", "setuptools")}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import toolchain
-from tests.support.processes import MadeOnce
+from tests.support.processes import MadeOnce, ended
 
 ROOT = toolchain.ROOT
 RECIPE = Path(__file__).with_name("recipe")
@@ -38,6 +38,11 @@ int main() {
   const at::Tensor y = baraquant::round_to_power_of_two_scale(at::tensor({1.5f, 0.3f}));
   return y.equal(at::tensor({2.0f, 0.25f})) ? 0 : 1;
 }
+"""
+RUN_TESTS = f"""
+import sys, pytest, baraquant
+print(baraquant.ops.{OP}, baraquant.__file__, flush=True)
+sys.exit(pytest.main(sys.argv[1:]))
 """
 BUILD_PROGRAM = """
 import sys
@@ -85,15 +90,8 @@ class Copy:
 
     def python(self, *arguments: str | Path) -> str:
         """What Python prints in the copy."""
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            check=False,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command = (sys.executable, *arguments)
+        done = ended(command, self.environment, cwd=self.folder, stderr=subprocess.STDOUT)
         assert done.returncode == 0, done.stdout[-8000:]
         return done.stdout
 
@@ -156,10 +154,9 @@ def test_the_copy_passes_lint(copy: Copy) -> None:
 def test_the_copy_passes_its_tests(copy: Copy) -> None:
     """Its own, and those that look at every op."""
     options = ("-q", "-p", "no:cacheprovider", "-m", "not exhaustive")
-    printed = copy.python("-m", "pytest", *options, *TESTS)
+    printed = copy.python("-c", RUN_TESTS, *options, *TESTS)
     assert re.search(r"^\d+ passed", printed.splitlines()[-1]), printed[-2000:]
-    where = copy.python("-c", f"import baraquant; print(baraquant.ops.{OP}, baraquant.__file__)")
-    assert str(copy.folder) in where
+    assert str(copy.folder) in printed.splitlines()[0]
 
 
 @pytest.mark.packaging

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 import baraquant
 from baraquant import _C
+from tests.support.processes import run
 
 LIBRARY = Path(baraquant.__file__).resolve().parent / "libbaraquant.so"
 BFLOAT16, FLOAT16 = "NS_8BFloat16E", "NS_7Float16E"
@@ -96,11 +96,9 @@ def counts_in_library() -> dict[str, list[Counter[str]]]:
     if tool is None:
         pytest.skip("there is no cuobjdump: it comes with CUDA and with triton")
     names = ",".join(HOT_KERNELS)
-    run = subprocess.run(
-        [tool, "-sass", "-fun", names, str(LIBRARY)], check=False, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    return counts_of(run.stdout)
+    done = run(tool, "-sass", "-fun", names, LIBRARY)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return counts_of(done.stdout)
 
 
 def faults(counts: Counter[str], store: str, at_least: int) -> list[str]:

@@ -1,34 +1,70 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """C++ programs against LibTorch and libbaraquant.so, and whether compilers take a source."""
 
+import functools
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import toolchain
-from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, run, run_program
+from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, environment
+from tests.support.processes import MadeOnce, ended
 
 __all__ = [
     "PACKAGE",
+    "PRECOMPILED",
     "STRICT",
     "SYSTEM",
     "TORCH",
     "build_program",
     "clang_only",
     "compile_only",
+    "precompiled",
     "run",
     "run_program",
 ]
 
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+compiler = functools.cache(toolchain.program_compiler)  # it tries them
+PRECOMPILED = ("torch/nn/module.h", "torch/nn/pimpl.h")  # most of the time of a compiler
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a tool; what it prints is in `stdout`, errors too."""
+    # A sanitizer's runtime is not for compilers.
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return ended(command, env, stderr=subprocess.STDOUT)
+
+
+def run_program(program: Path, *arguments: str | Path) -> str:
+    """Runs a program alone; returns what it prints."""
+    result = ended((program, *arguments), environment())
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:
+    """The option to begin with `PRECOMPILED`, which are compiled once.
+
+    A compiler that cannot use that, for other options, reads the headers themselves.
+    """
+
+    def build(folder: Path) -> None:
+        header = folder / "torch.h"
+        header.write_text("".join(f"#include <{name}>\n" for name in PRECOMPILED))
+        options = ("-std=c++20", "-x", "c++-header", *SYSTEM, header, "-o", f"{header}.gch")
+        built = run(*compiler().split(), *STRICT, *toolchain.sanitizer_flags(), *options)
+        assert built.returncode == 0, built.stdout
+
+    return ("-include", made_once("torch_headers", build) / "torch.h")
 
 
 def compile_only(source: Path, *options: str | Path) -> None:
     """Whether the compiler takes a source with LibTorch's headers."""
-    compiler = toolchain.program_compiler().split()
-    checked = run(*compiler, "-std=c++20", "-fsyntax-only", source, *SYSTEM, *options)
+    checked = run(*compiler().split(), "-std=c++20", "-fsyntax-only", source, *SYSTEM, *options)
     assert checked.returncode == 0, checked.stdout
 
 

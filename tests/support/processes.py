@@ -4,8 +4,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import baraquant
 
@@ -13,7 +14,25 @@ ROOT = Path(__file__).resolve().parents[2]
 # `python -m` looks there first, so that the package is the one that this process tests.
 PACKAGE_FOLDER = Path(baraquant.__file__).resolve().parents[1]
 Environment = Mapping[str, str | None]
+# Seconds after which a process or a thread hangs, however busy the machine is: the test that waits
+# for it fails, where the run of all tests would never end.
+PATIENCE = 1800
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conftest.py
+
+
+def ended(
+    command: Iterable[str | Path], env: Mapping[str, str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What a process prints that reads nothing; one that does not end is killed, and a failure."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    words, patience = [str(part) for part in command], {"timeout": PATIENCE}
+    try:
+        return subprocess.run(
+            words, check=False, stdin=subprocess.DEVNULL, text=True, env=env, **options, **patience
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = [str(part)[-3000:] for part in (error.stdout, error.stderr)]
+        raise AssertionError("\n".join([f"does not end: {words}", *printed])) from None
 
 
 def run(
@@ -22,14 +41,8 @@ def run(
     """What a program prints. `env` is added to this environment, with None it takes away."""
     path = os.pathsep.join(filter(None, sys.path))  # Python finds there what it finds here
     environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
-    return subprocess.run(
-        [str(part) for part in command],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={name: value for name, value in environment.items() if value is not None},
-    )
+    known = {name: value for name, value in environment.items() if value is not None}
+    return ended(command, known, cwd=cwd)
 
 
 def run_program(

@@ -2,6 +2,7 @@
 """Processes that work together: each brings its results home in a file."""
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.processes import PATIENCE
+
 RANKS = 2
 
 
@@ -17,7 +20,14 @@ def spawn(
     folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
 ) -> None:
     """Let each rank compute, within one process group, and store what it returns."""
-    torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
+    work = (folder, compute, ranks, device)
+    group = torch.multiprocessing.spawn(_work, work, nprocs=ranks, join=False)
+    end = time.monotonic() + PATIENCE
+    while not group.join(PATIENCE):  # one of them has ended
+        if time.monotonic() > end:
+            for process in group.processes:
+                process.kill()
+            raise AssertionError(f"the ranks of {compute} do not end")
 
 
 def results_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:

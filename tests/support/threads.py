@@ -6,12 +6,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tests.support.processes import PATIENCE
+
 Result = TypeVar("Result")
 
 
 def side_by_side(count: int, work: Callable[[int], Result]) -> list[Result]:
     """What `work` returns for the number of each thread; the threads begin together."""
-    together = threading.Barrier(count)
+    together = threading.Barrier(count, None, PATIENCE)
 
     def begin(index: int) -> Result:
         together.wait()
