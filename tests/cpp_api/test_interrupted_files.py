@@ -55,7 +55,7 @@ def start(
 def printed_by(process: subprocess.Popen) -> list[str]:
     with process:
         try:
-            return process.communicate(None, PATIENCE)[0].splitlines()
+            return process.communicate(timeout=PATIENCE)[0].splitlines()
         finally:
             process.kill()
 

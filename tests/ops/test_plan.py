@@ -136,7 +136,7 @@ def test_other_threads_run_meanwhile(device: str) -> None:
             target=lambda: results.append(ops.fake_quantize_per_tensor(x, 0.1, 0)), daemon=True
         )
         thread.start()
-        thread.join(PATIENCE)
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive()
 
     assert _C.plan(call) == []

@@ -25,11 +25,10 @@ def ended(
 ) -> subprocess.CompletedProcess[str]:
     """What a process prints that reads nothing; one that does not end is killed, and a failure."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    words, patience = [str(part) for part in command], {"timeout": PATIENCE}
+    words = [str(part) for part in command]
+    options |= {"stdin": subprocess.DEVNULL, "text": True, "env": env}
     try:
-        return subprocess.run(
-            words, check=False, stdin=subprocess.DEVNULL, text=True, env=env, **options, **patience
-        )
+        return subprocess.run(words, check=False, timeout=PATIENCE, **options)
     except subprocess.TimeoutExpired as error:
         printed = [str(part)[-3000:] for part in (error.stdout, error.stderr)]
         raise AssertionError("\n".join([f"does not end: {words}", *printed])) from None

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 def side_by_side(count: int, work: Callable[[int], Result]) -> list[Result]:
     """What `work` returns for the number of each thread; the threads begin together."""
-    together = threading.Barrier(count, None, PATIENCE)
+    together = threading.Barrier(count, timeout=PATIENCE)
 
     def begin(index: int) -> Result:
         together.wait()
