@@ -415,9 +415,10 @@ GROUPS = "int4 per_group(2) asymmetric"
 
 @pytest.mark.parametrize(
     ("name", "weight", "rounds"),
-    [(name, weight, False) for name in CONVOLUTIONS for weight in ("int8", GROUPS)]
-    + [("2d", "int8", True), ("transposed", "int8", True), ("1d", GROUPS, True)],
-)
+    [*((name, "int8", False) for name in CONVOLUTIONS),
+        *((name, GROUPS, False) for name in ("2d", "3d", "transposed")),
+        ("2d", "int8", True), ("transposed", "int8", True), ("1d", GROUPS, True)],
+)  # fmt: skip
 def test_convolutions(name: str, weight: str, rounds: bool, tmp_path: Path) -> None:
     """Weights only, and with a rounded input."""
     torch.manual_seed(0)
@@ -465,8 +466,7 @@ def vision_network(block: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(*stem, *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
-@pytest.mark.parametrize("style", ["qdq", "integer"])
-@pytest.mark.parametrize("block", [basic, inverted])
+@pytest.mark.parametrize(("block", "style"), [(inverted, "qdq"), (basic, "integer")])
 def test_networks_become_int8_convolutions(block: Any, style: str, tmp_path: Path) -> None:
     """onnxruntime computes convolutions in integers where a QuantizeLinear follows."""
     torch.manual_seed(1)
