@@ -2,7 +2,7 @@
 """Exports models, and runs the files in onnxruntime."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,17 @@ def network(config: Any, calibration: torch.Tensor | None = None) -> nn.Module:
     given = None if calibration is None else [calibration]
     baraquant.quantize_(model, config, calibration=given, progress=False)
     return model
+
+
+class Beside(nn.Module):
+    """Networks in one file, since each export takes seconds; each has an input of its own."""
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.stack([n(x) for n, x in zip(self.networks, inputs, strict=True)])
 
 
 def rows(*shape: int) -> torch.Tensor:
@@ -88,6 +99,15 @@ def error_of(theirs: Tensor, ours: Tensor) -> float:
     assert theirs.shape == ours.shape and theirs.dtype == ours.dtype
     assert bool(torch.isfinite(ours).all()) and float(ours.norm()) > 0
     return float((theirs.double() - ours.double()).norm() / ours.double().norm())
+
+
+def assert_close(path: Path, model: Beside, x: Tensor, error: float = 1e-6, **options: Any) -> None:
+    """Each network of a file has the same output for the same input."""
+    inputs = [x] * len(model.networks)
+    for name, theirs, ours in zip(
+        range(len(inputs)), run(path, *inputs, **options), model(*inputs).detach(), strict=True
+    ):
+        assert error_of(theirs, ours) < error, name
 
 
 @contextmanager

@@ -12,7 +12,17 @@ from torch import nn
 
 import baraquant
 from baraquant import nn as bnn
-from tests.export.onnx_runs import constants, error_of, exported, network, nodes, rows, run
+from tests.export.onnx_runs import (
+    Beside,
+    assert_close,
+    constants,
+    error_of,
+    exported,
+    network,
+    nodes,
+    rows,
+    run,
+)
 from tests.support.optional_packages import package
 from tests.support.schemes import all_described, described
 from tests.support.tiny_transformers.build import build
@@ -47,51 +57,55 @@ WEIGHTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-DYNAMIC: Any = ({0: "batch", 1: "tokens"},)
+DYNAMIC: Any = {0: "batch", 1: "tokens"}
 
 
-@pytest.mark.parametrize("name", list(INTEGER))
-def test_dynamic_integer_layers(name: str, tmp_path: Path) -> None:
-    model, x = network(INTEGER[name]), rows(2, 5)
-    path = exported(model, (x,), tmp_path, dynamic_shapes=DYNAMIC)
-    for inputs in (x, rows(3, 1), rows(1, 40)):
+def in_one_file(model: Beside, x: torch.Tensor, folder: Path, **options: Any) -> Path:
+    """Of any size; an input of two networks would be quantized once."""
+    inputs = tuple(x.clone() for _ in model.networks)
+    shapes = ((DYNAMIC,) * len(inputs),)
+    path = exported(model, inputs, folder, dynamic_shapes=shapes, **options)
+    assert not {"Gemm", "Transpose"} & set(nodes(path))
+    return path
+
+
+def test_dynamic_integer_layers(tmp_path: Path) -> None:
+    model = Beside(network(scheme) for scheme in INTEGER.values())
+    path = in_one_file(model, rows(2, 5), tmp_path)
+    for inputs in (rows(2, 5), rows(3, 1), rows(1, 40)):
         for optimize in (True, False):
-            assert error_of(run(path, inputs, optimize=optimize), model(inputs)) < 1e-6
-    assert nodes(path)["MatMulInteger"] == 2
-    assert not {"MatMul", "Gemm", "Transpose"} & set(nodes(path))
+            assert_close(path, model, inputs, optimize=optimize)
+    assert nodes(path)["MatMulInteger"] == 2 * len(INTEGER) and nodes(path)["MatMul"] == 0
 
 
 @pytest.mark.parametrize("style", ["integer", "qdq"])
-@pytest.mark.parametrize("name", list(STATIC))
-def test_static_layers(name: str, style: str, tmp_path: Path) -> None:
+def test_static_layers(style: str, tmp_path: Path) -> None:
     x = rows(4, 6)
-    model = network(STATIC[name], x)
-    path = exported(model, (x,), tmp_path, dynamic_shapes=DYNAMIC, style=style)
+    model, layers = Beside(network(scheme, x) for scheme in STATIC.values()), 2 * len(STATIC)
+    path = in_one_file(model, x, tmp_path, style=style)
     for inputs in (x, rows(3, 1) * 2):  # also beyond the calibrated range
         for optimize in (True, False):
-            assert error_of(run(path, inputs, optimize=optimize), model(inputs)) < 1e-6
+            assert_close(path, model, inputs, optimize=optimize)
     kinds = nodes(path)
     if style == "integer":
-        assert kinds["MatMulInteger"] == kinds["QuantizeLinear"] == 2 and kinds["MatMul"] == 0
+        assert kinds["MatMulInteger"] == kinds["QuantizeLinear"] == layers and kinds["MatMul"] == 0
     else:
-        assert kinds["MatMul"] == kinds["QuantizeLinear"] == 2 and kinds["MatMulInteger"] == 0
-        assert kinds["DequantizeLinear"] == 4
-    assert not {"Gemm", "Transpose"} & set(kinds)
+        assert kinds["MatMul"] == kinds["QuantizeLinear"] == layers
+        assert kinds["MatMulInteger"] == 0 and kinds["DequantizeLinear"] == 2 * layers
 
 
 @pytest.mark.parametrize("style", ["integer", "qdq"])
-@pytest.mark.parametrize("name", list(WEIGHTS))
-def test_weights_only(name: str, style: str, tmp_path: Path) -> None:
-    model, x = network(WEIGHTS[name]), rows(2, 5)
-    path = exported(model, (x,), tmp_path, dynamic_shapes=DYNAMIC, style=style)
-    for inputs in (x, rows(3, 1)):
-        assert error_of(run(path, inputs), model(inputs)) < 1e-6
+def test_weights_only(style: str, tmp_path: Path) -> None:
+    model, layers = Beside(network(scheme) for scheme in WEIGHTS.values()), 2 * len(WEIGHTS)
+    path = in_one_file(model, rows(2, 5), tmp_path, style=style)
+    for inputs in (rows(2, 5), rows(3, 1)):
+        assert_close(path, model, inputs)
     kinds = nodes(path)
     if style == "integer":
-        assert kinds["MatMulNBits"] == 2 and kinds["MatMul"] == 0
+        assert kinds["MatMulNBits"] == layers and kinds["MatMul"] == 0
     else:
-        assert kinds["DequantizeLinear"] == kinds["MatMul"] == 2
-    assert not {"Gemm", "Transpose", "Cast"} & set(kinds)
+        assert kinds["DequantizeLinear"] == kinds["MatMul"] == layers
+    assert kinds["Cast"] == 0
 
 
 def test_the_fast_forms(tmp_path: Path) -> None:
@@ -127,45 +141,47 @@ def test_the_fast_forms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["integer", "qdq", None], ids=["integer", "qdq", "dynamic"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_smoothed_layers(symmetric: bool, style: str | None, tmp_path: Path) -> None:
+def test_smoothed_layers(style: str | None, tmp_path: Path) -> None:
     torch.manual_seed(0)
     smooth, bias = torch.rand(64) + 0.5, torch.randn(24)
     weight = torch.randint(-128, 128, (24, 64), dtype=torch.int8), torch.rand(24) + 0.1
-    layer: nn.Module = bnn.QuantizedLinear(*weight, bias, symmetric=symmetric, smooth=smooth)
-    if style is not None:
-        point = None if symmetric else torch.tensor(-7)
-        layer = bnn.StaticQuantizedLinear(
-            *weight, torch.tensor(0.03), bias, act_zero_point=point, smooth_scale=0.03 * smooth
+    step = torch.tensor(0.03)
+    layers = (
+        bnn.QuantizedLinear(*weight, bias, symmetric=point is None, smooth=smooth)
+        if style is None
+        else bnn.StaticQuantizedLinear(
+            *weight, step, bias, act_zero_point=point, smooth_scale=step * smooth
         )
-    x = rows(3, 4)
-    path = exported(layer, (x,), tmp_path, style=style or "integer")
-    assert error_of(run(path, x), layer(x)) < 1e-6
+        for point in (None, torch.tensor(-7))
+    )
+    model, x = Beside(layers), rows(3, 4)
+    assert_close(exported(model, (x, x), tmp_path, style=style or "integer"), model, x)
 
 
-@pytest.mark.parametrize("granularity", ["per_token", "per_tensor", "per_group(16)"])
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_rounded_inputs_beside_groups(granularity: str, symmetric: bool, tmp_path: Path) -> None:
-    zero_point = "symmetric" if symmetric else "asymmetric"
-    config = described(f"int4 per_group(32), int8 {granularity} {zero_point}")
-    model, x = network(config), rows(2, 5)
-    path = exported(model, (x,), tmp_path, dynamic_shapes=DYNAMIC)
-    for inputs in (x, rows(1, 3)):
-        assert error_of(run(path, inputs), model(inputs)) < 1e-6
+def test_rounded_inputs_beside_groups(tmp_path: Path) -> None:
+    schemes = (
+        described(f"int4 per_group(32), int8 {granularity} {zero_point}")
+        for granularity in ("per_token", "per_tensor", "per_group(16)")
+        for zero_point in ("symmetric", "asymmetric")
+    )
+    model = Beside(network(scheme) for scheme in schemes)
+    path = in_one_file(model, rows(2, 5), tmp_path)
+    for inputs in (rows(2, 5), rows(1, 3)):
+        assert_close(path, model, inputs)
 
 
-@pytest.mark.parametrize(
-    "config", ["int8", "int8 asymmetric", "int4 per_group(16)", "int4 per_group(16) asymmetric"]
-)
-def test_embeddings_are_equal(config: str, tmp_path: Path) -> None:
+def test_embeddings_are_equal(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(50, 48))
-    baraquant.quantize_(model, described(config), progress=False)
+    names = ("int8", "int8 asymmetric", "int4 per_group(16)", "int4 per_group(16) asymmetric")
+    model = Beside(nn.Sequential(nn.Embedding(50, 48)) for _ in names)
+    by_name = {f"networks.{i}.*": described(name) for i, name in enumerate(names)}
+    baraquant.quantize_(model, by_name, progress=False)
     indices = torch.randint(50, (3, 7))
-    path = exported(model, (indices,), tmp_path, dynamic_shapes=DYNAMIC)
-    assert torch.equal(run(path, indices), model(indices))
-    assert torch.equal(run(path, indices[:1, :2]), model(indices[:1, :2]))
-    assert constants(path)["0.qweight"] == ("INT8", (50, 48))
+    path = in_one_file(model, indices, tmp_path)
+    for some in (indices, indices[:1, :2]):
+        assert torch.equal(run(path, *[some] * 4), model(*[some] * 4))
+    tables = [stored for name, stored in constants(path).items() if name.endswith("0.qweight")]
+    assert tables == [("INT8", (50, 48))] * 4
 
 
 @pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=["W8A8", "W4A16"])
@@ -255,10 +271,14 @@ class First(nn.Module):
         return result
 
 
+STATIC_INPUTS = "int8, int8 per_tensor asymmetric static"
+
+
 @pytest.mark.parametrize(
-    "scheme", ["int8, int8 per_tensor asymmetric static", "int4 per_group(32)", "int8"]
-)
-@pytest.mark.parametrize("name", ["bert", "llama"])
+    ("name", "scheme"),
+    [*((name, STATIC_INPUTS) for name in ("bert", "llama")), ("bert", "int4 per_group(32)"),
+        ("llama", "int8")],
+)  # fmt: skip
 def test_transformers(name: str, scheme: str, tmp_path: Path) -> None:
     package("transformers")
     torch.manual_seed(0)
@@ -395,9 +415,10 @@ GROUPS = "int4 per_group(2) asymmetric"
 
 @pytest.mark.parametrize(
     ("name", "weight", "rounds"),
-    [(name, weight, False) for name in CONVOLUTIONS for weight in ("int8", GROUPS)]
-    + [("2d", "int8", True), ("transposed", "int8", True), ("1d", GROUPS, True)],
-)
+    [*((name, "int8", False) for name in CONVOLUTIONS),
+        *((name, GROUPS, False) for name in ("2d", "3d", "transposed")),
+        ("2d", "int8", True), ("transposed", "int8", True), ("1d", GROUPS, True)],
+)  # fmt: skip
 def test_convolutions(name: str, weight: str, rounds: bool, tmp_path: Path) -> None:
     """Weights only, and with a rounded input."""
     torch.manual_seed(0)
@@ -445,8 +466,7 @@ def vision_network(block: Callable[[int], nn.Module]) -> nn.Module:
     return nn.Sequential(*stem, *wide, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
 
 
-@pytest.mark.parametrize("style", ["qdq", "integer"])
-@pytest.mark.parametrize("block", [basic, inverted])
+@pytest.mark.parametrize(("block", "style"), [(inverted, "qdq"), (basic, "integer")])
 def test_networks_become_int8_convolutions(block: Any, style: str, tmp_path: Path) -> None:
     """onnxruntime computes convolutions in integers where a QuantizeLinear follows."""
     torch.manual_seed(1)

@@ -20,7 +20,16 @@ from baraquant import nn as bnn
 from baraquant import qat
 from baraquant.export import round_biases_
 from baraquant.export._layers import integer_layer
-from tests.export.onnx_runs import constants, error_of, exported, no_file_is_left, nodes, run
+from tests.export.onnx_runs import (
+    Beside,
+    assert_close,
+    constants,
+    error_of,
+    exported,
+    no_file_is_left,
+    nodes,
+    run,
+)
 from tests.support.models.made import prepared, quantized
 from tests.support.optional_packages import package
 from tests.support.schemes import all_described, described
@@ -96,15 +105,14 @@ def notes(path: Path) -> dict[str, str]:
     return {one.key: one.value for one in onnx.load(path).metadata_props}
 
 
-MODES = [("integer", None), ("integer", True), ("qdq", None), ("qdq", False)]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.pairs
+@pytest.mark.parametrize("says", [False, True], ids=["by default", "as told"])
+@pytest.mark.parametrize("style", ["integer", "qdq"])
 @pytest.mark.parametrize("name", list(SCHEMES))
 def test_sums_do_not_saturate_or_the_file_says_so(
-    name: str, mode: tuple[str, bool | None], tmp_path: Path
+    name: str, style: str, says: bool, tmp_path: Path
 ) -> None:
-    style, int8_weights = mode
+    int8_weights = style == "integer" if says else None  # what is not the default
     model, x = model_and_input(SCHEMES[name])
     if style == "qdq" and ", " in name and "static" not in name:
         with pytest.raises(ValueError, match="expected a static scale"):
@@ -137,23 +145,25 @@ def test_unsigned_convolutions_are_integers_in_onnxruntime(tmp_path: Path) -> No
     assert nodes(tmp_path / "optimized.onnx")["QLinearConv"] == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(f"int4 per_group({size})" for size in (8, 16, 128, 256)), "int4", "int4 asymmetric",
-        "int4 per_group(32) asymmetric", "int4 per_group(256) asymmetric", "int3 per_group(64)",
-        "int2 per_group(32) asymmetric", "int8 per_group(32)", "int8 per_group(64) asymmetric",
-        "int8", "int8 asymmetric", "int8 per_tensor",
-    ],
+WEIGHTS = (
+    *(f"int4 per_group({size})" for size in (8, 16, 128, 256)), "int4", "int4 asymmetric",
+    "int4 per_group(32) asymmetric", "int4 per_group(256) asymmetric", "int3 per_group(64)",
+    "int2 per_group(32) asymmetric", "int8 per_group(32)", "int8 per_group(64) asymmetric",
+    "int8", "int8 asymmetric", "int8 per_tensor",
 )  # fmt: skip
-def test_a_default_session_keeps_inputs_floating(name: str, tmp_path: Path) -> None:
+
+
+def test_a_default_session_keeps_inputs_floating(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(256, 40), nn.GELU(), nn.Linear(40, 8)).eval()
-    baraquant.quantize_(model, {"0": described(name)}, progress=False)
-    x, path = torch.randn(3, 5, 256), tmp_path / "model.onnx"
-    baraquant.export.to_onnx(model, (x,), path, dynamic_shapes=({0: "batch"},))
+    networks = (nn.Sequential(nn.Linear(256, 40), nn.GELU(), nn.Linear(40, 8)) for _ in WEIGHTS)
+    model = Beside(networks).eval()
+    schemes = {f"networks.{i}.0": described(name) for i, name in enumerate(WEIGHTS)}
+    baraquant.quantize_(model, schemes, progress=False)
+    x = torch.randn(3, 5, 256)
+    inputs, shapes = tuple(x.clone() for _ in WEIGHTS), (({0: "batch"},) * len(WEIGHTS),)
+    path = exported(model, inputs, tmp_path, dynamic_shapes=shapes)
     for rows in (x, x[:1]):
-        assert error_of(run(path, rows, default=True), model(rows).detach()) < 1e-6
+        assert_close(path, model, rows, default=True)
 
 
 def test_the_other_style_says_what_a_session_needs(tmp_path: Path) -> None:

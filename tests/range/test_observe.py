@@ -112,6 +112,7 @@ def test_a_poisoned_range_starts_anew(
 BAD = (math.nan, math.inf, -math.inf)
 
 
+@pytest.mark.pairs
 @by_dtype
 @pytest.mark.parametrize("shape", ((1, 5), (3, 70_001), (4097, 33), (40, 3), (1, 1 << 20)))
 @pytest.mark.parametrize("axis", (None, 0, 1))
@@ -171,6 +172,7 @@ def test_as_pytorch_observers_do(device: str) -> None:
 # --- observe_fake_quantize -----------------------------------------------------------------------
 
 
+@pytest.mark.pairs
 @by_mode
 @by_dtype
 @by_axis

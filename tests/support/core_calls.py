@@ -33,6 +33,13 @@ def bound(call: Any, tensors: tuple[Tensor, ...]) -> Bound:
     return op, {**dict(zip(names, args, strict=False)), **kwargs}
 
 
+def opcheck(op: Op, arguments: dict[str, Any], graph: bool = True) -> None:
+    """PyTorch's own checks; `graph`: also of AOTAutograd's, which takes nearly all of the time."""
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    checks += ["test_aot_dispatch_dynamic"] * graph
+    torch.library.opcheck(op, (), arguments, test_utils=checks)
+
+
 class AsModule(nn.Module):
     """A call as a layer, of which programs are exported and traced."""
 

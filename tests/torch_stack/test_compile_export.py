@@ -22,7 +22,7 @@ from tests.support.calls.affine import (
 )
 from tests.support.calls.fused import RESIDUAL_CALLS
 from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS
-from tests.support.core_calls import AsModule, Recorder, bound
+from tests.support.core_calls import AsModule, Recorder, bound, opcheck
 
 SHAPE = (3, 4, 20)
 # Every size changes with every shape, the number of groups of 8 too, and none is 1, which PyTorch
@@ -30,6 +30,11 @@ SHAPE = (3, 4, 20)
 FIVE_SHAPES = [(3, 4, 20), (5, 6, 28), (2, 9, 33), (7, 3, 16), (4, 5, 100)]
 CALLS: tuple[Any, ...] = (*ALL_CALLS, *OBSERVE_CALLS)
 by_call = pytest.mark.parametrize("call", CALLS, ids=str)
+
+
+def turn(index: int) -> bool:
+    """Every other time, in another order for each verb, which has four granularities."""
+    return bool((index + index // len(KINDS)) % 2)
 
 
 def is_rotation(call: Any) -> bool:
@@ -49,19 +54,18 @@ def strided(t: Tensor) -> Tensor:
     return other.requires_grad_(t.requires_grad)
 
 
-# float32 everywhere; the other dtypes where the granularity cannot matter.
-OPCHECKS = [
-    pytest.param(call, dtype, id=f"{call}-{cases.name_of(dtype)}")
-    for call in CALLS
-    for dtype in cases.FLOAT_DTYPES
-    if dtype == torch.float32 or call in OBSERVE_CALLS or call.granularity.kind == "per_channel"
-]
+def dtypes_of(call: Any) -> list[torch.dtype]:
+    takes_all = getattr(call, "takes_float64", True)
+    return [dtype for dtype in cases.FLOAT_DTYPES if takes_all or dtype != torch.float64]
 
 
-@pytest.mark.parametrize(("call", "dtype"), OPCHECKS)
-def test_opcheck(call: Any, dtype: torch.dtype, device: str) -> None:
-    op, arguments = bound(call, call.tensors(SHAPE, dtype, device))
-    torch.library.opcheck(op, (), arguments)
+@by_call
+def test_opcheck(call: Any, device: str) -> None:
+    """In each dtype; of the graphs, which `test_compile` has in float32, in another for each."""
+    dtypes = dtypes_of(call)
+    for dtype in dtypes:
+        graph = dtype == dtypes[sum(map(ord, str(call))) % len(dtypes)]
+        opcheck(*bound(call, call.tensors(SHAPE, dtype, device)), graph)
 
 
 @pytest.mark.exhaustive
@@ -70,8 +74,23 @@ def test_opcheck_without_gradients_and_strided(call: Any, device: str) -> None:
     for layout in (lambda t: t, strided, lambda t: t[:, ::2], lambda t: t[:0]):
         first = layout(call.tensors(SHAPE, device=device)[0].detach())
         _, *rest = (t.detach() for t in call.tensors(tuple(first.shape), device=device))
-        op, arguments = bound(call, (first, *rest))
-        torch.library.opcheck(op, (), arguments)
+        opcheck(*bound(call, (first, *rest)), graph=False)  # `test_export` makes one
+
+
+CHECKED: set[str] = set()
+
+
+def is_new(op: torch._ops.OpOverload, arguments: dict[str, Any], strides: bool) -> bool:
+    """Whether no core op was checked that differs in values alone, or in strides, of tensors."""
+    described = {
+        name: (v.dtype, v.shape, v.device, v.stride() if strides else "any")
+        if isinstance(v, Tensor)
+        else v
+        for name, v in arguments.items()
+    }
+    before = len(CHECKED)
+    CHECKED.add(f"{op} {described}")
+    return len(CHECKED) > before
 
 
 @pytest.mark.cover(call=lambda call: {call.function.__name__.partition("_per_")[0]})
@@ -91,14 +110,18 @@ def test_opcheck_of_core_ops(call: Any, device: str) -> None:
     assert recorder.calls
     for op, recorded in recorder.calls:
         arguments = {k: v.detach() if isinstance(v, Tensor) else v for k, v in recorded.items()}
-        torch.library.opcheck(op, (), arguments)
-        first = next(name for name, value in arguments.items() if isinstance(value, Tensor))
-        if op._schema.is_mutable or not arguments[first].is_floating_point():
+        if not is_new(op, arguments, strides=True):
             continue
-        arguments[first] = arguments[first].detach().requires_grad_()
+        graph = is_new(op, arguments, strides=False)
+        learning = dict(arguments)
+        first = next(name for name, value in arguments.items() if isinstance(value, Tensor))
+        if not op._schema.is_mutable and arguments[first].is_floating_point():
+            learning[first] = arguments[first].detach().requires_grad_()
         # The gradients of scales cannot be differentiated again, and say so.
-        if is_differentiable(op, arguments) and "_qparams_gradient" not in str(op):
-            torch.library.opcheck(op, (), arguments)
+        if is_differentiable(op, learning) and "_qparams_gradient" not in str(op):
+            opcheck(op, learning, graph)
+            graph = False
+        opcheck(op, arguments, graph)
 
 
 def is_differentiable(op: torch._ops.OpOverload, arguments: dict[str, Any]) -> bool:
@@ -110,11 +133,8 @@ def is_differentiable(op: torch._ops.OpOverload, arguments: dict[str, Any]) -> b
     return any(isinstance(t, Tensor) and t.requires_grad for t in results)
 
 
-# Of each call the first graph is static, the second for any shape; of some one or the other alone.
-COMPILED = [
-    *((call, None) for call in CALLS),
-    *((call, bool(i % 2)) for i, call in enumerate(CALLS) if i % 3 == 0),
-]
+# The first graph is static and the second for any shape; or the only one is for any, or static.
+COMPILED = [(call, (None, True, False)[i % 3]) for i, call in enumerate(CALLS)]
 
 
 @pytest.mark.parametrize(("call", "dynamic"), COMPILED, ids=str)
@@ -157,11 +177,12 @@ def test_inductor_with_a_residual(call: Any, device: str) -> None:
 
 
 LEARNED = [call for call in (*FORWARD_CALLS, *OBSERVE_CALLS) if call.differentiable]
+BY_TURNS = [LEARNED[i] for i in range(len(LEARNED)) if not turn(i)]
 
 
 @pytest.mark.parametrize(
     "call",
-    [LEARNED[0], *(pytest.param(call, marks=pytest.mark.exhaustive) for call in LEARNED[1:])],
+    [BY_TURNS[0], *(pytest.param(call, marks=pytest.mark.exhaustive) for call in BY_TURNS[1:])],
     ids=str,
 )
 def test_compiled_autograd(call: Any, device: str) -> None:
@@ -177,8 +198,11 @@ def test_compiled_autograd(call: Any, device: str) -> None:
     assert_equal(actual, expected)
 
 
-@by_call
-@pytest.mark.parametrize("any_size", [False, True], ids=["one size", "any size"])
+@pytest.mark.parametrize(
+    ("call", "any_size"),
+    [(call, turn(i)) for i, call in enumerate(CALLS)],
+    ids=lambda given: {False: "one size", True: "any size"}.get(given, str(given)),
+)
 def test_export(call: Any, any_size: bool, device: str) -> None:
     """As it is, and saved and loaded; in other strides, too."""
     tensors = tuple(t.detach() for t in call.tensors(SHAPE, device=device))

@@ -5,18 +5,15 @@ AOTInductor allocates what follows an op for the dtype in the graph. A product w
 its input would be read beyond its end.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
-import baraquant
-import toolchain
 from baraquant.nn.shared import product as _product
-from tests.support.aot_inductor import skip_where_it_crashes
+from tests.support.aot_inductor import packaged
 from tests.torch_stack.test_graph_gradients import made
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Sequence[int]]] = {
@@ -40,13 +37,7 @@ fixes_dtypes = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def compiler() -> Iterator[None]:
-    with torch._inductor.config.patch({"cpp.cxx": (None, toolchain.program_compiler())}):
-        yield
-
-
-def served(layer: str, scheme: str, dtype: torch.dtype, form: str) -> tuple[nn.Module, Tensor]:
+def served(scheme: str, layer: str, dtype: torch.dtype, form: str) -> tuple[nn.Module, Tensor]:
     make, shape = LAYERS[layer]
     torch.manual_seed(0)
     model, x = nn.Sequential(make()).to(dtype), torch.randn(*shape, dtype=dtype)
@@ -85,74 +76,68 @@ def check(graph: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> Non
     ids=str,
 )
 def test_an_exported_program(layer: str, scheme: str, form: str, dtype: torch.dtype) -> None:
-    model, x = served(layer, scheme, dtype, form)
+    model, x = served(scheme, layer, dtype, form)
     check(torch.export.export(model, (x,)).module(), model, x)
 
 
-def packaged(model: nn.Module, x: Tensor, folder: Path) -> Callable[[Tensor], Tensor]:
-    program = torch.export.export(model, (x,))
-    path = str(folder / "model.pt2")
-    with torch.no_grad():
-        package = torch._inductor.aoti_compile_and_package(program, package_path=path)
-    return torch._inductor.aoti_load_package(package)
+class Beside(nn.Module):
+    """Layers that each have an input of their own, and a ReLU, which Inductor makes."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(layer(x).relu() for layer, x in zip(self.layers, inputs, strict=True))
 
 
-# Each scheme, with a bias or without, in one dtype or the other, and the convolutions that multiply
-# integers. Each takes seconds to compile.
+# Each scheme, with a bias or without, and the convolutions that multiply integers.
 LINEAR = ("linear", "linear without bias")
-PACKAGES = [
-    *((scheme, LINEAR[i // 2 % 2], DTYPES[2 * (i % 2)]) for i, scheme in enumerate(SCHEMES)),
-    ("static", "conv", torch.float32),
-    ("per tensor", "conv", torch.bfloat16),
+PACKAGED = [
+    *((scheme, LINEAR[i // 2 % 2]) for i, scheme in enumerate(SCHEMES)),
+    *(("static", "conv"), ("per tensor", "conv")),
 ]
 
 
 @fixes_dtypes
 @pytest.mark.inductor
-@pytest.mark.parametrize(("scheme", "layer", "dtype"), PACKAGES, ids=str)
-def test_a_package(scheme: str, layer: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    skip_where_it_crashes("cpu")
-    model, x = served(layer, scheme, dtype, "converted")
-    model = nn.Sequential(model[0], nn.ReLU())  # which Inductor makes, and which reads the output
-    check(packaged(model, x, tmp_path), model, x)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.smoke), torch.bfloat16], ids=str
+)
+def test_a_package(dtype: torch.dtype, tmp_path: Path) -> None:
+    """One program of all layers, since each takes seconds to compile; one input is wrong then."""
+    layers, inputs = zip(*(served(*names, dtype, "converted") for names in PACKAGED), strict=True)
+    model = Beside([layer[0] for layer in layers])
+    package = packaged(torch.export.export(model, inputs), tmp_path / "model.pt2")
+    assert all(map(torch.equal, package(*inputs), model(*inputs)))
+    for i, (layer, x) in enumerate(zip(model.layers, inputs, strict=True)):
+
+        def with_another(given: Tensor, i: int = i) -> Tensor:
+            return package(*inputs[:i], given, *inputs[i + 1 :])[i]
+
+        check(with_another, nn.Sequential(layer, nn.ReLU()), x)
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("scheme", [None, "W8A16"])
-def test_a_package_of_a_floating_convolution(
-    scheme: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_package_of_floating_convolutions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's code reads its input without a look at the dtype, unless it is told to look."""
-    skip_where_it_crashes("cpu")
     monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
-    model, x = served("conv", scheme or "W8A16", torch.float32, "converted")
-    if scheme is None:
-        model = nn.Sequential(LAYERS["conv"][0]()).requires_grad_(False)
-    package = packaged(nn.Sequential(model[0], nn.ReLU()), x, tmp_path)
-    torch.testing.assert_close(output(package, x), output(model, x).relu())
+    quantized, x = served("W8A16", "conv", torch.float32, "converted")
+    model = Beside([quantized[0], LAYERS["conv"][0]().requires_grad_(False)])
+    package = packaged(torch.export.export(model, (x, x)), tmp_path / "model.pt2")
+    torch.testing.assert_close(package(x, x), list(model(x, x)))
     for dtype in DTYPES[1:]:
-        with pytest.raises(RuntimeError):
-            output(package, x.to(dtype))
-
-
-@fixes_dtypes
-@pytest.mark.inductor
-@pytest.mark.smoke
-def test_a_package_of_several_layers(tmp_path: Path) -> None:
-    skip_where_it_crashes("cpu")
-    torch.manual_seed(0)
-    products = nn.Linear(64, 32), nn.Linear(32, 32, bias=False), nn.Linear(32, 8)
-    model = nn.Sequential(*(nn.Sequential(product, nn.ReLU()) for product in products))
-    x, schemes = torch.randn(4, 64), (baraquant.W8A8(), baraquant.W8A8Static(), baraquant.W8A16())
-    by_name = {f"{index}.0": scheme for index, scheme in enumerate(schemes)}
-    baraquant.quantize_(model, by_name, calibration=[x], progress=False)
-    check(packaged(model, x, tmp_path), model, x)
+        for inputs in ((x.to(dtype), x), (x, x.to(dtype))):
+            with pytest.raises(RuntimeError):
+                package(*inputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_bias_is_a_bias_of_minus_zero(dtype: torch.dtype) -> None:
     """Which changes no bit of a sum, also not that of -0.0."""
-    model, x = served("linear without bias", "W8A16", dtype, "converted")
+    model, x = served("W8A16", "linear without bias", dtype, "converted")
     x[0] = -0.0
     exported = torch.export.export(model, (x,)).module()
     own, other = output(exported, x), output(model, x)

@@ -2,19 +2,17 @@
 """Networks with the ops of a family and other work in between: compiled, exported, packaged."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor.config
 from torch import Tensor, nn
 
-import toolchain
 from baraquant import nn as bnn
 from baraquant import ops
-from tests.support.aot_inductor import skip_where_it_crashes
+from tests.support.aot_inductor import packaged
 from tests.support.calls.affine import outputs
 from tests.support.served_products import K, Served, by_kind
 
@@ -23,11 +21,8 @@ IS_2_11 = torch.__version__.startswith("2.11.")
 
 
 @pytest.fixture(autouse=True)
-def compiler() -> Iterator[None]:
-    """A fresh one, and for AOTInductor's packages, which load torch, one that can link them."""
+def fresh_compiler() -> None:
     torch._dynamo.reset()
-    with torch._inductor.config.patch({"cpp.cxx": (None, toolchain.program_compiler())}):
-        yield
 
 
 class Affine(nn.Module):
@@ -105,78 +100,63 @@ class Products(nn.Module):
         return y + static + ops.int8_linear(q, self.weight, sa, self.scale, **given)
 
 
-NETWORKS: tuple[Callable[..., nn.Module], ...] = (Affine, Range, Products)
-by_network = pytest.mark.parametrize("network", NETWORKS)
+class Together(nn.Module):
+    """Networks of the same input in one program, since each takes seconds to compile; images."""
+
+    def __init__(self, *networks: nn.Module) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.register_buffer("scale", torch.linspace(0.05, 0.2, 4))
+
+    def forward(self, x: Tensor, images: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        rounded = ops.fake_quantize_per_channel(images, self.scale, None, 1)
+        return rounded, [outputs(network(x)) for network in self.networks]
 
 
-def made(network: Callable[..., nn.Module], device: str, **options: Any) -> nn.Module:
+def together(device: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    return network(**options).to(device).eval().requires_grad_(False)
+    # Only Products goes without ops that take a dtype.
+    others = (Affine(), Range()) if options.get("dtypes", True) else ()
+    return Together(*others, Products(**options)).to(device).eval().requires_grad_(False)
 
 
-def observed(module: nn.Module) -> list[Tensor]:
-    """The state of an observer, by name: programs order their buffers as they like."""
-    named = {name.split(".")[-1].split("observer_")[-1]: b for name, b in module.named_buffers()}
-    return [named[n] for n in ("min_val", "max_val", "scale", "zero_point") if n in named]
+IMAGES = (2, 4, 9, 9)
+STRIDES = torch.contiguous_format, torch.channels_last
 
 
-def assert_like_eager(run: Callable[[Tensor], Any], eager: nn.Module, device: str) -> None:
-    """For several numbers of rows, the range growing: near after the product, exact before it."""
-    for rows in (6, 2, 37):
+def assert_like_eager(run: Callable[..., Any], eager: nn.Module, device: str) -> None:
+    """For several numbers of rows, the range growing: near after the product, exact before it.
+
+    Also of images in other strides than those that it was compiled for.
+    """
+    for rows, layout in ((6, STRIDES[0]), (2, STRIDES[1]), (37, STRIDES[0])):
         x = torch.randn(rows, 32, device=device) * rows
-        (y, *rest), (expected, *expected_rest) = outputs(run(x)), outputs(eager(x))
-        torch.testing.assert_close(y, expected)
-        assert len(rest) == len(expected_rest) and all(map(torch.equal, rest, expected_rest))
+        images = torch.randn(IMAGES, device=device).to(memory_format=layout)
+        (rounded, found), (right, expected) = run(x, images), eager(x, images)
+        assert torch.equal(rounded, right)
+        for (y, *rest), (wanted, *wanted_rest) in zip(found, expected, strict=True):
+            torch.testing.assert_close(y, wanted)
+            assert len(rest) == len(wanted_rest) and all(map(torch.equal, rest, wanted_rest))
 
 
 @pytest.mark.inductor
-@by_network
-def test_compiled(network: Callable[..., nn.Module], device: str) -> None:
-    eager = made(network, device)
+def test_compiled(device: str) -> None:
+    eager = together(device)
     module = copy.deepcopy(eager)
     run = torch.compile(module, fullgraph=True, dynamic=True)
     assert_like_eager(run, eager, device)
-    assert all(map(torch.equal, observed(module), observed(eager)))
-
-
-def exported(eager: nn.Module, device: str) -> torch.export.ExportedProgram:
-    rows = torch.export.Dim("rows", min=2, max=4096)
-    example = (torch.randn(6, 32, device=device),)
-    return torch.export.export(copy.deepcopy(eager), example, dynamic_shapes=({0: rows},))
-
-
-def packaged(program: torch.export.ExportedProgram, folder: Path) -> Any:
-    path = str(folder / "network.pt2")
-    return torch._inductor.aoti_load_package(
-        torch._inductor.aoti_compile_and_package(program, package_path=path)
-    )
+    mine, right = (one.networks[1].observer.state_dict() for one in (module, eager))
+    assert mine.keys() == right.keys() and all(torch.equal(mine[key], right[key]) for key in right)
 
 
 @pytest.mark.inductor
-@by_network
-def test_packaged(network: Callable[..., nn.Module], tmp_path: Path, device: str) -> None:
+def test_packaged(tmp_path: Path, device: str) -> None:
     """Compiled once for any number of rows; the package runs without the module it came from."""
-    skip_where_it_crashes(device)
-    if IS_2_11 and network is not Products:
-        pytest.xfail("AOTInductor of torch 2.11 changes dtype arguments")
-    eager = made(network, device, **({"dtypes": not IS_2_11} if network is Products else {}))
-    assert_like_eager(packaged(exported(eager, device), tmp_path), eager, device)
-
-
-@pytest.mark.inductor
-def test_packaged_and_called_with_other_strides(tmp_path: Path, device: str) -> None:
-    """Compiled for contiguous images, called with channels_last ones too."""
-    skip_where_it_crashes(device)
-    scale = torch.linspace(0.05, 0.2, 4, device=device)
-
-    class Images(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return ops.fake_quantize_per_channel(x, scale, None, 1)
-
-    x = torch.randn(2, 4, 9, 9, device=device)
-    package = packaged(torch.export.export(Images(), (x,)), tmp_path)
-    for given in (x, x.contiguous(memory_format=torch.channels_last)):
-        assert torch.equal(package(given), Images()(x))
+    eager = together(device, dtypes=not IS_2_11)
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    example = torch.randn(6, 32, device=device), torch.randn(IMAGES, device=device)
+    program = torch.export.export(copy.deepcopy(eager), example, dynamic_shapes=({0: rows}, None))
+    assert_like_eager(packaged(program, tmp_path / "it.pt2", device), eager, device)
 
 
 # --- steps in training

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs, value_and_gradients
-from tests.support.core_calls import AsModule, bound, overload_of, scripted
+from tests.support.core_calls import AsModule, bound, opcheck, scripted
 
 
 def learning(
@@ -50,12 +50,9 @@ class Tools:
 
     @pytest.mark.exhaustive
     def test_opcheck(self, call: Any, dtype: torch.dtype, device: str) -> None:
-        for tensors in (
-            call.tensors(self.SHAPE, dtype, device),
-            learning(call, self.SHAPE, device, dtype),
-            learning(call, (2, *self.SHAPE), device, dtype),
-        ):
-            torch.library.opcheck(overload_of(call), (), bound(call, tensors)[1])
+        opcheck(*bound(call, call.tensors(self.SHAPE, dtype, device)), graph=False)
+        opcheck(*bound(call, learning(call, self.SHAPE, device, dtype)), graph=False)
+        opcheck(*bound(call, learning(call, (2, *self.SHAPE), device, dtype)))
 
     def test_compiled_is_eager(self, call: Any, device: str) -> None:
         """One graph for all sizes, and one for all with gradients."""

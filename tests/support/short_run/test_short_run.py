@@ -221,7 +221,7 @@ TOOLS = {
     "opcheck": "torch_stack/test_compile_export.py::test_opcheck",
     "torch.compile": "torch_stack/test_compile_export.py::test_compile",
     "TorchInductor": "torch_stack/test_compile_export.py::test_inductor",
-    "AOTInductor": "torch_stack/test_exported_dtypes.py::test_a_package_of_several_layers",
+    "AOTInductor": "torch_stack/test_exported_dtypes.py::test_a_package",
     "compiled autograd": "torch_stack/test_compile_export.py::test_compiled_autograd",
     "torch.export": "torch_stack/test_compile_export.py::test_export",
     "torch.jit.script": "torch_stack/test_script.py::test_script",
