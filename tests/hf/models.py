@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tiny models of transformers with random weights, in folders."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,20 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "dropout": 0.0}),
     "bert": ("BertForMaskedLM", "BertConfig", {**SIZES, "intermediate_size": 128}),
 }  # fmt: skip
+# Every model in float32, and one of them in the other dtypes.
+CASES = [(name, torch.float32) for name in MODELS]
+CASES += [("qwen2", torch.bfloat16), ("tied_llama", torch.float16)]
 TOKENS = torch.arange(24).reshape(2, 12) * 7 % 90 + 3
+
+
+def every_other(schemes: Iterable[str], always: str) -> list[tuple[str, str, torch.dtype]]:
+    """Each scheme with every other case, its neighbour with the others; one with all of them."""
+    return [
+        (scheme, *case)
+        for number, scheme in enumerate(schemes)
+        for place, case in enumerate(CASES)
+        if (number + place) % 2 == 0 or scheme == always
+    ]
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> nn.Module:

@@ -5,6 +5,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -412,28 +413,43 @@ def test_a_given_scale_and_a_state(dtype: str) -> None:
         assert torch.equal(other.scale, scale + 0.05), "the state itself is as it was"
 
 
+class Together(nn.Module):
+    """Quantizers of every kind beside each other, and two layers: TorchInductor runs once."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self.kinds = [kind for kind in KINDS if kind.endswith(dtype)]
+        self.quantizers = nn.ModuleList(KINDS[kind](1) for kind in self.kinds)
+        for kind, module in zip(self.kinds, self.quantizers, strict=True):
+            if kind.startswith("observed"):
+                module.enable_observer()
+        self.layers = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
+        config = described("int4 asymmetric learned", scale_dtype=dtype)
+        prepare_(self.layers, {"0": config, "1": W8A16(scale_dtype=dtype)})
+
+    def forward(self, inputs: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+        rounded = [module(x) for module, x in zip(self.quantizers, inputs, strict=True)]
+        return rounded, self.layers[0].fake_quantized_weight(), self.layers(x)
+
+
 @by_scale_dtype
 @pytest.mark.inductor
 @pytest.mark.exhaustive
 def test_rounded_scales_compiled(dtype: str) -> None:
     """TorchInductor removes a cast to bfloat16 and back; the rounding has to survive that."""
-    for kind in (kind for kind in KINDS if kind.endswith(dtype)):
-        module, x = KINDS[kind](1), input_of(kind)
-        if kind.startswith("observed"):
-            module.enable_observer()
-        torch.compiler.reset()
-        compiled = torch.compile(copy.deepcopy(module), fullgraph=True)
-        for step in (1, 2):
-            leaf, twin = (x * step).requires_grad_(), (x * step).requires_grad_()
-            got, wanted = compiled(leaf), module(twin)
-            assert torch.equal(got, wanted)
-            got.sum().backward()
-            wanted.sum().backward()
-            assert torch.equal(leaf.grad, twin.grad)
-    layer = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4))
-    config = described("int4 asymmetric learned", scale_dtype=dtype)
-    prepare_(layer, {"0": config, "1": W8A16(scale_dtype=dtype)})
-    compiled, x = torch.compile(layer, fullgraph=True), values(3, 8)
-    torch.testing.assert_close(compiled(x), layer(x), rtol=1e-6, atol=1e-6)
-    weight = torch.compile(lambda: layer[0].fake_quantized_weight(), fullgraph=True)()
-    assert torch.equal(weight, layer[0].fake_quantized_weight())
+    torch.compiler.reset()
+    model = Together(dtype)
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
+    for step in (1, 2):
+        found = []
+        for one in (compiled, model):
+            leaves = [(input_of(kind) * step).requires_grad_() for kind in model.kinds]
+            rounded, weight, y = one(leaves, values(3, 8))
+            sum(x.sum() for x in rounded).backward()
+            found.append([*rounded, weight, *(leaf.grad for leaf in leaves)])
+            found[-1] += [module.scale for module in one.quantizers if hasattr(module, "scale")]
+            found[-1].append(y)
+        (*got, y), (*wanted, plain) = found
+        for kind, a, b in zip(cycle((*model.kinds, "weight")), got, wanted, strict=False):
+            assert torch.equal(a, b), kind
+        torch.testing.assert_close(y, plain, rtol=1e-6, atol=1e-6)

@@ -6,6 +6,7 @@ A state that comes from a model that was prepared otherwise is refused, by name.
 
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,9 @@ def by_distributed_checkpoint(
     set_state_dict(*fresh, model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
-def results(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> dict[str, Any]:
-    """Everything that the rest of a training gives, from a step on."""
-    found: dict[str, Any] = dict(enumerate(run(model, optimizer, range(first, STEPS))))
-    found |= model.state_dict()
+def ended(model: nn.Module) -> dict[str, Any]:
+    """The state of a trained model, and what it computes."""
+    found: dict[str, Any] = dict(model.state_dict())
     with torch.no_grad():
         found["evaluated"] = model.eval()(batch(1))
         baraquant.qat.convert_(model)
@@ -152,25 +152,41 @@ def results(model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> d
     return found
 
 
-def check(config: Config, stop: int, resume: Any, folder: Path) -> None:
+def check(config: Config, stops: tuple[int, ...], resume: Any, folder: Path) -> None:
+    """Train once; what another training resumes from each stop gives what that one gives."""
     model, optimizer = start(config)
-    run(model, optimizer, range(stop))
-    fresh = start(config)
-    resume(model, optimizer, fresh, folder)
-    random = torch.get_rng_state()
-    wanted = results(model, optimizer, stop)
-    torch.set_rng_state(random)
-    got = results(*fresh, stop)
-    assert got.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        same = torch.equal(got[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
-        assert same and got[name].dtype == tensor.dtype, name
+    outputs: list[Tensor] = []
+    resumed = []
+    for stop, until in pairwise((*stops, STEPS)):
+        outputs += run(model, optimizer, range(len(outputs), stop))
+        with torch.random.fork_rng():
+            fresh = start(config)
+        resume(model, optimizer, fresh, folder)
+        resumed.append((stop, fresh, torch.get_rng_state()))
+        outputs += run(model, optimizer, range(stop, until))
+    random, end = torch.get_rng_state(), ended(model)
+    for stop, fresh, state in resumed:
+        torch.set_rng_state(state)
+        got: dict[Any, Tensor] = dict(enumerate(run(*fresh, range(stop, STEPS)), stop))
+        assert torch.equal(torch.get_rng_state(), random)
+        got |= ended(fresh[0])
+        wanted = {**dict(enumerate(outputs[stop:], stop)), **end}
+        assert got.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            same = torch.equal(got[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
+            assert same and got[name].dtype == tensor.dtype, (stop, name)
 
 
-@pytest.mark.parametrize("stop", range(STEPS))
+# Each is stopped while it observes, and later.
+PAIRS_OF_STOPS = [(0, 3), (1, 4), (2, 5)]
+
+
+@pytest.mark.parametrize("stops", PAIRS_OF_STOPS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_bits_of_a_training_that_was_not_stopped(name: str, stop: int, tmp_path: Path) -> None:
-    check(CONFIGS[name], stop, by_file, tmp_path)
+def test_the_bits_of_a_training_that_was_not_stopped(
+    name: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    check(CONFIGS[name], stops, by_file, tmp_path)
 
 
 # While nothing is rounded, and after that. PyTorch's tools want an optimizer's state of each
@@ -179,15 +195,14 @@ def test_the_bits_of_a_training_that_was_not_stopped(name: str, stop: int, tmp_p
     ("name", "stop"), [*(("w8a8", 1), ("static", 1), ("w8a8", 4), ("static", 5), ("learned", 3))]
 )
 def test_distributed_checkpoints(name: str, stop: int, tmp_path: Path) -> None:
-    check(CONFIGS[name], stop, by_distributed_checkpoint, tmp_path)
+    check(CONFIGS[name], (stop,), by_distributed_checkpoint, tmp_path)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PRODUCT)
 def test_every_configuration(name: str, tmp_path: Path) -> None:
-    """Of two neighbours one at each even step, the other at each odd one."""
-    for stop in range(list(PRODUCT).index(name) % 2, STEPS, 2):
-        check(PRODUCT[name], stop, by_file, tmp_path)
+    """Neighbours are stopped at other steps."""
+    check(PRODUCT[name], PAIRS_OF_STOPS[list(PRODUCT).index(name) % 3], by_file, tmp_path)
 
 
 def linear(config: Config, training: bool = True) -> nn.Module:

@@ -74,12 +74,13 @@ def graphs_of(model: nn.Module, counter: CompileCounter) -> int:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("form", ["prepared", "converted"])
+@pytest.mark.parametrize(
+    ("form", "wrapped"),
+    # A converted layer has no parameter that DDP could train.
+    [("prepared", False), ("prepared", True), ("converted", False)],
+)
 @pytest.mark.parametrize("name", SCHEMES)
 def test_many_sizes_are_one_graph(name: str, form: str, wrapped: bool, one_process: None) -> None:
-    if wrapped and form == "converted":
-        form = "prepared"  # a converted layer has no parameter that DDP could train
     torch._dynamo.reset()
     model = model_of(SCHEMES[name], form, "chain")
     counter = CompileCounter()

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Writers that are killed, and many that write to one path, while a reader looks again and again.
 
-`python -m tests.serialization.interrupted killed save FOLDER` ends each step of a writer by
-`kill -9`; `crowded` lets four processes of eight threads write. The reader is a process of its own:
-it must find one model or the other, or nothing where a folder is made. It begins again where data
-was removed between the two files that it opens.
+`python -m tests.serialization.interrupted FOLDER save` writes into a file for each of two cases
+what went wrong, or nothing: `killed` ends each step of a writer by `kill -9`, `crowded` lets four
+processes of eight threads write. The reader is a process of its own: it must find one model or the
+other, or nothing where a folder is made. It begins again where data was removed between the two
+files that it opens. A process that takes too long ends, and prints where it waits.
 """
 
 import errno
+import faulthandler
 import itertools
 import os
 import secrets
@@ -34,12 +36,14 @@ from tests.serialization.writers import (
 from tests.support.threads import side_by_side
 
 PROCESSES, THREADS, TIMES = 4, 8, 3
+LIMIT = 600  # seconds
 
 
 def forked(work: Callable[[], object]) -> int:
     """A process that does some work, and then exits with 0."""
     process = os.fork()
     if process == 0:
+        signal.alarm(LIMIT)
         try:
             work()
             os._exit(0)
@@ -156,8 +160,20 @@ def crowded(writer: Writer, folder: Path) -> None:
     assert not any(name.endswith(".partial") for name in names(path.parent)), names(path.parent)
 
 
+CASES = {"killed": killed, "crowded": crowded}
+
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGALRM, chain=True)  # says where it is, and ends
     torch.set_num_threads(1)  # what was started before a fork is not there after it
-    _, what, name, place = sys.argv
+    folder, *chosen = sys.argv[1:]
     with cached_exporter():
-        {"killed": killed, "crowded": crowded}[what](WRITERS[name], Path(place))
+        for what, name in itertools.product(CASES, chosen):
+            place = Path(folder) / f"{what} {name}"
+            place.mkdir()
+            signal.alarm(2 * LIMIT)
+            try:
+                CASES[what](WRITERS[name], place)
+                wrong = ""
+            except Exception:
+                wrong = traceback.format_exc()
+            place.with_suffix(".txt").write_text(wrong)

@@ -16,7 +16,7 @@ from tests.serialization.writers import (
     prepared,
     reading,
 )
-from tests.support.processes import run_program
+from tests.support.processes import MadeOnce, run_program
 
 # The short run has all of `save`, and of the exporters what a reader sees.
 ALL = [
@@ -93,6 +93,16 @@ def test_an_error_at_each_step(name: str, error: BaseException, tmp_path: Path) 
     "name",
     [pytest.param(name, marks=pytest.mark.smoke if name == "save" else ()) for name in WRITERS],
 )
-def test_a_reader_meanwhile(what: str, name: str, tmp_path: Path) -> None:
-    """Writers die at each step, or many write at a time, in processes of their own."""
-    run_program("tests.serialization.interrupted", None, what, name, tmp_path)
+def test_a_reader_meanwhile(what: str, name: str, made_once: MadeOnce) -> None:
+    """Writers die at each step, or many write at a time, in processes of their own.
+
+    One program has all exporters, as importing what they need takes longer than their cases.
+    """
+    names = ["save"] if name == "save" else [name for name in WRITERS if name != "save"]
+
+    def make(folder: Path) -> None:
+        run_program("tests.serialization.interrupted", None, folder, *names)
+
+    folder = made_once(f"meanwhile {names[0]}", make)
+    wrong = (folder / f"{what} {name}.txt").read_text()
+    assert not wrong, wrong

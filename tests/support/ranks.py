@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Processes that work together: each brings its results home in a file."""
 
+import faulthandler
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from tests.support.processes import PATIENCE
 
 RANKS = 2
+LIMIT = 1200  # seconds; a rank that takes longer, because it waits, says where it is, and ends
 
 
 def spawn(
@@ -64,6 +66,7 @@ def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts
 def _work(
     rank: int, folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int, device: str
 ) -> None:
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,12 @@ from tests.support.models.training_models import SCHEMES, block, data
 Forward = Callable[[Tensor], Tensor]
 STEPS = 4
 by_scheme = pytest.mark.parametrize("scheme", ["w8a8", "static", "groups", "learned"])
+# Compiling takes seconds: each scheme has a layer of one of these blocks.
+MIXED = [
+    ("static", "learned", "groups"), ("w8a8", "learned_factors", "w8a8_asymmetric"),
+    ("w4a8", "weight_only", "learned"),
+]  # fmt: skip
+by_mixed = pytest.mark.parametrize("scheme", MIXED[:2], ids="-".join)
 by_any_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 by_kind = pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "hooks"])
 
@@ -54,10 +61,19 @@ class Result:
             assert torch.equal(self.state[name], tensor), name
 
 
-def prepared(scheme: str, device: str = "cpu", blocks: int = 1, seen: bool = False) -> nn.Module:
-    """Blocks whose scales are not known yet, unless a batch was seen."""
+def prepared(
+    scheme: str | tuple[str, ...], device: str = "cpu", blocks: int = 1, seen: bool = False
+) -> nn.Module:
+    """Blocks whose scales are not known yet, unless a batch was seen.
+
+    Of several schemes each has a part of the block.
+    """
     model = nn.Sequential(*(block() for _ in range(blocks))).to(device)
-    prepare_(model, SCHEMES[scheme])
+    if isinstance(scheme, str):
+        prepare_(model, SCHEMES[scheme])
+    else:
+        parts = ("*attention*", "*up", "*down")
+        prepare_(model, {p: SCHEMES[name] for p, name in zip(parts, scheme, strict=True)})
     if seen:
         with torch.no_grad():
             model(batches(device)[0])
@@ -131,7 +147,7 @@ WRAPS: list[Wrap] = [compiled_whole, compiled_within, nested, nested_around_comp
 # What is observed in all ways; of the others some, as each takes seconds to compile.
 COMBINED = [
     *(("static", wrap, kind) for wrap in WRAPS for kind in (True, False)),
-    *((scheme, wrap, False) for scheme in ("w8a8", "groups", "learned") for wrap in WRAPS[:2]),
+    *((("w8a8", "groups", "learned"), wrap, False) for wrap in WRAPS[:2]),
 ]
 
 
@@ -139,9 +155,11 @@ COMBINED = [
 @pytest.mark.parametrize(
     ("scheme", "wrap", "use_reentrant"),
     COMBINED,
-    ids=lambda part: getattr(part, "__name__", str(part)),
+    ids=lambda part: (
+        "-".join(part) if isinstance(part, tuple) else getattr(part, "__name__", str(part))
+    ),
 )
-def test_checkpointed_and_compiled(scheme: str, wrap: Wrap, use_reentrant: bool) -> None:
+def test_checkpointed_and_compiled(scheme: Any, wrap: Wrap, use_reentrant: bool) -> None:
     """What is computed again in the backward pass is what was, whoever computes it.
 
     Dynamo compiles no checkpoint within which a module is changed, as a first batch does.
@@ -161,8 +179,8 @@ def test_blocks_checkpointed_one_by_one(scheme: str, use_reentrant: bool) -> Non
 
 
 @pytest.mark.cover(scheme=None)
-@by_scheme
-def test_compiled_under_autocast(scheme: str) -> None:
+@by_mixed
+def test_compiled_under_autocast(scheme: tuple[str, ...]) -> None:
     """Attention is made of its parts there, whose casts are others in the last bits of bfloat16."""
     model = prepared(scheme)
     twin = copy.deepcopy(model)
@@ -181,10 +199,9 @@ def test_checkpointed_under_autocast(scheme: str, use_reentrant: bool, device: s
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("scheme", ["static", "learned"])  # each takes half a minute
-def test_compiled_by_inductor(scheme: str, device: str) -> None:
+def test_compiled_by_inductor(device: str) -> None:
     """Its code for what lies between the layers rounds otherwise in the last bits."""
-    model = prepared(scheme, device, seen=True)
+    model = prepared(("static", "learned", "learned"), device, seen=True)
     twin = copy.deepcopy(model)
     inductor = torch.compile(checkpointed(twin, False), fullgraph=True)
     losses = train(model).losses
@@ -192,8 +209,8 @@ def test_compiled_by_inductor(scheme: str, device: str) -> None:
 
 
 @pytest.mark.cover(scheme=None)
-@pytest.mark.parametrize("scheme", ["w8a8", "static", "learned", "groups", "learned_factors"])
-def test_compiled_step(scheme: str) -> None:
+@by_mixed
+def test_compiled_step(scheme: tuple[str, ...]) -> None:
     """One graph for the forward pass and one for the backward pass; the optimizer compiled too."""
     model = prepared(scheme)
     twin = copy.deepcopy(model)
@@ -212,8 +229,8 @@ def test_compiled_step(scheme: str) -> None:
 
 
 @pytest.mark.cover(scheme=None)
-@by_any_scheme
-def test_dynamic_shapes(scheme: str) -> None:
+@pytest.mark.parametrize("scheme", MIXED, ids="-".join)
+def test_dynamic_shapes(scheme: tuple[str, ...]) -> None:
     """One compilation for all lengths of the sequence (and one for the first)."""
     model = prepared(scheme, seen=True)
     with torch.no_grad():

@@ -14,7 +14,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import baraquant
 from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.workflow import transaction
 
+LIMIT = 300  # seconds to wait for a thread
 ROOT = str(Path(baraquant.__file__).parent)
 
 
@@ -131,7 +134,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Save a model for ``load_``, and let PyTorch import what it imports late."""
     pytest.importorskip("safetensors")
     model = built()
-    with Fault(-1):
+    with Fault():
         _quantize(SmoothQuant("search"))(model)
     _load.file = tmp_path_factory.mktemp("saved") / "model"  # type: ignore[attr-defined]
     baraquant.save(model, _load.file)  # type: ignore[attr-defined]
@@ -181,14 +184,23 @@ def output_of(model: nn.Module) -> Tensor:
         return model.eval()(DATA[0])
 
 
+@cache
+def left_by(name: str) -> tuple[list[Any], Tensor, float]:
+    """What a call without a fault leaves of a model, and the seconds that it takes."""
+    make, call = EVERY[name]
+    model = make()
+    start = time.perf_counter()
+    call(model)
+    taken = time.perf_counter() - start
+    return kinds_of(model), output_of(model), taken
+
+
 class Tried:
     """A call, and what it has to leave of a model."""
 
     def __init__(self, name: str) -> None:
         self.make, self.call = EVERY[name]
-        model = self.make()
-        self.call(model)
-        self.finished, self.output = kinds_of(model), output_of(model)
+        self.finished, self.output, self.taken = left_by(name)
         self.renew()
 
     def renew(self) -> None:
@@ -234,27 +246,37 @@ class InjectedError(Exception):
     """An error that nothing else raises."""
 
 
-class Fault(TorchDispatchMode):
-    """Raises an error at an op, and counts them."""
+# A file and a line of baraquant; with an op, where it calls that.
+Line = tuple[str, int]
+Place = tuple[Line, Any]
 
-    def __init__(self, at: int) -> None:
+
+class Fault(TorchDispatchMode):
+    """Counts how often each place calls an op, or raises an error where one does so again."""
+
+    def __init__(self, at: Place | None = None, times: int = 0) -> None:
         super().__init__()
-        self.at, self.count = at, 0
+        self.at, self.times, self.counts = at, times, Counter[Place]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.count += 1
-        if self.count - 1 == self.at:
-            raise InjectedError(str(func))
+        if self.at is None or self.at[1] is func:
+            frame: Any = sys._getframe(1)
+            while frame.f_back is not None and not frame.f_code.co_filename.startswith(ROOT):
+                frame = frame.f_back
+            place = (frame.f_code.co_filename, frame.f_lineno), func
+            self.counts[place] += 1
+            if place == self.at and self.counts[place] == self.times:
+                raise InjectedError(str(place))
         return func(*args, **(kwargs or {}))
 
 
 class Lines:
     """Counts how often each line of baraquant runs, or raises an error where one runs again."""
 
-    def __init__(self, at: tuple[str, int] | None = None, times: int = 0) -> None:
-        self.at, self.times, self.counts = at, times, Counter[tuple[str, int]]()
+    def __init__(self, at: Line | None = None, times: int = 0) -> None:
+        self.at, self.times, self.counts = at, times, Counter[Line]()
 
     def __enter__(self) -> None:
         self.before = sys.gettrace()
@@ -298,43 +320,37 @@ class Interrupt:
         signal.signal(signal.SIGALRM, self.before)
 
 
-# All points of all calls take hours: a search alone has 30,000 ops.
-MANY = None if "EVERY_FAULT" in os.environ else 40
-
-
-def sample(points: list[Any], count: int | None) -> Iterator[Any]:
-    yield from points if count is None else random.Random(0).sample(points, min(count, len(points)))
-
-
+# All places of all calls take an hour: a search alone has 300 of ops, and 2,000 lines.
+MANY = None if "EVERY_FAULT" in os.environ else 25
 some = pytest.mark.parametrize(
     "count",
     [pytest.param(3, id="some"), pytest.param(MANY, id="many", marks=pytest.mark.exhaustive)],
 )
 
 
+def check_errors(name: str, kind: type[Fault] | type[Lines], count: int | None) -> None:
+    """Raise an error at so many different places, and then call without one."""
+    tried, counted, chance = Tried(name), kind(), random.Random(0)
+    model = tried.make()
+    with counted:
+        tried.call(model)
+    places: list[Any] = sorted(counted.counts, key=str)
+    for place in places if count is None else chance.sample(places, min(count, len(places))):
+        times = chance.randint(1, counted.counts[place])
+        tried.check(kind(place, times), InjectedError, (place, times))
+    tried.again()
+
+
 @some
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_an_op(name: str, count: int | None) -> None:
-    tried, ops = Tried(name), Fault(-1)
-    with ops:
-        tried.call(tried.make())
-    # Of a short call each op, but for the sample of the short run.
-    for at in sample(list(range(ops.count)), None if count != 3 and ops.count < 500 else count):
-        tried.check(Fault(at), InjectedError, at)
-    tried.again()
+    check_errors(name, Fault, count)
 
 
 @pytest.mark.parametrize("count", [3, *([None] if MANY is None else [])])
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_a_line(name: str, count: int | None) -> None:
-    tried, lines, chance = Tried(name), Lines(), random.Random(1)
-    model = tried.make()
-    with lines:
-        tried.call(model)
-    for line in sample(sorted(lines.counts), count):
-        times = chance.randint(1, lines.counts[line])
-        tried.check(Lines(line, times), InjectedError, (line, times))
-    tried.again()
+    check_errors(name, Lines, count)
 
 
 @some
@@ -343,14 +359,13 @@ def test_error_at_a_line(name: str, count: int | None) -> None:
 def test_interrupt_at_a_random_moment(
     name: str, size: str, count: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At other moments in each run."""
     if size == "freed":
         monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
-    tried, chance = Tried(name), random.Random(2)
-    model, start = tried.make(), time.perf_counter()
-    tried.call(model)
-    taken = time.perf_counter() - start
+    tried = Tried(name)
     for _ in range(count or 200):
-        tried.check(Interrupt(chance.uniform(1e-4, taken)), BaseException, None)
+        seconds = random.uniform(1e-4, tried.taken)
+        tried.check(Interrupt(seconds), BaseException, seconds)
     tried.again()
 
 
@@ -405,27 +420,22 @@ def test_a_hook_that_raises_leaves_the_float_model(monkeypatch: pytest.MonkeyPat
 def test_two_threads_leave_the_fused_attention_on() -> None:
     turns = [threading.Event() for _ in range(3)]
 
-    def first() -> Iterator[Tensor]:
+    def data(thread: int) -> Iterator[Tensor]:
+        assert thread == 0 or turns[0].wait(LIMIT), "the first thread began no calibration"
         yield torch.randn(2, 16)
-        turns[0].set()
-        turns[1].wait()
+        turns[thread].set()
+        assert turns[thread + 1].wait(LIMIT), f"thread {thread} waited for the other"
 
-    def second() -> Iterator[Tensor]:
-        turns[0].wait()
-        yield torch.randn(2, 16)
-        turns[1].set()
-        turns[2].wait()
+    def run(thread: int) -> None:
+        model = nn.Sequential(nn.Linear(16, 16))
+        baraquant.quantize_(model, W8A8Static(), calibration=data(thread))
 
-    def run(data: Iterator[Tensor]) -> None:
-        baraquant.quantize_(nn.Sequential(nn.Linear(16, 16)), W8A8Static(), calibration=data)
-
-    threads = [threading.Thread(target=run, args=(data,)) for data in (first(), second())]
-    for thread in threads:
-        thread.start()
-    threads[0].join()
-    assert not torch.backends.mha.get_fastpath_enabled()  # the second still runs
-    turns[2].set()
-    threads[1].join()
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(run, thread) for thread in (0, 1)]
+        done[0].result(LIMIT)
+        assert not torch.backends.mha.get_fastpath_enabled()  # the second still runs
+        turns[2].set()
+        done[1].result(LIMIT)
     assert torch.backends.mha.get_fastpath_enabled()
 
 
