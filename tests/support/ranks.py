@@ -3,7 +3,6 @@
 
 import faulthandler
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,13 @@ import torch.distributed as dist
 from tests.support.processes import PATIENCE
 
 RANKS = 2
-LIMIT = 1200  # seconds; a rank that takes longer, because it waits, says where it is, and ends
 
 
 def spawn(
     folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
 ) -> None:
     """Let each rank compute, within one process group, and store what it returns."""
-    work = (folder, compute, ranks, device)
-    group = torch.multiprocessing.spawn(_work, work, nprocs=ranks, join=False)
-    end = time.monotonic() + PATIENCE
-    while not group.join(PATIENCE):  # one of them has ended
-        if time.monotonic() > end:
-            for process in group.processes:
-                process.kill()
-            raise AssertionError(f"the ranks of {compute} do not end")
+    torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
 
 
 def results_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
@@ -66,7 +57,7 @@ def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts
 def _work(
     rank: int, folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int, device: str
 ) -> None:
-    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # it waits; it says where
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
