@@ -6,8 +6,7 @@ from __future__ import annotations
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 
@@ -36,14 +35,22 @@ def one_line(text: str, most: int = 900) -> str:
     return text
 
 
-@contextmanager
-def placed(*places: str) -> Iterator[None]:
-    """Put places that are not empty before the message of a ValueError or a TypeError."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(": ".join([*filter(None, places), str(error)])) from error
+class placed:  # noqa: N801
+    """Put places that are not empty before the message of a ValueError or a TypeError.
+
+    Not a generator: contextlib's frame and the first error would hold each other, and the model.
+    """
+
+    def __init__(self, *places: str) -> None:
+        self._places = filter(None, places)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, (ValueError, TypeError)):
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(": ".join([*self._places, str(error)])) from error
 
 
 class Table:
