@@ -15,6 +15,7 @@ from baraquant import W8A8, SmoothQuant, W8A8Static
 from baraquant.nn import QuantizedLinear
 from baraquant.workflow.serialization.packing import pack, packed_size, unpack
 from tests.serialization.damages import Contents, Tensor
+from tests.support.checks.stored import assert_stored
 from tests.support.models.every_layer import Every, integers, same, scales
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens
 
@@ -51,26 +52,16 @@ def test_shared_and_tied_tensors_are_stored_once(tmp_path):
     assert not any(name.startswith(("second.", "head.")) for name in names)
     float_tied = seeded(Tied)
     baraquant.quantize_(float_tied, W8A8(), filter_fn=lambda m, name: "." in name)
-    baraquant.save(float_tied, tmp_path / "b")
-    for build in (Tied, meta):
-        loaded = baraquant.load_(build, tmp_path / "b").eval()
+    for loaded in assert_stored(float_tied, Tied, tokens()[0], tmp_path / "b"):
         assert loaded.head.weight is loaded.embedding.weight
         assert isinstance(loaded.head.weight, nn.Parameter) and loaded.head.weight.requires_grad
-        assert torch.equal(loaded(tokens()[0]), float_tied(tokens()[0]))
-
-
-def meta():
-    with torch.device("meta"):
-        return Tied()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_dtypes(dtype, tmp_path):
     model = seeded(Tied).to(dtype)
     baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=tokens())
-    baraquant.save(model, tmp_path / "a")
-    loaded = baraquant.load_(Tied().to(dtype), tmp_path / "a").eval()
-    assert same(loaded, model) and torch.equal(loaded(tokens()[0]), model(tokens()[0]))
+    assert_stored(model, lambda: Tied().to(dtype), tokens()[0], tmp_path / "a")
     with pytest.raises(ValueError, match=r"expected a model of torch.\w+, as in the file"):
         baraquant.load_(Tied, tmp_path / "a")
 
@@ -90,16 +81,6 @@ def test_the_attentions_of_pytorch(some, tmp_path):
         loaded = baraquant.load_(fresh, tmp_path / "a")
         with torch.no_grad():
             assert same(loaded, model) and torch.equal(loaded(batches()[0]), model(batches()[0]))
-
-
-def test_the_model_keeps_its_mode_and_its_hooks(tmp_path):
-    model = nn.Sequential(nn.Linear(16, 4))
-    baraquant.quantize_(model, W8A8())
-    baraquant.save(model, tmp_path / "a")
-    fresh, calls = nn.Sequential(nn.Linear(16, 4)).eval(), []
-    fresh[0].register_forward_hook(lambda *_: calls.append(1))
-    baraquant.load_(fresh, tmp_path / "a")(batches()[0])
-    assert calls == [1] and not fresh[0].training
 
 
 def test_the_loaded_model_does_not_depend_on_the_file(tmp_path):

@@ -18,7 +18,6 @@ from baraquant.qat import convert_, prepare_
 from tests.nn.test_convolutions import KINDS, floating
 from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import Holder
-from tests.support.models.outlier_models import SCHEMES
 from tests.support.models.training_models import data, train
 
 TENSOR = TensorConfig(8, "per_tensor")
@@ -162,14 +161,3 @@ def test_shared_and_tied_convolutions() -> None:
     model.append(model[0])
     baraquant.quantize_(model, W8A8())
     assert model[2] is model[0] and model[1].qweight.data_ptr() == model[0].qweight.data_ptr()
-
-
-def test_a_model_of_convolutions_alone() -> None:
-    for config in SCHEMES:
-        quantized = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).train()
-        calls: list[int] = []
-        quantized[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        baraquant.quantize_(quantized, config, calibration=batches((2, 3, 8, 8)))
-        assert quantized[0].training and not calls, "nothing of it has to be calibrated"
-        quantized(batches((2, 3, 8, 8))[0])
-        assert calls == [1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The examples of the workflow's documentation run."""
+"""The examples in the docstrings of the workflow, and of what stands beside it, run."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import baraquant
-from baraquant import configs, nn, qat
+from baraquant import configs, nn, parallel, qat
 from tests.support.docstrings import run_examples
 
 WITHOUT = {"FakeQuantizedConv1D", "FakeQuantizedEmbedding"}
@@ -21,6 +21,7 @@ CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITH
 OBJECTS = [getattr(nn, name) for name in CLASSES]
 OBJECTS += [qat, qat.prepare_, qat.convert_, configs.TensorConfig, configs.QuantConfig]
 OBJECTS += [baraquant.quantize_, baraquant.AWQ, baraquant.GPTQ, baraquant.sensitivity]
+OBJECTS += [getattr(parallel, name) for name in sorted(parallel.__all__)]
 
 
 @pytest.mark.filterwarnings("error")

@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 import baraquant
 from baraquant.workflow import transaction
+from tests.workflow import test_transaction
+from tests.workflow.test_transaction import DATA
 
 SCHEMES = {
     "W8A8": baraquant.W8A8(),
@@ -42,35 +44,13 @@ class Scaled(nn.Linear):
         return super().forward(input) * 2
 
 
-class Model(nn.Module):
-    """All kinds of layers, tied weights, packed modules, and a layer in a list."""
+class Model(test_transaction.Model):
+    """All kinds of layers, also one with a forward of its own; groups of 32 divide its sizes."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(32, 32)
-        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
-        self.norm = nn.LayerNorm(32)
-        self.conv = nn.Conv1d(32, 32, 3, padding=1)
-        self.lstm = nn.LSTM(32, 32, batch_first=True)
-        self.scaled = Scaled(32, 64)
-        self.down = nn.Linear(64, 32)
-        self.head = nn.Linear(32, 32, bias=False)
-        self.head.weight = self.embed.weight
-        self.layers = [self.scaled, self.down]
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        x = self.norm(x + self.attention(x, x, x)[0])
-        x = self.conv(x.mT).mT
-        x = self.lstm(x)[0]
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def batches() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(0, 32, (2, 6), generator=generator) for _ in range(2)]
+        super().__init__(32)
+        self.computed = Scaled(32, 32)
+        self.calls = (self.computed,)
 
 
 @contextmanager
@@ -105,7 +85,7 @@ def watched(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     modules = {
         name: weakref.ref(module)
         for name, module in model.named_modules()
-        if name and not isinstance(module, nn.LayerNorm)
+        if module._parameters and not isinstance(module, nn.LayerNorm)
     }
     weights = {
         name: weakref.ref(parameter)
@@ -118,10 +98,10 @@ def watched(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_quantize_frees_the_float_layers(name: str) -> None:
-    model, data = Model(), batches()
+    model = Model()
     modules, weights = watched(model)
     with no_collector():
-        baraquant.quantize_(model, SCHEMES[name], calibration=data, progress=False)
+        baraquant.quantize_(model, SCHEMES[name], calibration=DATA, progress=False)
         assert alive(modules) == []
         assert alive(weights) == []
 
@@ -129,12 +109,12 @@ def test_quantize_frees_the_float_layers(name: str) -> None:
 @pytest.mark.usefixtures("either")
 @pytest.mark.parametrize("name", ["W8A8", "static", "W4A16", "rotated"])
 def test_prepare_and_convert_free_the_layers_before(name: str) -> None:
-    model, data = Model(), batches()
+    model = Model()
     modules, weights = watched(model)
     with no_collector():
-        baraquant.qat.prepare_(model, SCHEMES[name], calibration=data, progress=False)
+        baraquant.qat.prepare_(model, SCHEMES[name], calibration=DATA, progress=False)
         assert alive(modules) == []
-        assert weights["attention.in_proj_weight"]() is None  # the others are trained
+        assert weights["block.self_attn.in_proj_weight"]() is None  # the others are trained
         prepared = {
             name: weakref.ref(module)
             for name, module in model.named_modules()
@@ -173,7 +153,7 @@ def _raises(module: nn.Module, name: str) -> bool:
 
 KEEPS: dict[str, Callable[[nn.Module], Any]] = {
     "measured": lambda model: baraquant.sensitivity(
-        model, [baraquant.W8A8(), baraquant.W4A16(32)], batches(), progress=False
+        model, [baraquant.W8A8(), baraquant.W4A16(32)], DATA, progress=False
     ).choose(bits=7),
     "too large": lambda model: baraquant.quantize_(model, baraquant.W8A16(scale_dtype="float16")),
     "of the filter": lambda model: baraquant.qat.prepare_(model, baraquant.W8A8(), _raises),

@@ -2,7 +2,6 @@
 """``register_pass``: an algorithm of a user's own, in ``quantize_`` and beside it."""
 
 import copy
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -226,13 +225,6 @@ def test_algorithms_stand_beside_each_other() -> None:
     )
     assert (model[0].qweight != with_clip).float().mean() < 0.01
     assert (model[0].qweight != without).float().mean() > 0.3
-
-
-def test_each_float_layer_is_freed() -> None:
-    model = Model()
-    layers = [weakref.ref(model.get_submodule(path)) for path in ("conv", "body.0", "head")]
-    baraquant.quantize_(model, Clip(W8A8()), calibration=batches(), progress=False)
-    assert all(layer() is None for layer in layers)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 """`prepare_` and `convert_`: what becomes of a model, and that conversion changes no bit."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -223,20 +224,15 @@ def test_inputs_of_every_shape(scheme: str) -> None:
 def test_on_the_meta_device() -> None:
     """A large model is built without memory, prepared, and then gets its weights."""
     x = data(4, 16)
-    for scheme in ("w8a8", "learned", "static"):
+    for scheme, place in itertools.product(SCHEMES, ("meta", "cpu")):  # of new tensors by default
         real = trained(linear_model(), SCHEMES[scheme], x).eval()
-        with torch.device("meta"):
-            model = linear_model()
+        model = linear_model().to("meta")
+        with torch.device(place):
             prepare_(model, SCHEMES[scheme])
+        away = [path for path, tensor in model.state_dict().items() if not tensor.is_meta]
+        assert away == [], scheme
         model.load_state_dict(real.state_dict(), assign=True)
         assert torch.equal(model.eval()(x), real(x)), scheme
-
-
-def test_new_tensors_are_where_the_weights_are() -> None:
-    for name, scheme in SCHEMES.items():
-        prepare_(model := linear_model().to("meta"), scheme)
-        away = [path for path, tensor in model.state_dict().items() if not tensor.is_meta]
-        assert away == [], name
 
 
 def test_models_of_several_dtypes() -> None:

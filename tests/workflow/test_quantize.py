@@ -91,21 +91,31 @@ CALIBRATED = [*outlier_models.CALIBRATED, AWQ(W4A16(8), steps=2), GPTQ(W8A8())]
 by_config = pytest.mark.parametrize("config", CALIBRATED, ids=str)
 
 
-@by_config
-def test_bad_calibration_leaves_the_model_alone(config):
+@pytest.mark.parametrize(
+    ("call", "config"),
+    [
+        *((quantize_, config) for config in CALIBRATED),
+        *((prepare_, W8A8Static(observer)) for observer in ("percentile", "mse")),
+    ],
+    ids=str,
+)
+def test_bad_calibration_leaves_the_model_alone(call, config):
     model = seeded(Block).train()
     poisoned = [x.fill_(math.nan) for x in batches()]
 
     def fails(given, message, kind=ValueError):
-        refused(baraquant.quantize_, message, model, config, calibration=given, error=kind)
+        refused(call, message, model, config, calibration=given, error=kind)
 
     is_named = isinstance(config, (SmoothQuant, AWQ, GPTQ))
     what = type(config).__name__ if is_named else "a static input"
+    what = what if call is quantize_ else f"the observer '{config.observer}'"
     fails(None, f"expected calibration data for {what}, but got None")
     fails([], "expected calibration data, but got no batch")
     fails(lambda m: None, "query: expected the calibration data to reach the module")
     fails([torch.zeros(0, 5, 16)], "query: expected the calibration data to reach the module")
-    fails(poisoned, "quantize_: query: expected finite calibration data, but every batch gives")
+    fails(
+        poisoned, f"{call.__name__}: query: expected finite calibration data, but every batch gives"
+    )
     fails(lambda m: [m(x) for x in poisoned], "query: expected finite calibration data")
     fails(3, "expected calibration to be an iterable", TypeError)
     fails([torch.randn(2, 5, 7)], "normalized_shape", RuntimeError)

@@ -97,6 +97,7 @@ TOKENS = torch.randint(0, 11, (4, 5), generator=torch.Generator().manual_seed(0)
 SCHEMES: dict[str, QuantConfig] = {
     "w8a8": W8A8(),
     "static": W8A8Static(symmetric=False),
+    "rotated w8a8": W8A8(rotate=8),
     "w4a16": W4A16(4),
     "w4a8": W4A8(None),
     "learned": QuantConfig(
