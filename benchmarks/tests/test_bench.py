@@ -15,6 +15,7 @@ import toolchain
 from benchmarks import bench, bench_cli, bench_report
 from benchmarks.bench import Compiler, Timer
 from benchmarks.bench_row import AnyOf, AnyTarget, Case, HoldsLess, Row, Target, Within
+from benchmarks.tests.whole_runs import files_in, written
 from tests.support.processes import run
 
 CPU = torch.device("cpu")
@@ -322,20 +323,9 @@ def report(tmp_path_factory: pytest.TempPathFactory):
     from benchmarks import bench_affine
 
     folder = tmp_path_factory.mktemp("bench")
-    files = [f"--{name}={folder / name}" for name in ("json", "markdown", "plot")]
-    small = [
-        "--device",
-        "cpu",
-        "--quick",
-        "--threads",
-        "1",
-        "--sizes",
-        "8192",
-        "--dtypes",
-        "float32",
-        "bfloat16",
-    ]
-    return bench_affine.main([*small, *files]), folder
+    small = ["--device=cpu", "--quick", "--threads=1", "--sizes=8192"]
+    small += ["--dtypes", "float32", "bfloat16"]
+    return bench_affine.main([*small, *files_in(folder)]), folder
 
 
 @pytest.mark.exhaustive
@@ -343,12 +333,8 @@ def test_affine_runs_whole(report) -> None:
     rows, _ = report
     assert not [(r.op, r.case, r.error) for r in rows if r.error]
     assert not [(r.op, r.case, r.peer_errors) for r in rows if r.peer_errors]
-    assert {r.what for r in rows} == {
-        "call overhead",
-        "forward",
-        "forward + backward",
-        "scale gradient",
-    }
+    kinds = ("call overhead", "forward", "forward + backward", "scale gradient")
+    assert {r.what for r in rows} == {*kinds}
     granularities = {r.case for r in rows if r.what == "forward"}
     assert len(granularities) == 6
     for r in rows:
@@ -359,7 +345,8 @@ def test_affine_runs_whole(report) -> None:
 
 def test_affine_counts_the_bytes_that_must_move(report) -> None:
     """Per element, without the scale: of one scale the share of 8192 elements is 4 bytes."""
-    rows, _ = report
+    rows, folder = report
+    written(folder, "affine", rows)
     moved = {
         (r.op, r.dtype): r.gbps * 1e9 * r.seconds / 8192
         for r in rows
@@ -380,13 +367,3 @@ def test_affine_counts_the_bytes_that_must_move(report) -> None:
         ("fake_quantize_backward_qparams", "bfloat16"): 6,
     }
     assert moved == pytest.approx(expected, abs=0.01)
-
-
-def test_affine_writes_its_results(report) -> None:
-    rows, folder = report
-    written = json.loads((folder / "json").read_text())
-    assert len(written["rows"]) == len(rows)
-    assert {"device", "torch", "baraquant", "threads"} <= written["environment"].keys()
-    table = (folder / "markdown").read_text().splitlines()
-    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 1
-    assert (folder / "plot").read_bytes().startswith(b"\x89PNG")

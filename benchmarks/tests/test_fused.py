@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from benchmarks import bench_fused
 from benchmarks.bench_row import Target
+from benchmarks.tests.whole_runs import files_in, written
 
 
 @pytest.mark.parametrize("name", bench_fused.OPS)
@@ -32,8 +32,7 @@ def test_peers_compute_the_same(name: str) -> None:
 
 
 def run(folder: Path, *options: str) -> list:
-    files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    return bench_fused.main([*options, "--quick", "--sizes", "8x512", "2x1024", *files])
+    return bench_fused.main([*options, "--quick", "--sizes", "8x512", "2x1024", *files_in(folder)])
 
 
 def check(rows: list) -> None:
@@ -50,7 +49,7 @@ def test_runs_whole(tmp_path: Path) -> None:
     assert {r.what for r in rows} == set(bench_fused.WHATS)
     norm = next(r for r in rows if r.op == "rms_norm_quantize")
     assert norm.targets == [Target(bench_fused.PEER, 1.0)]
-    assert len(json.loads((tmp_path / "fused.json").read_text())["rows"]) == len(rows)
+    written(tmp_path, "fused", rows)
 
 
 def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:

@@ -10,22 +10,22 @@ import torch
 
 from benchmarks import bench_grouped
 from benchmarks.bench_grouped import GROUPED_MM, SHARES, Experts, ends_of
+from benchmarks.tests.whole_runs import files_in, written
 
 CPU = torch.device("cpu")
 
 
 def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_grouped, "COPIED", {"cpu": [16, 16]})
-    files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
     rows = bench_grouped.main(
-        ["--device=cpu", "--quick", "--sizes", "2x16x32", "--rows", "3", *files]
+        ["--device=cpu", "--quick", "--sizes", "2x16x32", "--rows", "3", *files_in(tmp_path)]
     )
     assert [(row.what, row.case) for row in rows] == [
         (what, share) for what in bench_grouped.WHAT for share in SHARES
     ]
     assert not [row.error for row in rows if row.error]
     assert all(row.seconds and row.tops and row.shape == [3, 2, 16, 32] for row in rows)
-    assert all((tmp_path / f"grouped.{name}").exists() for name in ("json", "markdown", "plot"))
+    written(tmp_path, "grouped", rows)
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -11,6 +11,7 @@ import torch
 from benchmarks import bench_int4
 from benchmarks.bench_int4 import INT4, INT8, OWN, WEIGHT_ONLY, Layers, target_of
 from benchmarks.bench_row import Target
+from benchmarks.tests.whole_runs import files_in, written
 
 CPU = torch.device("cpu")
 
@@ -18,15 +19,14 @@ CPU = torch.device("cpu")
 def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_int4, "COPIED", {"cpu": [16, 16]})
     monkeypatch.setattr(bench_int4, "rotation_for", lambda _: 2)
-    files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
     sizes = ["--sizes", "16x64", "--rows", "1", "32", "--groups", "32", "64"]
-    rows = bench_int4.main(["--device=cpu", "--quick", *sizes, *files])
+    rows = bench_int4.main(["--device=cpu", "--quick", *sizes, *files_in(tmp_path)])
     assert [row.case for row in rows] == ["groups of 32", "groups of 64"] * 4
     assert [row.op for row in rows] == [INT4] * 4 + [WEIGHT_ONLY] * 4
     assert not [row.error for row in rows if row.error]
     assert all(row.seconds and set(row.peers) == {"float32 linear", INT8} for row in rows)
     assert all(None not in row.reached for row in rows)
-    assert all((tmp_path / f"int4.{name}").exists() for name in ("json", "markdown", "plot"))
+    written(tmp_path, "int4", rows)
 
 
 def test_all_compute_the_same_layer() -> None:

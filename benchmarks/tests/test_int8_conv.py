@@ -11,6 +11,7 @@ import torch
 from benchmarks import bench_int8_conv
 from benchmarks.bench_int8_conv import LAST, OWN, Layer, calls, target_of
 from benchmarks.bench_row import Target
+from benchmarks.tests.whole_runs import files_in, written
 
 CPU = torch.device("cpu")
 FLOATS = "float32 conv2d"
@@ -19,14 +20,15 @@ FLOATS = "float32 conv2d"
 def test_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"resnet18": (Layer(3, 4, 3, 2, 9),), "mobilenet_v2": (Layer(4, 4, 3, 1, 5, 4),)}
     monkeypatch.setattr(bench_int8_conv, "LAYERS", small)
-    files = [f"--{name}={tmp_path / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    rows = bench_int8_conv.main(["--device=cpu", "--quick", "--sizes", "1", "2", *files])
+    rows = bench_int8_conv.main(
+        ["--device=cpu", "--quick", "--sizes", "1", "2", *files_in(tmp_path)]
+    )
     assert [row.what for row in rows] == ["resnet18"] * 2 + ["mobilenet_v2"] * 2
     assert [row.case for row in rows[1:3]] == ["3x3 to 4, stride 2", "3x3 depthwise, stride 1"]
     assert not [row.error for row in rows if row.error]
     assert all(row.seconds and set(row.peers) == {FLOATS, f"{FLOATS} {LAST}"} for row in rows)
     assert all(None not in row.reached for row in rows)
-    assert all((tmp_path / f"int8_conv.{name}").exists() for name in ("json", "markdown", "plot"))
+    written(tmp_path, "int8_conv", rows)
 
 
 @pytest.mark.parametrize("layer", [Layer(16, 24, 3, 2, 11), Layer(8, 8, 3, 1, 6, 8)], ids=str)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from benchmarks.bench_row import AnyOf, Case, HoldsLess, Row, Target
 from benchmarks.cpu_peak import PEAK, has_peak, peak_call
 from benchmarks.int8_mm_layer import INT_MM, SWEEP, Bench, Weights
 from benchmarks.pytorch_linears import IntMm
+from benchmarks.tests.whole_runs import files_in, written
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 M, N, K = 5, 24, 33
@@ -101,8 +101,7 @@ def test_held_bytes_leave_the_weight_out(weights: Weights) -> None:
 
 
 def run(folder: Path, *options: str) -> list[Row]:
-    files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    return bench_int8_mm.main([*options, "--sizes", "16x64", "33x31", *files])
+    return bench_int8_mm.main([*options, "--sizes", "16x64", "33x31", *files_in(folder)])
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +129,9 @@ def check(rows: list[Row], device: str = "cpu") -> None:
 
 @pytest.mark.exhaustive
 def test_runs_whole(report: tuple[list[Row], Path]) -> None:
-    rows, _ = report
+    rows, folder = report
     check(rows)
+    assert "| TOPS | of bound |" in written(folder, "int8_mm", rows)[1]
     peers = {what: {n for r in rows if r.what == what for n in r.speedups} for what in
              bench_int8_mm.BENCHES}  # fmt: skip
     linear, peak = "float32 linear", {PEAK} if has_peak() else set()  # of 130 rows
@@ -333,17 +333,6 @@ def test_runs_on_cuda(cuda: str, tmp_path: Path) -> None:
     known = int8_mm_layer.int8_peak(torch.device(cuda)) > 0
     assert all((r.of_bound is not None) is (known or r.shape[0] == 1) for r in rows)
     assert all(r.note for r in rows if r.shape[0] == 1 and r.what in ("linear", "odd"))
-
-
-@pytest.mark.exhaustive
-def test_writes_its_results(report: tuple[list[Row], Path]) -> None:
-    rows, folder = report
-    written = json.loads((folder / "int8_mm.json").read_text())
-    assert len(written["rows"]) == len(rows)
-    table = (folder / "int8_mm.markdown").read_text().splitlines()
-    assert "| TOPS | of bound |" in table[2]
-    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 1
-    assert (folder / "int8_mm.plot").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("text", ["64MiB", "4096", "0x4", "4x0", "4x4x4", "x4", "4 x 4"])

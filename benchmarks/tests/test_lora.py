@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from benchmarks import bench_lora, lora_block
 from benchmarks.bench_lora import LORA, LoraRow, WeighsAtMost
 from benchmarks.bench_row import Row
 from benchmarks.lora_block import LAYERS, OWN_INT8, RANK, LoraStep
+from benchmarks.tests.whole_runs import files_in, written
 from benchmarks.training_row import TakesAtMost
 from tests.support.optional_packages import package
 
@@ -93,14 +93,13 @@ def test_weights_are_counted() -> None:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row], Path]]:
     """A whole run of a tiny size: its rows, and the folder with what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
-    files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
     options = ["--device=cpu", "--quick", "--threads=1", "--sizes", "1x4x256"]
-    yield bench_lora.main([*options, *files]), folder
+    yield bench_lora.main([*options, *files_in(folder)]), folder
 
 
 @pytest.mark.exhaustive
 def test_runs_whole(report: tuple[list[Row], Path]) -> None:
-    rows, _ = report
+    rows, folder = report
     assert [row.op for row in rows] == list(VARIANTS) and {row.what for row in rows} == {"eager"}
     assert not [(row.op, row.error) for row in rows if row.error]
     for row in rows:
@@ -112,19 +111,10 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
         assert row.adapters == lora_block.adapter_name()
     own = next(row for row in rows if row.op == OWN_INT8)
     assert 0.25 < own.weights_of_baseline < 0.26 and own.targets == []
-
-
-@pytest.mark.exhaustive
-def test_writes_its_results(report: tuple[list[Row], Path]) -> None:
-    rows, folder = report
-    written = json.loads((folder / "lora.json").read_text())["rows"]
-    assert [row["weights"] for row in written] == [row.weights for row in rows]
-    assert {row["adapters"] for row in written} == {lora_block.adapter_name()}
-    table = (folder / "lora.markdown").read_text().splitlines()
-    lines = [line for line in table if line.startswith("| ")]
-    assert len(lines) == len(rows) + 1 and "weights of float" in lines[0]
-    assert {line.count("|") for line in lines} == {table[3].count("|")}
-    assert (folder / "lora.plot").read_bytes().startswith(b"\x89PNG")
+    found, head = written(folder, "lora", rows)
+    assert [row["weights"] for row in found["rows"]] == [row.weights for row in rows]
+    assert {row["adapters"] for row in found["rows"]} == {lora_block.adapter_name()}
+    assert "weights of float" in head
 
 
 def test_runs_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:

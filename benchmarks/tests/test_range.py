@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from benchmarks import bench_range, range_rows
 from benchmarks.bench import Compiler, Timer
 from benchmarks.bench_row import Case, Target, Within
 from benchmarks.pytorch_chains import AVERAGING_CONSTANT, QUANT_MAX, QUANT_MIN, Chain
+from benchmarks.tests.whole_runs import files_in, written
 
 SHAPE = (16, 1024)
 GRANULARITIES = list(bench_range.GRANULARITIES.values())
@@ -78,8 +78,7 @@ def test_observing_peers_compute_the_same(axis: int | None) -> None:
 
 
 def run(folder: Path, *options: str) -> list:
-    files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    return bench_range.main([*options, "--sizes", "8x512", "2x1024", *files])
+    return bench_range.main([*options, "--sizes", "8x512", "2x1024", *files_in(folder)])
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +107,9 @@ def check(rows: list) -> None:
 
 @pytest.mark.exhaustive
 def test_runs_whole(report) -> None:
-    rows, _ = report
+    rows, folder = report
     check(rows)
+    written(folder, "range", rows)
     keys = [(r.what, r.op, r.case, r.dtype, *r.shape) for r in rows]
     assert len(set(keys)) == len(keys)
     assert len({r.case for r in rows if r.what in ("token", "segments")}) == 10
@@ -197,16 +197,6 @@ def test_targets_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         bench = range_rows.Bench(case, chain, Timer(torch.device("cpu")), None)
         list(range_rows.bench_quantize(bench, "token"))
         assert asked["token"].targets == expected
-
-
-@pytest.mark.exhaustive
-def test_writes_its_results(report) -> None:
-    rows, folder = report
-    written = json.loads((folder / "range.json").read_text())
-    assert len(written["rows"]) == len(rows)
-    table = (folder / "range.markdown").read_text().splitlines()
-    assert len([line for line in table if line.startswith("| ")]) == len(rows) + 1
-    assert (folder / "range.plot").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks import bench_report, bench_training, training_block, training_step
 from benchmarks.bench_row import Row
+from benchmarks.tests.whole_runs import files_in, written
 from benchmarks.training_block import CHAIN, OWN_INT8, OWN_W8A8, Block, Variant
 from benchmarks.training_plot import plot_training
 from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
@@ -104,8 +104,7 @@ def test_what_is_kept_leaves_parameters_out() -> None:
 
 
 def run(folder: Path, *options: str) -> list[Row]:
-    files = [f"--{name}={folder / '{family}'}.{name}" for name in ("json", "markdown", "plot")]
-    return bench_training.main([*options, "--sizes", "2x8x64", *files])
+    return bench_training.main([*options, "--sizes", "2x8x64", *files_in(folder)])
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +129,7 @@ def check(rows: list[Row], modes: set[str]) -> None:
 
 
 def test_runs_whole(report: tuple[list[Row], Path]) -> None:
-    rows, _ = report
+    rows, folder = report
     check(rows, {"eager"})
     assert [r.op for r in rows] == list(VARIANTS)
     assert all(r.threads == 1 and r.shape == SHAPE and not r.targets for r in rows)
@@ -141,18 +140,9 @@ def test_runs_whole(report: tuple[list[Row], Path]) -> None:
         OWN_W8A8,
     }
     assert own.peaks == {} and own.peak_of_baseline is None
-
-
-def test_writes_its_results(report: tuple[list[Row], Path]) -> None:
-    rows, folder = report
-    written = json.loads((folder / "training.json").read_text())["rows"]
-    assert [row["phases"] for row in written] == [row.phases for row in rows]
-    table = (folder / "training.markdown").read_text().splitlines()
-    assert "| forward ms | backward ms | optimizer ms | step ms | of float |" in table[2]
-    lines = [line for line in table if line.startswith("| ")]
-    assert len(lines) == len(rows) + 1
-    assert {line.count("|") for line in lines} == {table[3].count("|")}
-    assert (folder / "training.plot").read_bytes().startswith(b"\x89PNG")
+    found, head = written(folder, "training", rows)
+    assert [row["phases"] for row in found["rows"]] == [row.phases for row in rows]
+    assert "| forward ms | backward ms | optimizer ms | step ms | of float |" in head
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,35 +99,28 @@ CONFIGS = {
 MIXED = f"{LINE} part.head:Linear,8,6,0 table:Embedding,9,8,-1 norm:LayerNorm,8"
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_cpp_quantized_is_loaded_by_python(
-    config: str, dtype: str, run_jobs: RunJobs, tmp_path: Path
-) -> None:
-    a, b = tmp_path / "a", tmp_path / "b"
-    (printed,) = run_jobs(("quantize", dtype, MIXED, "", a, config))
-    loaded = baraquant.load_(Network(MIXED, getattr(torch, dtype)), a)
-    assert_outputs(printed, outputs(loaded, getattr(torch, dtype)))
-    baraquant.save(loaded, b)
-    assert b.read_bytes() == a.read_bytes()
-    fresh = Network(MIXED, getattr(torch, dtype))
-    baraquant.quantize_(fresh, CONFIGS[config])
-    assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
-
-
-@pytest.mark.parametrize("config", ["W8A8", "W4A8", "rotated"])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_modules_of_the_fused_ops(
-    config: str, dtype: str, run_jobs: RunJobs, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "config", "dtype"),
+    [
+        *((MIXED, config, dtype) for config in CONFIGS for dtype in ("float32", "bfloat16")),
+        *((FUSED, config, dtype) for config in ("W8A8", "W4A8", "rotated")
+          for dtype in ("float32", "float64", "bfloat16")),
+    ],
+)  # fmt: skip
+def test_a_model_that_cpp_quantized(
+    text: str, config: str, dtype: str, run_jobs: RunJobs, tmp_path: Path
 ) -> None:
     """From C++ to Python and back: the same bytes, and the same bits of the outputs."""
     a, b, c = (tmp_path / name for name in "abc")
-    (printed,) = run_jobs(("quantize", dtype, FUSED, "", a, config))
-    loaded = baraquant.load_(Network(FUSED, getattr(torch, dtype)), a)
+    (printed,) = run_jobs(("quantize", dtype, text, "", a, config))
+    loaded, fresh = (Network(text, getattr(torch, dtype)) for _ in range(2))
+    baraquant.load_(loaded, a)
     assert_outputs(printed, outputs(loaded, getattr(torch, dtype)))
     baraquant.save(loaded, b)
     assert b.read_bytes() == a.read_bytes()
-    (again,) = run_jobs(("outputs", dtype, FUSED, b, c))
+    baraquant.quantize_(fresh, CONFIGS[config])
+    assert [type(m) for m in fresh.modules()] == [type(m) for m in loaded.modules()]
+    (again,) = run_jobs(("outputs", dtype, text, b, c))
     assert again == printed and c.read_bytes() == a.read_bytes()
 
 

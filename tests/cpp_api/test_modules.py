@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,21 +24,25 @@ HOMES: tuple[Any, ...] = (baraquant, baraquant.nn, baraquant.qat)
 
 
 class Made:
-    """A configuration as C++ spells it: a call of a method sets the field of that name."""
+    """A configuration or options as C++ spells them: a call of a method sets that field."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any, **fields: Any) -> None:
         self.make, self.arguments, self.fields = make, arguments, fields
 
     def __getattr__(self, name: str) -> Callable[..., Made]:
         def set_field(*values: Any) -> Made:
-            fields = dict(zip((name, "rounding"), values, strict=False))
+            fields = dict(zip((name, "rounding"), values, strict=False))  # check() sets none
             return Made(self.make, *self.arguments, **self.fields, **fields)
 
         return set_field
 
     def made(self) -> Any:
-        arguments = (one.made() if isinstance(one, Made) else one for one in self.arguments)
-        return self.make(*arguments, **self.fields)
+        fields = {name: made(value) for name, value in self.fields.items()}
+        return self.make(*map(made, self.arguments), **fields)
+
+
+def made(value: Any) -> Any:
+    return value.made() if isinstance(value, Made) else value
 
 
 def four_bits(
@@ -55,12 +58,17 @@ def four_bits(
     return baraquant.W4A8(size, symmetric, scale_rule, **fields)
 
 
-def configs_of_the_header() -> dict[str, QuantConfig]:
-    """Those of module_configs.h, read as Python."""
-    text = Path(__file__).with_name("module_configs.h").read_text()
-    text = re.sub(r"\b(?:baraquant|std)::", "", text.partition("namespace {")[2])
+def as_python(text: str) -> str:
+    """An expression of C++ as one of Python."""
+    text = re.sub(r"\b(?:baraquant|std)::", "", text).replace("->", ".")
     words = {"true": "True", "false": "False", "nullopt": "None"}
     text = re.sub(r"\b(?:true|false|nullopt)\b", lambda match: words[match[0]], text)
+    return re.sub(r"{([\d, ]+)}", r"[\1]", text)
+
+
+def names_of_the_header() -> tuple[dict[str, Any], dict[str, str]]:
+    """What an expression may name, with the functions of module_configs.h; its configurations."""
+    text = Path(__file__).with_name("module_configs.h").read_text().partition("namespace {")[2]
     presets = ("QuantConfig", "TensorConfig", "W8A8", "W8A8Static", "W8A16", "W4A16")
     names: dict[str, Any] = {name: getattr(baraquant, name) for name in baraquant.__all__}
     names |= {name: partial(Made, names[name]) for name in presets}
@@ -69,13 +77,14 @@ def configs_of_the_header() -> dict[str, QuantConfig]:
         r"^TensorConfig (\w+)\((.*?)\) {\s+return (.*?);", text, re.M | re.S
     ):
         parameters = [one.rpartition(" ")[2] for one in given.split(" = ")[0].split(", ")]
-        default = "=True" * given.endswith(" = True")
-        names[name] = eval(f"lambda {', '.join(parameters)}{default}: ({result})", names)
-    found = re.findall(r'^    {"(\w+)",\s+(.*?)},$', text, re.M | re.S)
-    return {name: eval(f"({expression})", names).made() for name, expression in found}
+        default = "=True" * given.endswith(" = true")
+        source = f"lambda {', '.join(parameters)}{default}: ({as_python(result)})"
+        names[name] = eval(source, names)
+    return names, dict(re.findall(r'^    {"(\w+)",\s+(.*?)},$', text, re.M | re.S))
 
 
-CONFIGS = configs_of_the_header()
+NAMES, FOUND = names_of_the_header()
+CONFIGS = {name: eval(f"({as_python(one)})", NAMES).made() for name, one in FOUND.items()}
 MODELS: dict[str, Callable[[], nn.Sequential]] = {
     "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
     "text": lambda: nn.Sequential(
@@ -251,18 +260,39 @@ def filled(features: int, value: float) -> nn.Sequential:
     return model
 
 
+def of_options(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A module of C++, which takes its arguments as an object, of the module of Python."""
+    none = Made(make)
+    return lambda given=none, *_: Made(make, *given.arguments, **given.fields).made()
+
+
+def names_of_wrong_calls() -> dict[str, Any]:
+    names = {name: of_options(getattr(baraquant.nn, name)) for name in baraquant.nn.__all__}
+    names |= {
+        f"{name}Options": partial(Made, None) for name in (*names, "Dequantized", "Embedding")
+    }
+    names |= NAMES | {"Given": names["FakeQuantizeOptions"], "Conv2dOptions": partial(Made, None)}
+    names["Packed"] = lambda *given: Made(None, *given[:2], in_features=given[2])
+    names["Factors"] = lambda size, shape: Made(None, size, shape=shape)
+    for call in (baraquant.quantize_, baraquant.qat.prepare_, baraquant.qat.convert_):
+        names[call.__name__] = lambda *given, call=call: call(*map(made, given))
+    names |= {"ones": torch.ones, "kInt": torch.int32, "kHalf": torch.float16}
+    names |= {"SCALE": torch.ones(3), "INT8": torch.ones(3, 4, dtype=torch.int8)}
+    names |= {"BYTES": torch.ones(3, 2, dtype=torch.uint8), "RELU": nn.Sequential(nn.ReLU())}
+    names |= {"LINEAR": filled(4, 0.5), "LARGE": filled(2, 1e8), "BROKEN": filled(2, float("nan"))}
+    names |= {"PREPARED": filled(4, 0.5)}
+    baraquant.qat.prepare_(names["PREPARED"], baraquant.W8A8Static())
+    unknown = baraquant.nn.LearnedFakeQuantizeInt4(2, shape=[2, 2])
+    return names | {"UNKNOWN": unknown.eval()}
+
+
 def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]]]) -> None:
     wrong = [line[1:] for line in printed["cpu"] if line[0] == "error"]
     assert len(wrong) >= 65
-    names = {name: getattr(home, name) for home in HOMES for name in home.__all__}
-    names |= {"torch": torch, "replace": replace, "INT8": torch.ones(3, 4, dtype=torch.int8)}
-    names |= {"SCALE": torch.ones(3), "BYTES": torch.ones(3, 2, dtype=torch.uint8)}
-    names |= {"RELU": nn.Sequential(nn.ReLU()), "LINEAR": filled(4, 0.5), "LARGE": filled(2, 1e8)}
-    names |= {"BROKEN": filled(2, float("nan")), "PREPARED": filled(4, 0.5)}
-    baraquant.qat.prepare_(names["PREPARED"], baraquant.W8A8Static())
+    names = names_of_wrong_calls()
     for call, *got in wrong:
         with pytest.raises(Exception) as caught:
-            eval(call, names)
+            made(eval(as_python(call), names))
         assert got == [type(caught.value).__name__, str(caught.value)], call
 
 

@@ -313,14 +313,3 @@ def test_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         baraquant.export.to_gguf(model, tmp_path)
     monkeypatch.setitem(sys.modules, "gguf", None)
     refused(model, tmp_path, r'install it with: pip install "baraquant\[gguf\]"', ImportError)
-
-
-@pytest.mark.exhaustive
-def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, path = llama(), tmp_path / "model.gguf"
-    path.write_bytes(b"old")
-    monkeypatch.setattr("baraquant.export.gguf._bytes", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        baraquant.export.to_gguf(model, path)
-    assert path.read_bytes() == b"old"
-    assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]

@@ -367,16 +367,6 @@ def test_what_the_exporter_cannot_follow(tmp_path: Path) -> None:
     refused(network(), tmp_path, "exporter could not follow", RuntimeError, args=(X, X))
 
 
-@pytest.mark.exhaustive
-def test_a_failure_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("model.onnx", "model.onnx.data"):
-        (tmp_path / name).write_bytes(b"old")
-    passes = "baraquant.export._onnx_passes.store_four_bits"
-    monkeypatch.setattr(passes, lambda *args: 1 / 0)
-    refused(network(), tmp_path, "division", ZeroDivisionError)
-    assert {file.read_bytes() for file in tmp_path.iterdir()} == {b"old"}
-
-
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_steps_that_vary(kind: Any, tmp_path: Path) -> None:
     class Recurrent(nn.Module):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """fuse_ on exported programs: the same bits, one quantization where there were several."""
 
-import io
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from tests.graph.blocks import (
     counts,
     quantized,
 )
+from tests.nn.test_quantizer_modules import saved
 
 Program = torch.export.ExportedProgram
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -130,10 +130,7 @@ def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
     program = exported(model, x, dynamic_shapes=dynamic(x))
     expected = outputs(program, x)[0]
     baraquant.graph.fuse_(program)
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    buffer.seek(0)
-    loaded = torch.export.load(buffer)
+    loaded = torch.export.load(saved(torch.export.save, program))
     assert counts(loaded.graph) == counts(program.graph)
     assert torch.equal(outputs(loaded, x)[0], expected)
     again = baraquant.graph.fuse_(loaded)

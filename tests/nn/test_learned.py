@@ -168,16 +168,6 @@ def test_positive_by_construction(kind: str, value: float) -> None:
     assert module.scale.grad.isfinite().all()
 
 
-@by_kind
-@by_symmetry
-def test_a_loaded_state_counts_as_initialized(kind: str, symmetric: bool) -> None:
-    module, other, x = build(kind, symmetric), build(kind, symmetric), example()
-    y = module(x)
-    other.load_state_dict(module.state_dict())
-    assert torch.equal(other.eval()(x), y)
-    assert torch.equal(other.train()(10 * x), module(10 * x))
-
-
 def test_parameters_in_another_dtype() -> None:
     """A policy of mixed precision hands them over so."""
     module, x = build("per_channel"), example()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops under opcheck, torch.compile, compiled autograd and torch.export."""
 
-import io
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from tests.nn.test_quantizer_modules import saved
 from tests.support import bad_arguments, cases
 from tests.support.calls.affine import (
     ALL_CALLS,
@@ -210,10 +210,8 @@ def test_export(call: Any, any_size: bool, device: str) -> None:
     dynamic = (tuple(dict.fromkeys(range(t.dim() - fixed), automatic) for t in tensors),)
     shapes = {"dynamic_shapes": dynamic} if any_size else {}
     exported = torch.export.export(AsModule(call), tensors, **shapes)
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    for program in (exported.module(), torch.export.load(file).module()):
+    loaded = torch.export.load(saved(torch.export.save, exported))
+    for program in (exported.module(), loaded.module()):
         for shape in FIVE_SHAPES[: 5 if any_size else 1]:
             given = (*shape[:-1], SHAPE[-1]) if is_rotation(call) else shape
             x, *rest = (t.detach() for t in call.tensors(given, device=device))

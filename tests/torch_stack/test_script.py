@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The ops in TorchScript: script, trace, freeze, save, load; and their gradients."""
 
-import io
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 from tests.support.calls.affine import ALL_CALLS, KINDS, Call, assert_equal, value_and_gradients
 from tests.support.core_calls import scripted
@@ -15,19 +14,13 @@ SHAPE = (3, 4, 20)
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
 
 
-def saved_and_loaded(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    file = io.BytesIO()
-    torch.jit.save(module, file)
-    file.seek(0)
-    return torch.jit.load(file)
-
-
 @by_call
 def test_script(call: Call, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
     function = scripted(call, tensors)
     expected = value_and_gradients(call, tensors)
-    for run in (function, function, saved_and_loaded(function)):  # twice: the profiling executor
+    loaded = torch.jit.load(saved(torch.jit.save, function))
+    for run in (function, function, loaded):  # twice: the profiling executor
         assert_equal(value_and_gradients(run, tensors), expected)
 
 
@@ -36,7 +29,7 @@ def test_trace(call: Call, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
     traced = torch.jit.trace(call.__call__, tensors)
     expected = value_and_gradients(call, tensors)
-    for run in (traced, traced, saved_and_loaded(traced)):
+    for run in (traced, traced, torch.jit.load(saved(torch.jit.save, traced))):
         assert_equal(value_and_gradients(run, tensors), expected)
     other = call.tensors((5, 6, 24), device=device)
     assert_equal(value_and_gradients(traced, other), value_and_gradients(call, other))

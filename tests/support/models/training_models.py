@@ -16,10 +16,14 @@ HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
 def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[TensorConfig]:
     kinds = ("per_channel", "per_tensor", "per_group")
-    return [
+    found = [
         TensorConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
         for b, kind, symmetric, how in itertools.product(bits, kinds, (True, False), HOW)
     ]
+    for kind in kinds if 2 in bits else ():
+        size = size_of(kind, group_size)
+        found.append(TensorConfig(2, kind, group_size=size, ternary=True))
+    return found
 
 
 def activation_configs(bits: tuple[int, ...] = (8,)) -> list[TensorConfig | None]:
