@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of -1, 0 and 1 times their mean magnitude: values, gradients, trained, exported.
-
-What is served has the bits of training: tests/workflow/test_prepare_convert.py.
-"""
+"""Weights of -1, 0 and 1 times their mean magnitude: trained, converted, saved, exported."""
 
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,11 +26,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "per_group": {"group_size": 16},
 }
 by_granularity = pytest.mark.parametrize("granularity", SIZES)
+INPUTS = {
+    "dynamic": ", int8 per_token", "asymmetric": ", int8 per_token asymmetric",
+    "static": ", int8 per_tensor static", "floating": "",
+}  # fmt: skip
 
 
-def config_of(granularity: str, inputs: str = "", **options: Any) -> QuantConfig:
+def config_of(granularity: str, inputs: str = "floating", **options: Any) -> QuantConfig:
     size = "(16)" if granularity == "per_group" else ""
-    return described(f"int2 {granularity}{size} ternary{inputs}", **options)
+    return described(f"int2 {granularity}{size} ternary{INPUTS[inputs]}", **options)
 
 
 def values(dtype: torch.dtype, device: str = "cpu") -> Tensor:
@@ -119,11 +121,33 @@ def model_of(dtype: torch.dtype, device: str = "cpu") -> nn.Sequential:
     return model.to(device, dtype)
 
 
+@pytest.mark.filterwarnings("ignore:.*expected layers that multiply integers")
+@by_dtype
+@pytest.mark.parametrize("inputs", INPUTS)
+@by_granularity
+def test_a_served_model_has_the_bits_of_training(
+    granularity: str, inputs: str, dtype: torch.dtype, device: str, tmp_path: Path
+) -> None:
+    model, fresh = model_of(dtype, device), model_of(dtype, device)
+    x = torch.randn(32, 64, generator=cases.generator(8)).to(device, dtype)
+    baraquant.qat.prepare_(model, config_of(granularity, inputs))
+    train(model, x, x, x, lr=0.1)
+    right = model.eval()(x).detach()
+    baraquant.qat.convert_(model)
+    assert set(model[0].qweight.unique().tolist()) == {-1, 0, 1}
+    assert model[0].weight_bits == 2
+    assert_same_bits(model(x), right)
+    assert_same_bits(torch.jit.script(model)(x), right)
+    baraquant.save(model, tmp_path / "model.safetensors")
+    baraquant.load_(fresh, tmp_path / "model.safetensors")
+    assert_same_bits(fresh(x), right)
+
+
 def test_training_computes_the_product_of_integers(device: str) -> None:
     """The loss falls, and training mode has the bits of evaluation, compiled or not."""
     model = model_of(torch.float32, device)
     x = torch.randn(32, 64, generator=cases.generator(8)).to(device)
-    baraquant.qat.prepare_(model, config_of("per_tensor", ", int8 per_token"))
+    baraquant.qat.prepare_(model, config_of("per_tensor", "dynamic"))
     before = model(x).square().mean()
     train(model, *[x] * 20, lr=0.1)
     right = model(x)
@@ -139,7 +163,7 @@ def test_gradients_of_integers(backward: str) -> None:
     gradients = []
     for how in ("float", backward):
         model = model_of(torch.float32)
-        baraquant.qat.prepare_(model, config_of("per_channel", ", int8 per_token", backward=how))
+        baraquant.qat.prepare_(model, config_of("per_channel", "dynamic", backward=how))
         model(x).square().sum().backward()
         gradients.append(model[0].get_parameter("weight").grad)
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()

@@ -57,6 +57,25 @@ def test_metadata(layer: str, scheme: str) -> None:
     assert "weight" not in dict(child.named_parameters()) and "weight" not in child.state_dict()
 
 
+@pytest.mark.parametrize("scheme", ["w4_channel", "w4_group", "w8_asymmetric", LEARNED[1]])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_weight_only_layers_compute_with_it(layer: str, scheme: str) -> None:
+    """Where only the weight is rounded, the layer is PyTorch's function of `layer.weight`."""
+    if layer == "conv2d" and "group" in scheme:
+        pytest.skip("its two inputs for each output are fewer than a group")
+    child, x = served(layer, scheme).child, inputs(layer)
+    with torch.no_grad():
+        if layer == "embedding":
+            wanted = F.embedding(x, child.weight)
+        elif "conv" in layer:
+            groups = 2 if layer == "conv2d" else 1
+            wanted = getattr(F, layer)(x, child.weight, child.bias, groups=groups)
+        else:
+            wanted = F.linear(x, child.weight, child.bias)
+        same = torch.allclose if "linear" in layer else torch.equal  # sums in another order
+        assert same(child(x), wanted)
+
+
 @pytest.mark.parametrize("scheme", AFTERWARDS)
 def test_after_quantize(scheme: str) -> None:
     """Also where SmoothQuant moved outliers into the weight: what is read is the layer's weight.

@@ -18,6 +18,8 @@ import baraquant
 from baraquant import W4A16, ops
 from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted
+from baraquant.workflow.serialization.disk import open_file
+from baraquant.workflow.serialization.tensor_file import read_header
 from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 from tests.support.saved_tensors import saved_tensors, storages
@@ -152,13 +154,60 @@ def test_state_dicts_that_are_refused(value: Any, words: str) -> None:
 @by_case
 @pytest.mark.parametrize("rounds", ROUNDERS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_scripted_and_exported(case: dict[str, Any], rounds: str) -> None:
+def test_scripted(case: dict[str, Any], rounds: str) -> None:
     one = layer(**case, input_fake_quant=ROUNDERS[rounds](0.05)).eval()
     x = torch.randn(3, one.in_features)
     loaded = torch.jit.load(saved(torch.jit.save, torch.jit.script(one)))
-    rows = ({0: torch.export.Dim("rows")},)
-    exported = torch.export.export(one, (x,), dynamic_shapes=rows).module()
-    assert torch.equal(loaded(x), one(x)) and torch.equal(exported(x), one(x))
+    assert torch.equal(loaded(x), one(x))
+
+
+class Reads(nn.Module):
+    def __init__(self, child: nn.Module) -> None:
+        super().__init__()
+        self.child = child
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.child(x), self.child.qweight + 0, self.child.weight + 0
+
+
+@pytest.mark.parametrize("name", ["channels", "odd groups", "rotated", "transposed"])
+def test_compiled_and_exported(name: str) -> None:
+    model = Reads(layer(**CASES[name])).eval()
+    x = torch.randn(3, model.child.in_features)
+    wanted = model(x)
+    torch._dynamo.reset()
+    programs = [
+        torch.compile(model, fullgraph=True, backend="aot_eager"),
+        torch.export.export(model, (x,)).module(),
+        torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},)).module(),
+    ]
+    for program in programs:
+        for got, right in zip(program(x), wanted, strict=True):
+            assert torch.equal(got, right)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+@pytest.mark.parametrize("columns", (K, 33))
+def test_files(bits: int, columns: int, tmp_path: Path) -> None:
+    one = layer(columns, weight_bits=bits)
+    model, path = nn.Sequential(one), tmp_path / "model.safetensors"
+    baraquant.save(model, path)
+    with open_file(path) as file:
+        entry = read_header(file).tensors["0.packed"]
+    bytes_ = N * -(-columns // 2) if bits == 4 else -(-N * columns * bits // 8)
+    assert entry.end - entry.begin == bytes_ and entry.dtype == torch.uint8
+    loaded = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    assert type(loaded[0]) is bnn.WeightOnlyInt4Linear and loaded[0].weight_bits == bits
+    assert torch.equal(loaded[0].packed, one.packed)
+    again = baraquant.load_(nn.Sequential(layer(columns, weight_bits=bits)), path)
+    x = torch.randn(2, columns)
+    assert torch.equal(loaded(x), model(x)) and torch.equal(again(x), model(x))
+    baraquant.save(nn.Sequential(one.as_int8()), path)
+    old = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    assert type(old[0]) is bnn.WeightOnlyLinear and torch.equal(old(x), model(x))
 
 
 def test_numbers_that_are_too_wide_are_refused(tmp_path: Path) -> None:
