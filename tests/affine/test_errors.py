@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bad input: the right exception with the right words, before any kernel, alike on all devices."""
+"""Scales that learn where an op has no gradient for them; ops/test_wrong_calls.py has the rest."""
 
 import pytest
 import torch
 
-from tests.support.bad_arguments.affine import KINDS, OPS, PAIRS, Op
+from tests.support.bad_arguments.affine import KINDS, OPS, Op
 from tests.support.cases import Granularity
-from tests.support.family_cases.wrong_calls import RandomCalls, WrongGranularities
-
-
-class TestWrongCalls(WrongGranularities, RandomCalls):
-    OPS, PAIRS = OPS, PAIRS
 
 
 @pytest.mark.parametrize("verb", ("quantize", "dequantize"))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baraquant import ops, reference
+from baraquant import ops
 from tests.support import cases
+from tests.support.bad_arguments.fused import OPS, Op
 from tests.support.calls.affine import outputs, value_and_gradients
 from tests.support.calls.fused import EPS, FLOAT_CALLS, NORMS, FusedCall
 
@@ -113,24 +114,6 @@ def test_second_gradients_of_large_gates(device: str) -> None:
         assert second.isfinite().all()
 
 
-@pytest.mark.exhaustive
-@by_call
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=cases.name_of)
-def test_like_the_reference(call: FusedCall, dtype: torch.dtype, device: str) -> None:
-    def referred(*tensors: Tensor) -> Any:
-        args, kwargs = call.arguments(*tensors)
-        return getattr(reference, call.verb)(*args, **kwargs)
-
-    tensors = call.tensors((5, 4, 40), dtype, device)
-    wanted = value_and_gradients(referred, tensors)
-    count = call.returns
-    for i, (a, e) in enumerate(zip(value_and_gradients(call, tensors), wanted, strict=True)):
-        assert a.dtype == e.dtype
-        if i < count:
-            assert torch.equal(a, e)
-        torch.testing.assert_close(a, e)
-
-
 def test_training_form_has_the_numbers_of_the_integers(device: str) -> None:
     """What the error message of the ops that quantize recommends."""
     call = next(c for c in FLOAT_CALLS if c.base == "rms_norm" and c.affine)
@@ -141,3 +124,18 @@ def test_training_form_has_the_numbers_of_the_integers(device: str) -> None:
     assert torch.equal(y, ops.dequantize_per_token(q, scale, zero, dtype=torch.bfloat16))
     y.sum().backward()
     assert x.grad is not None and weight.grad is not None
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.quantize], ids=str)
+def test_what_requires_grad_is_refused(op: Op) -> None:
+    """The message says what is differentiable; without grad mode the call is taken."""
+    right = op.arguments("cpu")
+    for name, value in right.items():
+        if not isinstance(value, Tensor):
+            continue
+        wrong = right | {name: value.clone().requires_grad_()}
+        message = rf"^baraquant::{op.name}: .*call {op.base} .*dynamic_fake_quantize_per_token"
+        with pytest.raises(NotImplementedError, match=message):
+            op(wrong)
+        with torch.no_grad():
+            op(wrong)

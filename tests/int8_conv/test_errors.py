@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Wrong calls of the convolution of integers, and what is not differentiable."""
+"""Convolutions of wrong sizes; ops/test_wrong_calls.py has what one argument does."""
 
 from typing import Any
 
@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
-from tests.support.bad_arguments.int8_conv import OPS, PAIRS, Op
+from tests.support.bad_arguments.int8_conv import Op
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
-from tests.support.family_cases.wrong_calls import RandomCalls, WrongDtypes
-
-
-class TestWrongCalls(WrongDtypes, RandomCalls):
-    OPS, PAIRS = OPS, PAIRS
-
-    def check_result(self, op: Op, result: Tensor, device: str) -> None:
-        assert result.shape == ((2, 4, 3, 5) if op.full else (2, 4, 3, 6))
-        assert result.dtype == op.output
 
 
 def test_numbers_of_groups(any_device: str) -> None:

@@ -1,39 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bad input to the integer matrix family: the right exception and words, alike on all devices."""
+"""Bad input to the integer matrix family that no argument alone makes bad."""
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from baraquant import ops
 from tests.support.bad_arguments import grouped, int8_product
-from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, LEAD, OPS, PAIRS, K, N, Op
+from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, OPS, K, Op
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
-from tests.support.family_cases.wrong_calls import RandomCalls, WrongDtypes
 
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
-
-
-class TestRandomCalls(RandomCalls):
-    PROGRAMS = ("fuzz", "grouped_fuzz")
-
-
-class TestWrongCalls(WrongDtypes):
-    OPS, PAIRS = OPS, PAIRS
-
-    def check_result(self, op: Any, result: Tensor, device: str) -> None:
-        assert result.shape == (*LEAD, N) and result.dtype == op.output and result.is_contiguous()
-        assert result.device.type == device
-
-
-class TestWrongProducts(TestWrongCalls):
-    OPS, PAIRS = int8_product.OPS, int8_product.PAIRS
-
-
-class TestWrongGroups(WrongDtypes):
-    OPS, PAIRS = grouped.OPS, grouped.PAIRS
 
 
 # --- the depth of the sums -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ TESTS = (
     "tests/scales",
     "tests/ops/test_docs.py",
     "tests/ops/test_plan.py",
+    "tests/ops/test_wrong_calls.py::test_type_and_words",
     "tests/affine/test_reference.py::test_same_signature_as_the_op",
     "tests/cpp_api/test_ops.py::test_the_headers_are_those_of_the_schemas",
     "tests/packaging/test_api_pages.py",

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Bad input to the range family: the right exception with the right words, alike on all devices."""
+"""What a wrong call of an observer writes: nothing; ops/test_wrong_calls.py has the words."""
 
 import pytest
 import torch
 
-from tests.support.bad_arguments.range import BAD, OBSERVERS, OPS, PAIRS, WRITTEN, Op
-from tests.support.family_cases.wrong_calls import RandomCalls, WrongGranularities
-
-
-class TestWrongCalls(WrongGranularities, RandomCalls):
-    OPS, PAIRS = OPS, PAIRS
+from tests.support.bad_arguments.range import BAD, OBSERVERS, OPS, WRITTEN, Op
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.verb in OBSERVERS], ids=str)

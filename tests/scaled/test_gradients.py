@@ -125,18 +125,6 @@ def test_close_to_the_floating_gradients(dtype, rounding, symmetric, device) -> 
         assert (got.double() - want).norm() < share * want.norm()
 
 
-@by_backward
-def test_only_what_is_asked_for(backward: str, device: str) -> None:
-    x, w, b, dy = leaves((20,), 6, 16, torch.float32, device)
-    both = gradients(x, w, b, dy, backward=backward)
-    for keeps in ((True, False), (False, True)):
-        own = [t.detach().requires_grad_(k) for t, k in zip((x, w), keeps, strict=True)]
-        y = ops.qat_linear(*own, backward=backward)
-        wanted = [t for t in own if t.requires_grad]
-        got = torch.autograd.grad(y, wanted, dy)[0]
-        assert_same_bits(got, both[0] if keeps[0] else both[1])
-
-
 @pytest.mark.exhaustive
 @by_dtype
 @pytest.mark.parametrize("n", (1, 8, 83, 512, 520, 8200, 16_400, 40_000))
@@ -215,6 +203,16 @@ def test_a_kept_weight_gives_the_bits_of_its_integers(
         backward = torch.ops.baraquant._integer_backward
         got = backward(dy, None, None, None, w, s, None, low, high)[0]
         assert_same_bits(got, backward(dy, None, None, None, q, s, None)[0])
+
+
+def test_integers_have_no_gradient() -> None:
+    x = torch.ones(3, 4, requires_grad=True)
+    for t in (
+        *ops.scaled_quantize_per_token(x, torch.ones(4)),
+        *ops.scaled_quantize_transposed(x, torch.ones(3, requires_grad=True)),
+        ops.draw_random(x),
+    ):
+        assert not t.requires_grad
 
 
 # --- sums that have more terms, or are greater, than one int32 holds ------------------------------

@@ -123,10 +123,10 @@ def bad_numbers() -> Iterator[Bad]:
     scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60)
     yield from wrong.wrong_values("act_scale", scales, when=number)
     points = (256, -129, 2**31, INT64_MAX, INT64_MIN)
-    yield from wrong.wrong_values("act_zero_point", points, when=number)
-    for dtype, points in ((torch.int8, (128, 255)), (torch.uint8, (-1,))):
-        when = wrong.having(number=True, input=dtype)
-        yield from wrong.wrong_values("act_zero_point", points, when=when)
+    for dtype, more in ((torch.int8, (128, 255)), (torch.uint8, (-1,))):
+        ends, when = torch.iinfo(dtype), wrong.having(number=True, input=dtype)
+        words = rf"to lie in \[{ends.min}, {ends.max}\]"
+        yield from wrong.wrong_values("act_zero_point", (*points, *more), words, when=when)
     for names in (INPUT_RANGE, WEIGHT_RANGE):  # the weight's are symmetric always
         low, high = names
         yield from wrong.wrong_ranges(INVERTED, f"{low} to be less than", names=names)

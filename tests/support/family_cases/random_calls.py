@@ -6,8 +6,8 @@
 others of the same type. A family says what the contract says of the outcome. Each call either
 breaks rules of the contract, and then raises the exception of one of them, or breaks none, and then
 gives the oracle's bits and those of `baraquant.reference`. Never anything else, and the same on
-Meta and through `baraquant.ops`. Run in a process of its own (`test_errors.py`), so that a crash is
-a failure like any other.
+Meta and through `baraquant.ops`. Run in a process of its own (`tests/ops/test_wrong_calls.py`), so
+that a crash is a failure like any other.
 """
 
 import dataclasses

@@ -15,7 +15,6 @@ from tests.support import cases
 from tests.support.bad_arguments.affine import Bad, got, to_dtype
 from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cases import FLOAT_DTYPES, name_of
-from tests.support.family_cases.wrong_calls import BadCalls
 
 NAME = "round_to_power_of_two_scale"
 rounded = ops.round_to_power_of_two_scale
@@ -51,10 +50,6 @@ def wrong_calls() -> Iterator[Bad]:
 
 OPS = [Op(dtype) for dtype in FLOAT_DTYPES]
 PAIRS = [(op, bad) for op in OPS for bad in wrong_calls()]
-
-
-class TestBadCalls(BadCalls):
-    OPS, PAIRS = OPS, PAIRS
 
 
 # --- values --------------------------------------------------------------------------------------
