@@ -97,7 +97,7 @@ by_config = pytest.mark.parametrize("config", CALIBRATED, ids=str)
         *((quantize_, config) for config in CALIBRATED),
         *((prepare_, W8A8Static(observer)) for observer in ("percentile", "mse")),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_bad_calibration_leaves_the_model_alone(call, config):
     model = seeded(Block).train()
