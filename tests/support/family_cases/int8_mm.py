@@ -238,6 +238,21 @@ def one_by_one() -> list[Case]:
 # --- ranges --------------------------------------------------------------------------------------
 
 
+def ranges_for(symmetric: bool) -> list[dict[str, int]]:
+    """The ranges of both operands; each range of the input beside another one of the weight."""
+    of_input = SYMMETRIC_RANGES if symmetric else SYMMETRIC_RANGES + OTHER_RANGES
+    found = []
+    for turn, ends in enumerate(of_input):
+        of_weight = SYMMETRIC_RANGES[(3 * turn + 2) % len(SYMMETRIC_RANGES)]
+        found.append(dict(zip(INPUT_RANGE + WEIGHT_RANGE, ends + of_weight, strict=True)))
+    return found
+
+
+def of_input(ranges: dict[str, int]) -> dict[str, int]:
+    """What quantized_linear takes of them."""
+    return {name: ranges[name] for name in INPUT_RANGE}
+
+
 def clipped(tokens: int = 6, depth: int = 32) -> Tensor:
     """Tokens of which an asymmetric scale clips the largest elements.
 
