@@ -42,7 +42,7 @@ class placed:  # noqa: N801
     """
 
     def __init__(self, *places: str) -> None:
-        self._places = filter(None, places)
+        self._places = places
 
     def __enter__(self) -> None:
         pass
@@ -50,7 +50,7 @@ class placed:  # noqa: N801
     def __exit__(self, _: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, (ValueError, TypeError)):
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(": ".join([*self._places, str(error)])) from error
+            raise kind(": ".join([*filter(None, self._places), str(error)])) from error
 
 
 class Table:
