@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,19 +17,30 @@ import toolchain
 PACKAGE = Path(baraquant.__file__).resolve().parent
 TORCH = Path(torch.__file__).resolve().parent
 SYSTEM = [option for folder in toolchain.torch_includes() for option in ("-isystem", folder)]
+# Seconds after which a process or a thread hangs, however busy the machine is: what waits for it
+# fails, where it would never end.
+PATIENCE = 1800
+
+
+def ended(
+    command: Iterable[str | Path], env: Mapping[str, str], **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """What a process prints that reads nothing; one that does not end is killed, and a failure."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    words = [str(part) for part in command]
+    options |= {"stdin": subprocess.DEVNULL, "text": True, "env": env}
+    try:
+        return subprocess.run(words, check=False, timeout=PATIENCE, **options)
+    except subprocess.TimeoutExpired as error:
+        printed = [str(part)[-3000:] for part in (error.stdout, error.stderr)]
+        raise AssertionError("\n".join([f"does not end: {words}", *printed])) from None
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Runs a tool; what it prints is in `stdout`, errors too."""
-    return subprocess.run(
-        [str(part) for part in command],
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        # A sanitizer's runtime is not for compilers.
-        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
-    )
+    # A sanitizer's runtime is not for compilers.
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    return ended(command, env, stderr=subprocess.STDOUT)
 
 
 def build_program(source: Path, program: Path, *options: str | Path) -> None:
@@ -62,12 +75,6 @@ def environment() -> dict[str, str]:
 
 def run_program(program: Path, *arguments: str | Path) -> str:
     """Runs a program alone; returns what it prints."""
-    result = subprocess.run(
-        [str(part) for part in (program, *arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment(),
-    )
+    result = ended((program, *arguments), environment())
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

@@ -71,13 +71,13 @@ void Quantizer::keep_state(const std::string& kind, const ByGranularity& how, bo
   fake_quant_enabled = register_buffer("fake_quant_enabled", torch::ones({1}, torch::kUInt8));
 }
 
-void Quantizer::check_scheme(const torch::Tensor& given, const std::string& path) const {
+void Quantizer::check_scheme(const torch::Tensor& given, const std::string& prefix) const {
   if (given.is_meta()) return;
   const auto values = given.to(torch::kCPU, torch::kInt64).contiguous();
   const std::vector<int64_t> found(values.const_data_ptr<int64_t>(),
                                    values.const_data_ptr<int64_t>() + values.numel());
-  TORCH_CHECK_VALUE(found == scheme_, path.empty() ? "the fake quantizer" : path,
-                    ": expected the state of a fake quantizer that is ", described(scheme_),
+  TORCH_CHECK_VALUE(found == scheme_, prefix,
+                    "scheme: expected the state of a fake quantizer that is ", described(scheme_),
                     ", but got that of one that is ", described(found),
                     "; prepare the model with the configuration that the state comes from, then "
                     "load it");
@@ -97,7 +97,7 @@ void Quantizer::complete(std::map<std::string, torch::Tensor>& state,
   if (!scheme.defined()) return;
   const auto prefix = path.empty() ? path : path + ".";
   const auto given = state.find(prefix + "scheme");
-  if (given != state.end()) check_scheme(given->second, path);
+  if (given != state.end()) check_scheme(given->second, prefix);
   for (const auto& item : named_buffers(/*recurse=*/false)) {
     const auto value = implied(item.key());
     if (value.defined()) state.emplace(prefix + item.key(), value);

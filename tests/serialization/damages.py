@@ -148,7 +148,8 @@ class Contents:
         model lacks, and has the model's own of those with another shape, and the zeros that stand
         for a zero point that the file leaves out.
         """
-        own, other = ({**c.config, "writer": "", "constants": {}} for c in (self, saved))
+        said = {"writer": "", "constants": {}, "shared_tensors": {}}
+        own, other = (c.config | said for c in (self, saved))
         for module in self.config["modules"].values():
             rounder = module["options"].get("input_fake_quant") or {}
             if rounder.get("granularity") == "per_group" and rounder["axis"] is None:
@@ -156,16 +157,25 @@ class Contents:
         constants = set(self.config["constants"].values())
         unused = constants - set(saved.config["constants"].values())
         unused |= {n for n in constants - unused if self.tensors[n].shape != saved.tensors[n].shape}
-        more = [saved.tensors[name] for name in saved.tensors.keys() - self.tensors.keys()]
+        (wanted, ties), (got, other_ties) = self.shared(), saved.shared()
         return (
             own == other
-            and not any(any(tensor.data) for tensor in more)
+            and ties == other_ties
+            and not any(any(got[name].data) for name in got.keys() - wanted.keys())
             and all(
-                name in saved.tensors and tensor.equals(saved.tensors[name])
-                for name, tensor in self.tensors.items()
+                name in got and tensor.equals(got[name])
+                for name, tensor in wanted.items()
                 if name not in unused
             )
         )
+
+    def shared(self) -> tuple[dict[str, Tensor], set[frozenset[str]]]:
+        """Return each name's tensor, and the names of each that has more; any may be its own."""
+        ties: dict[str, set[str]] = {}
+        for alias, name in self.config["shared_tensors"].items():
+            ties.setdefault(name, {name}).add(alias)
+        others = {alias: self.tensors[n] for alias, n in self.config["shared_tensors"].items()}
+        return self.tensors | others, {frozenset(names) for names in ties.values()}
 
 
 def signature(text: str, entries: dict[str, Any], data: bytes) -> str:
@@ -256,11 +266,13 @@ def any_value(random: Random, value: Any) -> Any:
 
 
 def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container of a JSON value and each of its keys."""
-    if isinstance(value, (dict, list)):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from places_in(value[key])
+    """Yield each container of a JSON value and each of its keys; it may be of any depth."""
+    values = [value]
+    for holder in values:
+        if isinstance(holder, (dict, list)):
+            for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
+                yield holder, key
+                values.append(holder[key])
 
 
 def some_name(random: Random, contents: Contents) -> str:

@@ -20,7 +20,6 @@ import os
 import re
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,16 +34,13 @@ from torch import nn
 import baraquant
 from baraquant import W4A8, W8A8
 from baraquant.nn import HoldsIntegers, QuantizedEmbedding
+from cpp_programs import build_program, environment
 from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, all_widths, every
 from tests.serialization.damages import Contents, damaged
 from tests.serialization.readers import READERS
 from tests.support.models.every_layer import Every
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-
-from cpp_programs import build_program, environment  # noqa: E402
-
 PATIENCE = 120  # seconds for one file
 # Bytes that a load may take: for one of the file's, and besides. A sanitizer keeps what is freed.
 TIMES, ROOM = 64, (192 if os.environ.get("BARAQUANT_SANITIZE") else 48) << 20

@@ -33,17 +33,17 @@ from tests.serialization.writers import (
     prepared,
     reading,
 )
+from tests.support.processes import PATIENCE
 from tests.support.threads import side_by_side
 
 PROCESSES, THREADS, TIMES = 4, 8, 3
-LIMIT = 600  # seconds
 
 
 def forked(work: Callable[[], object]) -> int:
     """A process that does some work, and then exits with 0."""
     process = os.fork()
     if process == 0:
-        signal.alarm(LIMIT)
+        signal.alarm(PATIENCE // 3)  # before those who wait for it
         try:
             work()
             os._exit(0)
@@ -170,7 +170,7 @@ if __name__ == "__main__":
         for what, name in itertools.product(CASES, chosen):
             place = Path(folder) / f"{what} {name}"
             place.mkdir()
-            signal.alarm(2 * LIMIT)
+            signal.alarm(2 * PATIENCE // 3)
             try:
                 CASES[what](WRITERS[name], place)
                 wrong = ""

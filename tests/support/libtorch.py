@@ -4,14 +4,13 @@
 import functools
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import toolchain
-from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, environment
-from tests.support.processes import MadeOnce, ended
+from cpp_programs import PACKAGE, SYSTEM, TORCH, build_program, run, run_program
+from tests.support.processes import MadeOnce
 
 __all__ = [
     "PACKAGE",
@@ -30,20 +29,6 @@ __all__ = [
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 compiler = functools.cache(toolchain.program_compiler)  # it tries them
 PRECOMPILED = ("torch/nn/module.h", "torch/nn/pimpl.h")  # most of the time of a compiler
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs a tool; what it prints is in `stdout`, errors too."""
-    # A sanitizer's runtime is not for compilers.
-    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return ended(command, env, stderr=subprocess.STDOUT)
-
-
-def run_program(program: Path, *arguments: str | Path) -> str:
-    """Runs a program alone; returns what it prints."""
-    result = ended((program, *arguments), environment())
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
 
 
 def precompiled(made_once: MadeOnce) -> tuple[str | Path, ...]:

@@ -4,34 +4,19 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import baraquant
+from cpp_programs import PATIENCE, ended
+
+__all__ = ["PATIENCE", "MadeOnce", "ended", "printed_by", "run", "run_program"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # `python -m` looks there first, so that the package is the one that this process tests.
 PACKAGE_FOLDER = Path(baraquant.__file__).resolve().parents[1]
 Environment = Mapping[str, str | None]
-# Seconds after which a process or a thread hangs, however busy the machine is: the test that waits
-# for it fails, where the run of all tests would never end.
-PATIENCE = 1800
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]  # the fixture of conftest.py
-
-
-def ended(
-    command: Iterable[str | Path], env: Mapping[str, str], **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """What a process prints that reads nothing; one that does not end is killed, and a failure."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    words = [str(part) for part in command]
-    options |= {"stdin": subprocess.DEVNULL, "text": True, "env": env}
-    try:
-        return subprocess.run(words, check=False, timeout=PATIENCE, **options)
-    except subprocess.TimeoutExpired as error:
-        printed = [str(part)[-3000:] for part in (error.stdout, error.stderr)]
-        raise AssertionError("\n".join([f"does not end: {words}", *printed])) from None
 
 
 def run(

@@ -3,11 +3,12 @@
 
 import pytest
 
+import cpp_programs
 from tests.support import processes
 
 
 def test_a_process_that_does_not_end_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "PATIENCE", 0)
+    monkeypatch.setattr(cpp_programs, "PATIENCE", 0)
     with pytest.raises(AssertionError, match=r"does not end: \['sleep', '3600'\]"):
         processes.run("sleep", "3600")
 

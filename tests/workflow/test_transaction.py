@@ -30,8 +30,8 @@ import baraquant
 from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.workflow import transaction
 from tests.support.checks.refused import refused
+from tests.support.processes import PATIENCE
 
-LIMIT = 300  # seconds to wait for a thread
 ROOT = str(Path(baraquant.__file__).parent)
 
 
@@ -423,10 +423,10 @@ def test_two_threads_leave_the_fused_attention_on() -> None:
     turns = [threading.Event() for _ in range(3)]
 
     def data(thread: int) -> Iterator[Tensor]:
-        assert thread == 0 or turns[0].wait(LIMIT), "the first thread began no calibration"
+        assert thread == 0 or turns[0].wait(PATIENCE), "the first thread began no calibration"
         yield torch.randn(2, 16)
         turns[thread].set()
-        assert turns[thread + 1].wait(LIMIT), f"thread {thread} waited for the other"
+        assert turns[thread + 1].wait(PATIENCE), f"thread {thread} waited for the other"
 
     def run(thread: int) -> None:
         model = nn.Sequential(nn.Linear(16, 16))
@@ -434,10 +434,10 @@ def test_two_threads_leave_the_fused_attention_on() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(run, thread) for thread in (0, 1)]
-        done[0].result(LIMIT)
+        done[0].result(PATIENCE)
         assert not torch.backends.mha.get_fastpath_enabled()  # the second still runs
         turns[2].set()
-        done[1].result(LIMIT)
+        done[1].result(PATIENCE)
     assert torch.backends.mha.get_fastpath_enabled()
 
 

@@ -107,8 +107,8 @@ class Quantizer(ChecksState):
             return []
         got = _described(found)
         return [
-            f"{prefix[:-1] or 'the fake quantizer'}: expected the state of a fake quantizer that "
-            f"is {_described(self._scheme)}, but got that of one that is {got}; prepare the model "
+            f"{prefix}scheme: expected the state of a fake quantizer that is "
+            f"{_described(self._scheme)}, but got that of one that is {got}; prepare the model "
             "with the configuration that the state comes from, then load it"
         ]
 

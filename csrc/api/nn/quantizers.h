@@ -65,7 +65,7 @@ class BARAQUANT_API Quantizer : public Layer {
   mutable Flag rounds_{true};
 
  private:
-  void check_scheme(const torch::Tensor& given, const std::string& path) const;
+  void check_scheme(const torch::Tensor& given, const std::string& prefix) const;
   // What a state that lacks an entry means; undefined if it has to have it.
   torch::Tensor implied(const std::string& name) const;
   std::vector<int64_t> scheme_;
