@@ -28,7 +28,8 @@ BARAQUANT_API void save(const torch::nn::Module& model, const std::filesystem::p
 ///
 /// The file need not be trusted: everything is checked before the model changes. Each tensor goes to
 /// the device of the one that it replaces. Tensors outside of the quantized layers stay the same
-/// objects and get other values, since members of your modules hold them.
+/// objects and get other values, since members of your modules hold them: two that are one in the
+/// file alone stay two.
 ///
 /// Python's buffers that are in no state dict are ordinary buffers in C++. They get the values of
 /// the file if the model has them with that shape and dtype. C++ lacks some classes of Python, such

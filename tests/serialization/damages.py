@@ -144,11 +144,12 @@ class Contents:
     def is_kept_by(self, saved: Contents) -> bool:
         """Whether a save of the loaded model says the same.
 
-        A save has its own writer, and names the last dimension. It leaves out constants that the
-        model lacks, and has the model's own of those with another shape, and the zeros that stand
-        for a zero point that the file leaves out.
+        A save has its own writer, names the last dimension, and knows more fused modules if the
+        model has them. It leaves out constants that the model lacks, and has the model's own of
+        those with another shape, and the zeros that stand for a zero point that the file leaves
+        out. What rounds an input has tensors of its own.
         """
-        said = {"writer": "", "constants": {}, "shared_tensors": {}}
+        said = {"writer": "", "constants": {}, "shared_tensors": {}, "fused": []}
         own, other = (c.config | said for c in (self, saved))
         for module in self.config["modules"].values():
             rounder = module["options"].get("input_fake_quant") or {}
@@ -160,6 +161,7 @@ class Contents:
         (wanted, ties), (got, other_ties) = self.shared(), saved.shared()
         return (
             own == other
+            and set(self.config["fused"]) <= set(saved.config["fused"])
             and ties == other_ties
             and not any(any(got[name].data) for name in got.keys() - wanted.keys())
             and all(
@@ -173,7 +175,8 @@ class Contents:
         """Return each name's tensor, and the names of each that has more; any may be its own."""
         ties: dict[str, set[str]] = {}
         for alias, name in self.config["shared_tensors"].items():
-            ties.setdefault(name, {name}).add(alias)
+            if ".input_fake_quant." not in alias:
+                ties.setdefault(name, {name}).add(alias)
         others = {alias: self.tensors[n] for alias, n in self.config["shared_tensors"].items()}
         return self.tensors | others, {frozenset(names) for names in ties.values()}
 
@@ -235,8 +238,8 @@ TEXTS_OF_JSON: tuple[Callable[[int], str], ...] = (
 LENGTHS = (1, 2, 30, 99, 101, 900, 5000, 60_000)
 
 
-def near(random: Random, value: Any) -> Any:
-    """Return a value that differs a little."""
+def near(random: Random, value: Any, depth: int = 9) -> Any:
+    """Return a value that differs a little, in a list of lists not too deep within."""
     if type(value) is bool:
         return not value
     if isinstance(value, (int, float)):
@@ -244,9 +247,9 @@ def near(random: Random, value: Any) -> Any:
     if isinstance(value, str) and value:
         place = random.randrange(len(value))
         return random.choice((value[:place] + value[place + 1 :], value + "_", value.upper()))
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and value and depth > 0:
         place, changed = random.randrange(len(value)), list(value)
-        changed[place] = near(random, changed[place])
+        changed[place] = near(random, changed[place], depth - 1)
         longer = [*value[: place + 1], *value[place:]]
         return random.choice((changed, changed, value[::-1], longer, value[:-1], [value]))
     return value

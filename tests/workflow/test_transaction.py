@@ -324,50 +324,60 @@ class Interrupt:
         signal.signal(signal.SIGALRM, self.before)
 
 
-# All places of all calls take an hour: a search alone has 300 of ops, and 2,000 lines.
-MANY = None if "EVERY_FAULT" in os.environ else 25
-some = pytest.mark.parametrize(
-    "count",
-    [pytest.param(3, id="some"), pytest.param(MANY, id="many", marks=pytest.mark.exhaustive)],
-)
+# All places of all calls take an hour or two: a search alone has 300 of ops, and 2,000 lines. They
+# are shared out among tests, so that many cores help.
+EVERY_FAULT = "EVERY_FAULT" in os.environ
+SHARES = [slice(first, None, 16) for first in range(16)]
+Chosen = int | slice
 
 
-def check_errors(name: str, kind: type[Fault] | type[Lines], count: int | None) -> None:
+def cases(*many: Chosen) -> pytest.MarkDecorator:
+    """Three points of a call, and in a run of all tests more."""
+    long = pytest.mark.exhaustive
+    more = [pytest.param(n, id=f"many{i}", marks=long) for i, n in enumerate(many)]
+    return pytest.mark.parametrize("chosen", [pytest.param(3, id="some"), *more])
+
+
+def check_errors(name: str, kind: type[Fault] | type[Lines], chosen: Chosen) -> None:
     """Raise an error at so many different places, and then call without one."""
     tried, counted, chance = Tried(name), kind(), random.Random(0)
     model = tried.make()
     with counted:
         tried.call(model)
     places: list[Any] = sorted(counted.counts, key=str)
-    for place in places if count is None else chance.sample(places, min(count, len(places))):
+    if isinstance(chosen, int):
+        places = chance.sample(places, min(chosen, len(places)))
+    else:
+        places = places[chosen]
+    for place in places:
         times = chance.randint(1, counted.counts[place])
         tried.check(kind(place, times), InjectedError, (place, times))
     tried.again()
 
 
-@some
+@cases(*(SHARES if EVERY_FAULT else [25]))
 @pytest.mark.parametrize("name", EVERY)
-def test_error_at_an_op(name: str, count: int | None) -> None:
-    check_errors(name, Fault, count)
+def test_error_at_an_op(name: str, chosen: Chosen) -> None:
+    check_errors(name, Fault, chosen)
 
 
-@pytest.mark.parametrize("count", [3, *([None] if MANY is None else [])])
+@cases(*(SHARES if EVERY_FAULT else []))
 @pytest.mark.parametrize("name", EVERY)
-def test_error_at_a_line(name: str, count: int | None) -> None:
-    check_errors(name, Lines, count)
+def test_error_at_a_line(name: str, chosen: Chosen) -> None:
+    check_errors(name, Lines, chosen)
 
 
-@some
+@cases(200 if EVERY_FAULT else 25)
 @pytest.mark.parametrize("size", ["kept", "freed"])
 @pytest.mark.parametrize("name", EVERY)
 def test_interrupt_at_a_random_moment(
-    name: str, size: str, count: int | None, monkeypatch: pytest.MonkeyPatch
+    name: str, size: str, chosen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At other moments in each run."""
     if size == "freed":
         monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
     tried = Tried(name)
-    for _ in range(count or 200):
+    for _ in range(chosen):
         seconds = random.uniform(1e-4, tried.taken)
         tried.check(Interrupt(seconds), BaseException, seconds)
     tried.again()
