@@ -136,7 +136,6 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
 
 
 def class_and_tensors(layer: nn.Module) -> tuple[Any, dict[str, int]]:
-    """The class of a layer and which tensors are its parameters and buffers."""
     tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
     return type(layer), {name: id(tensor) for name, tensor in tensors.items()}
 
