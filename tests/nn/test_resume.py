@@ -5,6 +5,7 @@ A state that comes from a model that was prepared otherwise is refused, by name.
 """
 
 import contextlib
+import copy
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ def linear(config: Config) -> nn.Module:
 
 
 STATIC, LEARNED = W8A8Static(), described("int8, int8 per_tensor learned")
+GROUPS = [described(f"int4 per_group({size}) static") for size in (4, 8)]
 WEIGHT, INPUT = "0.weight_fake_quant", "0.input_fake_quant"
 OTHERS: dict[str, tuple[Config, Config, str]] = {
     "asymmetric static": (W8A8Static(symmetric=False), STATIC, INPUT),
@@ -184,14 +186,12 @@ OTHERS: dict[str, tuple[Config, Config, str]] = {
     "bits of weights": (W8A8(), described("int4, int8 per_token"), WEIGHT),
     "bits of inputs": (W8A8(), described("int8, int4 per_token"), INPUT),
     "group size": (W4A8(4), W4A8(8), WEIGHT),
-    "observed groups": (
-        described("int4 per_group(4) static"), described("int4 per_group(8) static"), WEIGHT
-    ),
+    "observed groups": (*GROUPS, WEIGHT),
     "granularity": (W8A8(), described("int8 per_tensor, int8 per_token"), WEIGHT),
     "learned": (LEARNED, STATIC, INPUT),
     "static": (STATIC, LEARNED, INPUT),
     "dynamic": (W8A8(), STATIC, INPUT),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -199,11 +199,11 @@ def test_a_state_of_another_preparation_is_refused(name: str) -> None:
     source, target, path = OTHERS[name]
     state, model = linear(source).state_dict(), linear(target)
     quantizer = model.get_submodule(path)
-    before = {key: tensor.clone() for key, tensor in quantizer.state_dict().items()}
+    before = copy.deepcopy(quantizer.state_dict())
     for strict in (True, False):
         with pytest.raises(RuntimeError, match=rf"{path}: expected .*, but got .*configuration"):
             model.load_state_dict(state, strict=strict)
-        assert all(torch.equal(quantizer.state_dict()[key], t) for key, t in before.items())
+        torch.testing.assert_close(quantizer.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_state_without_the_entries() -> None:
