@@ -18,8 +18,7 @@ from tests.support.bits import assert_same_bits
 from tests.support.models.training_models import train
 from tests.support.schemes import described
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 SIZES: Any = {"per_tensor": {}, "per_channel": {"axis": 0}, "per_group": {"group_size": 16}}
 by_granularity = pytest.mark.parametrize("granularity", SIZES)
 INPUTS = {
