@@ -258,7 +258,6 @@ def test_repr_says_what_differs(kind: str) -> None:
 # --- a fixed scale, and one that comes from each input ------------------------------------------
 
 by_granularity = pytest.mark.parametrize("granularity", cases.KINDS, ids=str)
-by_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 
 
@@ -285,7 +284,7 @@ def test_fixed_scale(granularity: Granularity, dtype: torch.dtype, device: str) 
     assert not list(module.parameters())
 
 
-@by_symmetry
+@pytest.mark.parametrize("symmetric", [True, False])
 @by_granularity
 @by_dtype
 def test_dynamic_scale(granularity: Granularity, dtype: Any, symmetric: bool, device: str) -> None:

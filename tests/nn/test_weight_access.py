@@ -24,10 +24,6 @@ READ += [("conv1d", "w8a8"), ("conv2d", "w8_asymmetric"), ("embedding", "w8a8")]
 READ += [("embedding", "w3_group_asymmetric")]
 
 
-def weight_of(layer: str, scheme: str, **more) -> Tensor:
-    return served(layer, scheme, **more).child.weight
-
-
 @pytest.mark.parametrize(("layer", "scheme"), PAIRS)
 def test_metadata(layer: str, scheme: str) -> None:
     child, plain = served(layer, scheme).child, holder(layer).child.weight.detach()
@@ -133,7 +129,7 @@ def plain(value: object) -> object:
 @pytest.mark.parametrize(("layer", "scheme"), READ)
 def test_every_way_of_reading(layer: str, scheme: str, read: str) -> None:
     """Any function of `layer.weight` is that of the plain numbers: value, type and dtype."""
-    weight = weight_of(layer, scheme)
+    weight = served(layer, scheme).child.weight
     numbers = torch.tensor(weight.tolist())
     other = torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
     got, wanted = plain(READS[read](weight, other)), plain(READS[read](numbers, other))
@@ -185,7 +181,7 @@ def test_assigning_another_weight_is_refused(layer: str) -> None:
 
 @pytest.mark.parametrize(("layer", "scheme"), [("linear", "static"), ("embedding", "w4_group")])
 def test_copies_of_the_view_are_plain_numbers(layer: str, scheme: str) -> None:
-    weight = weight_of(layer, scheme)
+    weight = served(layer, scheme).child.weight
     numbers = torch.tensor(weight.tolist())
     for copied in (copy.copy(weight), *copies(weight)):
         assert isinstance(copied, Tensor) and torch.equal(copied, numbers)
