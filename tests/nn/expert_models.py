@@ -17,18 +17,14 @@ from tests.support.schemes import all_described, described
 
 EXPERTS, HIDDEN, INNER, TOP_K, TOKENS = 4, 16, 12, 2, 9
 CONFIG: dict[str, Any] = {
-    **dict.fromkeys(
-        ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), EXPERTS
-    ),
+    **dict.fromkeys(("num_experts", "num_local_experts"), EXPERTS),
+    **dict.fromkeys(("n_routed_experts", "moe_num_experts"), EXPERTS),
     **dict.fromkeys(("hidden_size", "moe_hidden_size"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), INNER),
     **dict.fromkeys(("hidden_act", "mlp_hidden_act", "hidden_activation"), "silu"),
-    "post_norm_eps": 1e-6,
-    "swiglu_limit": 1.0,
-    "swiglu_alpha": 1.7,
-    "moe_latent_size": None,
     "_experts_implementation": "eager",
 }
+CONFIG |= {"post_norm_eps": 1e-6, "swiglu_limit": 1.0, "swiglu_alpha": 1.7, "moe_latent_size": None}
 # The package of each, and its class: what is special about it.
 _KINDS = {
     "mixtral": "MixtralExperts",
@@ -73,10 +69,9 @@ def experts(kind: str = "mixtral", dtype: torch.dtype = torch.float32, **changes
     generator = cases.generator(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
-            if parameter.is_meta:
-                continue
-            offset = 1.0 if "norm" in name else 0.0
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5 + offset)
+            if not parameter.is_meta:
+                values = torch.randn(parameter.shape, generator=generator) * 0.5
+                parameter.copy_(values + (1.0 if "norm" in name else 0.0))
     return made.to(dtype)
 
 
@@ -122,9 +117,7 @@ CONFIGS: dict[str, Config] = {
 SOME = ("w8a8", "w8a8 static asymmetric", "asymmetric groups")
 
 
-def prepared(
-    kind: str = "mixtral", config: str = "w8a8", dtype: torch.dtype = torch.float32
-) -> FakeQuantizedExperts:
+def prepared(kind: str = "mixtral", config: str = "w8a8", dtype: Any = torch.float32) -> Any:
     """Return experts in evaluation that have seen a batch in training."""
     module = FakeQuantizedExperts.from_float(experts(kind, dtype), CONFIGS[config])
     module.train()(*inputs(kind, dtype))

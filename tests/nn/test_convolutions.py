@@ -14,10 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import baraquant
 import baraquant.nn as bnn
-from baraquant import QuantConfig, TensorConfig, ops
-from baraquant.nn import FakeQuantize
+from baraquant import QuantConfig, TensorConfig, load_, ops, save
 from baraquant.qat import prepare_
 from tests.support import cases
 from tests.support.models.one_layer import converted
@@ -34,8 +32,6 @@ KINDS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 }
 TRANSPOSED = [kind for kind in KINDS if "Transpose" in kind]
 by_kind = pytest.mark.parametrize("kind", KINDS)
-
-
 CONFIGS = {
     "channel": described("int8"),
     "channel_static": described("int8 static, int8 per_tensor asymmetric static"),
@@ -117,16 +113,10 @@ def parts(module: nn.Module, group_size: int | None) -> list[list[Tensor]]:
     """
     weight, groups = module.weight.detach(), module.groups
     inputs, outputs = module.in_channels // groups, module.out_channels // groups
-    size = inputs if group_size is None else group_size
-    rows = []
-    for channel in range(module.out_channels):
-        group, own = divmod(channel, outputs)
-        if module.transposed:
-            kernels = weight[group * inputs : (group + 1) * inputs, own]
-        else:
-            kernels = weight[channel]
-        rows.append([kernels[i : i + size] for i in range(0, inputs, size)])
-    return rows
+    channels = [divmod(channel, outputs) for channel in range(module.out_channels)]
+    if module.transposed:
+        weight = [weight[group * inputs : (group + 1) * inputs, own] for group, own in channels]
+    return [[*kernels.split(group_size or inputs)] for kernels in weight]
 
 
 @by_kind
@@ -283,15 +273,15 @@ def test_which_layers_multiply_integers() -> None:
 def test_what_rounds_to_other_integers_stays_floating() -> None:
     weight, scale = torch.ones(4, 3, 3, 3, dtype=torch.int8), torch.ones(4)
     for rounder in (
-        FakeQuantize(0.1, 128, quant_min=0, quant_max=255),
-        FakeQuantize(torch.rand(3), None, "per_channel", axis=1),
-        FakeQuantize(mode="observed"),
+        bnn.FakeQuantize(0.1, 128, quant_min=0, quant_max=255),
+        bnn.FakeQuantize(torch.rand(3), None, "per_channel", axis=1),
+        bnn.FakeQuantize(mode="observed"),
         None,
     ):
         layer = bnn.QuantizedConv2d(weight, scale, input_fake_quant=rounder)
         assert not layer.is_integer and layer.qweight.is_contiguous()
         assert layer(torch.rand(1, 3, 5, 5)).shape == (1, 4, 3, 3)
-    middle = FakeQuantize(mode="dynamic", quant_min=-3, quant_max=8)  # whose zero point is 3
+    middle = bnn.FakeQuantize(mode="dynamic", quant_min=-3, quant_max=8)  # whose zero point is 3
     layer = bnn.QuantizedConv2d(weight, scale, input_fake_quant=middle, padding=1)
     x = torch.randn(1, 3, 5, 5)
     assert layer.is_integer and layer.has_zero_point
@@ -384,8 +374,8 @@ def test_bits_and_strides(name: str, config: str, is_last: bool, tmp_path: Path)
     assert model[0].weight.stride() == (model[0].weight + 0).stride()
     assert all(tensor.is_contiguous() for tensor in model.state_dict().values())
     save_file(model.state_dict(), tmp_path / "state")
-    baraquant.save(model, tmp_path / "model")
-    loaded = baraquant.load_(in_format(name, False), tmp_path / "model")
+    save(model, tmp_path / "model")
+    loaded = load_(in_format(name, False), tmp_path / "model")
     check(outputs(loaded, name), wanted)
     check(outputs(copy.deepcopy(model), name), wanted)
     model.load_state_dict(copy.deepcopy(loaded.state_dict()), assign=True)

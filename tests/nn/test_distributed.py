@@ -75,11 +75,8 @@ def with_range(rank: int) -> FakeQuantize:
 def join(rank: int) -> dict[str, Any]:
     """Given ranges, joined: by a module, one of float64, a scripted one, and in a group of one."""
     alone = dist.new_group([0])
-    modules = {
-        "module": with_range(rank),
-        "double": with_range(rank).double(),
-        "scripted": torch.jit.script(with_range(rank)),
-    }
+    modules = {"module": with_range(rank), "double": with_range(rank).double()}
+    modules["scripted"] = torch.jit.script(with_range(rank))
     for module in modules.values():
         module.to(device()).sync_qparams()
     modules["again"] = copy.deepcopy(modules["module"])
@@ -93,31 +90,25 @@ def join(rank: int) -> dict[str, Any]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    return {
-        "train": train(rank, broadcast_buffers=False),
-        "train_broadcast": train(rank, broadcast_buffers=True),
-        "join": join(rank),
-    }
+    return {"train": train(rank, False), "broadcast": train(rank, True), "join": join(rank)}
 
 
 results = results_fixture("distributed", compute)
 
 
 def qparams(low: Tensor, high: Tensor, quantizer: FakeQuantize) -> tuple[Tensor, Tensor]:
-    ends = torch.stack([low, high])
-    if quantizer.granularity == "per_tensor":
-        return ops.choose_qparams_per_tensor(ends, symmetric=quantizer.symmetric)
-    return ops.choose_qparams_per_channel(ends, 1, symmetric=quantizer.symmetric)
+    where = cases.PER_TENSOR if quantizer.granularity == "per_tensor" else cases.per_channel(1)
+    choose = where.op("choose_qparams", ops)
+    return choose(torch.stack([low, high]), *where.args, symmetric=quantizer.symmetric)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("scenario", ["train", "train_broadcast"])
+@pytest.mark.parametrize("scenario", ["train", "broadcast"])
 def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str, Any]]) -> None:
     before = [result[scenario]["before"] for result in results]
     after = [result[scenario]["after"] for result in results]
     assert after[0].keys() == after[1].keys()
-    for name in after[0]:
-        assert torch.equal(after[0][name], after[1][name]), name
+    assert [name for name in after[0] if not torch.equal(after[0][name], after[1][name])] == []
     assert all(math.isfinite(loss) for result in results for loss in result[scenario]["losses"])
     assert not torch.equal(after[0]["0.weight"], network()[0].weight), "it was trained"
     for name in OBSERVED:
@@ -125,11 +116,9 @@ def test_ranges_of_a_parallel_model_agree(scenario: str, results: list[dict[str,
         assert not torch.equal(*low) and not torch.equal(*high), "each has its own before"
         assert not torch.equal(*(state[f"{name}.scale"] for state in before))
         union = torch.minimum(*low), torch.maximum(*high)
-        assert torch.equal(after[0][f"{name}.min_val"], union[0])
-        assert torch.equal(after[0][f"{name}.max_val"], union[1])
-        scale, zero_point = qparams(*union, network().get_submodule(name))
-        assert torch.equal(after[0][f"{name}.scale"], scale)
-        assert torch.equal(after[0][f"{name}.zero_point"], zero_point)
+        wanted = *union, *qparams(*union, network().get_submodule(name))
+        for end, tensor in zip(("min_val", "max_val", "scale", "zero_point"), wanted, strict=True):
+            assert torch.equal(after[0][f"{name}.{end}"], tensor)
 
 
 @pytest.mark.process
@@ -147,12 +136,7 @@ def test_union_of_given_ranges(name: str, results: list[dict[str, Any]]) -> None
         assert torch.equal(state["zero_point"][SEEN], zero_point)
         assert (state["scale"][3:] == 1).all(), "nothing seen"
         assert state["skipped_batches"] == sum(SKIPPED)
-
-
-@pytest.mark.process
-def test_skipped_batches_are_summed_once(results: list[dict[str, Any]]) -> None:
-    """Joined again, those of the last time do not count a second time."""
-    for result in results:
+        # Joined again, those of the last time do not count a second time.
         assert result["join"]["again"]["skipped_batches"] == sum(SKIPPED) + 1 + 2
 
 

@@ -6,6 +6,7 @@ But for what C++ refuses by the same text: `tests/cpp_api/modules.cpp` has those
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,20 +20,8 @@ from tests.support.schemes import described
 INF, NAN = float("inf"), float("nan")
 V, T = ValueError, TypeError
 Case = tuple[str, type[Exception], str, dict[str, Any]]
-
-
-def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.ones(shape, dtype=dtype)
-
-
-def int8(*shape: int) -> Tensor:
-    return ones(*shape, dtype=torch.int8)
-
-
-def uint8(*shape: int) -> Tensor:
-    return ones(*shape, dtype=torch.uint8)
-
-
+ones = torch.ones
+int8, uint8 = (partial(ones, dtype=dtype) for dtype in (torch.int8, torch.uint8))
 FACTORS = {
     "packed": torch.full((24, 48), 0x88, dtype=torch.uint8), "group_factor": uint8(24, 3),
     "weight_scale": ones(24), "group_size": 32, "in_features": 96,
@@ -223,15 +212,9 @@ def test_calls_of_other_modes(mode: str) -> None:
         torch.jit.script(module).enable_observer()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        bnn.FakeQuantize(mode="observed"),
-        bnn.LearnedFakeQuantize(),
-        bnn.LearnedFakeQuantizeInt4(2, shape=(4, 2)),
-    ],
-)
-def test_ranges_are_joined_by_processes(module: Any) -> None:
+@pytest.mark.parametrize("kind", ["FakeQuantize", "LearnedFakeQuantize", "LearnedFakeQuantizeInt4"])
+def test_ranges_are_joined_by_processes(kind: str) -> None:
+    module = getattr(bnn, kind)(**OBSERVED if kind == "FakeQuantize" else VALID[kind])
     with pytest.raises(RuntimeError, match=r"torch\.distributed to be initialized"):
         module.sync_qparams()
 
@@ -253,9 +236,7 @@ INPUTS: list[tuple[Callable[[], Any], Tensor, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "x", "error", "words"), INPUTS)
-def test_inputs_that_do_not_fit(
-    make: Callable[[], Any], x: Tensor, error: type[Exception], words: str
-) -> None:
+def test_inputs_that_do_not_fit(make: Any, x: Tensor, error: type[Exception], words: str) -> None:
     module = make()
     state = getattr(module, "state_dict", dict)()
     before = {name: tensor.clone() for name, tensor in state.items()}
@@ -286,8 +267,6 @@ CONFIGS: list[tuple[Callable[[], Any] | str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "words"), CONFIGS)
-def test_configurations_of_groups_with_factors(
-    make: Callable[[], Any] | str, error: type[Exception], words: str
-) -> None:
+def test_configurations(make: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         described(make) if isinstance(make, str) else make()

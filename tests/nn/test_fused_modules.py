@@ -2,16 +2,15 @@
 """The norms, activations and gated MLPs of the fused ops, and layers that take integers."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import baraquant
-from baraquant import W4A8, W8A8, ops
+from baraquant import W4A8, W8A8, ops, quantize_
 from baraquant import nn as bnn
+from tests.nn.test_quantizer_modules import copies
 from tests.support.bits import assert_same_bits
 from tests.support.models.norms import numbers, random_norm
 
@@ -24,7 +23,7 @@ def gated(scheme=None, *, bias=True, dtype=torch.float32, device="cpu"):
     layers = nn.Linear(8, 16, bias), nn.Linear(8, 16, bias), nn.Linear(16, 8, bias)
     model = nn.Sequential(bnn.GatedMLP(*layers)).to(device, dtype)
     if scheme is not None:
-        baraquant.quantize_(model, scheme)
+        quantize_(model, scheme)
     return model[0]
 
 
@@ -78,8 +77,7 @@ def test_gelu(approximate, device):
     module = bnn.GELU(approximate)
     assert_same_bits(module(x), ops.gelu(x, approximate=approximate))
     torch.testing.assert_close(module(x), F.gelu(x, approximate=approximate))
-    wide = x.double()
-    assert_same_bits(module(wide), F.gelu(wide, approximate=approximate))
+    assert_same_bits(module(x.double()), F.gelu(x.double(), approximate=approximate))
 
 
 def test_modules_are_trained_scripted_copied_and_pickled():
@@ -89,7 +87,7 @@ def test_modules_are_trained_scripted_copied_and_pickled():
     assert x.grad.isfinite().all() and model[0].weight.grad.abs().max() > 0
     scripted = torch.jit.script(model)
     assert_same_bits(scripted(x), model(x))
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    for other in copies(model):
         assert_same_bits(other(x), model(x))
         assert other[0].weight is not model[0].weight
 
@@ -103,14 +101,10 @@ def test_modules_are_trained_scripted_copied_and_pickled():
 def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, change, device):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     weight = torch.randint(-127, 128, (5, 12), generator=torch.Generator().manual_seed(1))
-    layer = bnn.QuantizedLinear(
-        weight.to(torch.int8),
-        numbers(5, seed=2).abs().to(wide) + 0.1,
-        numbers(5, seed=3, dtype=dtype),
-        symmetric=symmetric,
-        smooth=numbers(12, seed=4).abs().to(wide) + 0.1 if change == "smooth" else None,
-        rotate=4 if change == "rotate" else None,
-    ).to(device)
+    scale, smooth = (numbers(n, seed=seed).abs().to(wide) + 0.1 for n, seed in ((5, 2), (12, 4)))
+    more = {"none": {}, "smooth": {"smooth": smooth}, "rotate": {"rotate": 4}}[change]
+    tensors = weight.to(torch.int8), scale, numbers(5, seed=3, dtype=dtype)
+    layer = bnn.QuantizedLinear(*tensors, symmetric=symmetric, **more).to(device)
     x = numbers(2, 3, 12, dtype=dtype, device=device)
     integers = layer.quantize(x)
     assert integers.values.dtype == torch.int8 and integers.scale.shape == (2, 3, 1)
@@ -122,21 +116,19 @@ def test_a_layer_takes_the_integers_of_an_input(dtype, symmetric, change, device
 def test_layers_with_the_same_integers_share_them():
     x = numbers(4, 8)
     model = nn.ModuleList(nn.Linear(8, n) for n in (3, 5, 8))
-    baraquant.quantize_(model, W8A8())
+    quantize_(model, W8A8())
     shared = model[0].quantize(x)
     for layer in model:
         assert_same_bits(layer(shared), layer(x))
 
 
 def test_a_layer_with_one_scale_takes_no_integers():
-    layer = bnn.QuantizedLinear(
-        torch.ones(2, 4, dtype=torch.int8), torch.ones(2), granularity="per_tensor"
-    )
+    weight = torch.ones(2, 4, dtype=torch.int8), torch.ones(2)
+    layer = bnn.QuantizedLinear(*weight, granularity="per_tensor")
     with pytest.raises(ValueError, match="expected granularity per_token for an input of integers"):
         layer.quantize(numbers(3, 4))
-    other = bnn.QuantizedLinear(torch.ones(2, 4, dtype=torch.int8), torch.ones(2))
     with pytest.raises(ValueError, match="expected granularity per_token"):
-        layer(other.quantize(numbers(3, 4)))
+        layer(bnn.QuantizedLinear(*weight).quantize(numbers(3, 4)))
 
 
 # ---- The gated MLP ------------------------------------------------------------------------------

@@ -4,8 +4,6 @@
 Factors that are trained stand beside formulas in NumPy.
 """
 
-import copy
-import itertools
 import math
 from typing import Any
 
@@ -14,34 +12,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import baraquant
-from baraquant import GPTQ, W4A8, PerGroup, QuantConfig, TensorConfig, ops
+from baraquant import GPTQ, W4A8, W4A16, PerGroup, QuantConfig, TensorConfig, ops, quantize_, save
 from baraquant import nn as bnn
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
+from tests.support.bits import to_numpy
+from tests.support.models.made import quantized
 from tests.support.models.one_layer import converted
-from tests.support.schemes import described
 
 N, K, SIZE = 24, 96, 8
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
-by_scheme = pytest.mark.parametrize(
-    ("size", "symmetric"), [*itertools.product((2, 32, 96), (True, False))], ids=str
-)
+SIZES = [(size, symmetric) for size in (2, 32, 96) for symmetric in (True, False)]
+by_scheme = pytest.mark.parametrize(("size", "symmetric"), SIZES, ids=str)
 
 
-def layer_of(
-    config: QuantConfig, dtype: torch.dtype = torch.float32, device: str = "cpu", **options: Any
-) -> bnn.FakeQuantizedLinear:
+def layer_of(config: QuantConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     torch.manual_seed(3)
-    return bnn.FakeQuantizedLinear(K, N, config=config, **options).to(device, dtype)
+    return bnn.FakeQuantizedLinear(K, N, config=config).to(device, dtype)
 
 
 def inputs(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
     return torch.randn(3, 5, K, generator=cases.generator(4)).to(device, dtype)
-
-
-# --- the quantizer -------------------------------------------------------------------------------
 
 
 @by_dtype
@@ -50,10 +42,11 @@ def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, de
     weight = torch.randn(N, K, generator=cases.generator(2)).to(device, dtype).requires_grad_()
     quantizer = bnn.FakeQuantizeInt4(size, symmetric=symmetric)
     scale, factor, zeros = ops.choose_int4_qparams(weight.detach(), size, symmetric=symmetric)
-    packed = ops.quantize_int4(weight.detach(), scale, factor, size, group_zero_point=zeros)
-    w8 = ops.expand_int4(packed, factor, size, K, group_zero_point=zeros)
-    for got, right in zip(quantizer.pack(weight), (packed, scale, factor, zeros), strict=True):
-        assert torch.equal(got, right) and got.dtype == right.dtype
+    of_groups = {"group_zero_point": zeros}
+    packed = ops.quantize_int4(weight.detach(), scale, factor, size, **of_groups)
+    w8 = ops.expand_int4(packed, factor, size, K, **of_groups)
+    wanted = packed, scale, factor, zeros
+    torch.testing.assert_close(quantizer.pack(weight), wanted, rtol=0, atol=0)
     integers, of_rows, none = quantizer.quantize(weight)
     assert torch.equal(integers, w8) and torch.equal(of_rows, scale)
     assert none.shape == (N,) and not none.any() and none.dtype == torch.int32
@@ -61,16 +54,12 @@ def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, de
     assert torch.equal(rounded, ops.dequantize_per_channel(w8, scale, None, 0, dtype=dtype))
     dy = torch.randn_like(rounded)
     assert torch.equal(torch.autograd.grad(rounded, weight, dy)[0], dy)
-    given = bnn.FakeQuantizeInt4(
-        size, symmetric=symmetric, scale=scale, group_factor=factor, group_zero_point=zeros
-    )
+    of_groups |= {"scale": scale, "group_factor": factor, "symmetric": symmetric}
+    given = bnn.FakeQuantizeInt4(size, **of_groups)
     assert torch.equal(given(weight), rounded) and not given.is_dynamic
     assert torch.equal(torch.jit.script(quantizer)(weight), rounded)
     quantizer.disable_fake_quant()
     assert quantizer(weight) is weight and torch.equal(quantizer.round(weight), rounded)
-
-
-# --- training, evaluation, serving ---------------------------------------------------------------
 
 
 @by_dtype
@@ -81,9 +70,8 @@ def test_one_product_in_all_three(
 ) -> None:
     config = W4A8(size, symmetric)
     if of_input == "static":
-        zero_point = "symmetric" if symmetric else "asymmetric"
-        weight, input = f"int4 per_group({size}) factors", "int8 per_tensor static"
-        config = described(f"{weight} {zero_point}, {input} {zero_point}", observer="min_max")
+        input = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
+        config = QuantConfig(config.weight, input, observer="min_max")
     layer, x = layer_of(config, dtype, device), inputs(dtype, device)
     trained = layer(x)
     layer.eval()
@@ -95,14 +83,10 @@ def test_one_product_in_all_three(
         assert torch.equal(trained, evaluated)
     # ... which is that of the layer of int8 whose weight is the expanded one.
     w8, scale, _ = layer.quantized_weight()
-    same: nn.Module
-    if of_input == "dynamic":
-        same = bnn.QuantizedLinear(w8, scale, layer.bias)
-    else:
-        zero_point = None if symmetric else served.act_zero_point
-        same = bnn.StaticQuantizedLinear(
-            w8, scale, served.act_scale, layer.bias, act_zero_point=zero_point
-        )
+    same = bnn.QuantizedLinear(w8, scale, layer.bias)
+    if of_input == "static":
+        zeros = {} if symmetric else {"act_zero_point": served.act_zero_point}
+        same = bnn.StaticQuantizedLinear(w8, scale, served.act_scale, layer.bias, **zeros)
     assert torch.equal(same(x), evaluated)
     assert torch.equal(served.weight + 0, layer.weight + 0)
     assert served.weight.shape == (N, K) and served.weight.dtype == dtype
@@ -118,15 +102,9 @@ def test_conv1d_and_rotations(rotate: int | None) -> None:
     torch.testing.assert_close(served.weight + 0, layer.weight + 0)
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
 def test_damaged_numbers_are_not_saved(tmp_path: Any) -> None:
-    bytes_ = {
-        "group_factor": (torch.tensor(17, dtype=torch.uint8), r"integers in \[1, 16\]"),
-        "packed": (torch.tensor(255, dtype=torch.uint8), "reaches .* 240"),
-    }
-    for name, (value, words) in bytes_.items():
+    damage = ("group_factor", 17, r"integers in \[1, 16\]"), ("packed", 255, "reaches .* 240")
+    for name, value, words in damage:
         model = converted(nn.Sequential(layer_of(W4A8(32))))
         assert model[0].packed.nbytes == N * K // 2 and model[0].group_factor.nbytes == N * K // 32
         if name == "packed":
@@ -134,33 +112,32 @@ def test_damaged_numbers_are_not_saved(tmp_path: Any) -> None:
             model[0].group_factor.fill_(16)
         getattr(model[0], name).fill_(value)
         with pytest.raises(ValueError, match=f"0: .*{name}.*{words}"):
-            baraquant.save(model, tmp_path / "bad")
+            save(model, tmp_path / "bad")
 
 
 def test_the_search_is_the_best_of_all_factors() -> None:
     torch.manual_seed(0)
     weight = torch.randn(8, 64)
-    model = nn.Sequential(nn.Linear(64, 8, bias=False))
-    model[0].weight = nn.Parameter(weight.clone())
+    scale = weight.abs().amax(1, keepdim=True) / 112
+    assert W4A8(32) == W4A8(32, scale_rule="search")
+
+    def errors(rounded: Tensor) -> Tensor:
+        return (rounded - weight).square().unflatten(1, (-1, 32)).sum(2)
+
     for symmetric in (True, False):
         found = {}
         for rule in ("search", "max"):
-            one = copy.deepcopy(model)
-            baraquant.quantize_(one, W4A8(32, symmetric, scale_rule=rule), progress=False)
-            assert torch.equal(one[0].weight_scale, weight.abs().amax(1) / 112)
-            found[rule] = (one[0].weight - weight).square().unflatten(1, (-1, 32)).sum(2)
+            model = nn.Sequential(nn.Linear(64, 8, bias=False))
+            model[0].weight = nn.Parameter(weight.clone())
+            quantize_(model, W4A8(32, symmetric, scale_rule=rule), progress=False)
+            assert torch.equal(model[0].weight_scale, scale[:, 0])
+            found[rule] = errors(model[0].weight)
         assert (found["search"] <= found["max"] * (1 + 1e-6)).all()
         assert found["search"].sum() < (0.9 if symmetric else 0.95) * found["max"].sum()
-    scale = weight.abs().amax(1, keepdim=True) / 112
-    best = torch.full((8, 2), torch.inf)
-    for factor in range(1, 17):
-        u = (weight / (scale * factor)).round().clamp(-8, 7)
-        error = (u * factor * scale - weight).square().unflatten(1, (-1, 32)).sum(2)
-        best = torch.minimum(best, error)
-    one = copy.deepcopy(model)
-    baraquant.quantize_(one, W4A8(32), progress=False)
-    got = (one[0].weight - weight).square().unflatten(1, (-1, 32)).sum(2)
-    torch.testing.assert_close(got, best)
+        if symmetric:
+            steps = [scale * factor for factor in range(1, 17)]
+            tried = [errors((weight / step).round().clamp(-8, 7) * step) for step in steps]
+            torch.testing.assert_close(found["search"], torch.stack(tried).amin(0))
 
 
 # --- learned factors: what they start from -------------------------------------------------------
@@ -170,8 +147,7 @@ def weight(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Groups of different sizes, so that every factor occurs."""
     generator = cases.generator(seed)
     sizes = torch.exp2(-4 * torch.rand(N, K // SIZE, generator=generator))
-    values = torch.randn(N, K, generator=generator) * sizes.repeat_interleave(SIZE, dim=1)
-    return values.to(dtype)
+    return (torch.randn(N, K, generator=generator) * sizes.repeat_interleave(SIZE, 1)).to(dtype)
 
 
 def quantizer_of(values: Tensor, symmetric: bool = True, **more: Any) -> Any:
@@ -197,22 +173,15 @@ def moved(made: bnn.LearnedFakeQuantizeInt4, seed: int = 3) -> bnn.LearnedFakeQu
     return made
 
 
-# --- learned factors: values ---------------------------------------------------------------------
-
-
 @by_dtype
 @by_symmetry
-@pytest.mark.parametrize("scale_rule", ("search", "max"))
-def test_it_starts_from_the_factors_of_the_rule(
-    scale_rule: str, symmetric: bool, dtype: torch.dtype, device: str
-) -> None:
+@pytest.mark.parametrize("rule", ("search", "max"))
+def test_it_starts_from_the_rule(rule: str, symmetric: bool, dtype: Any, device: str) -> None:
     values = weight(dtype).to(device)
-    made = quantizer_of(values, symmetric, scale_rule=scale_rule)
+    made = quantizer_of(values, symmetric, scale_rule=rule)
     fixed = bnn.FakeQuantizeInt4(SIZE, symmetric=symmetric)
-    if scale_rule == "search":
-        fixed = fixed.fitted(values)
-    for got, wanted in zip(made.pack(values), fixed.pack(values), strict=True):
-        assert torch.equal(got, wanted) and got.dtype == wanted.dtype
+    fixed = fixed.fitted(values) if rule == "search" else fixed
+    torch.testing.assert_close(made.pack(values), fixed.pack(values), rtol=0, atol=0)
     assert len(made.qparams()[1].unique()) > 8
     assert torch.equal(made(values), fixed(values))
     assert made(values).dtype == dtype and made(values).device == values.device
@@ -238,12 +207,7 @@ def test_its_value_is_that_of_integers(dtype: torch.dtype, symmetric: bool, devi
     torch.testing.assert_close(made.smooth(values), wanted)
 
 
-# --- their gradients -----------------------------------------------------------------------------
-
-
-def two_levels(
-    w: np.ndarray, step: np.ndarray, row: np.ndarray, zero: np.ndarray, dy: np.ndarray
-) -> dict[str, np.ndarray]:
+def two_levels(w: Any, step: Any, row: Any, zero: Any, dy: Any) -> dict[str, np.ndarray]:
     """The formulas of the class without its factors; `w` and `dy` are [rows, groups, size]."""
     t = step / row[:, None]
     f = np.clip(np.rint(t), 1, 16)
@@ -279,18 +243,10 @@ def test_gradients_beside_numpy(seed: int, symmetric: bool, device: str) -> None
     y = made(w)
     y.backward(dy)
     groups = K // SIZE
-    shape = (N, groups, SIZE)
-    sign = np.sign(made.scale.detach().cpu().numpy())
-    zero = np.zeros((N, groups))
-    if made.zero_point is not None:
-        zero = made.zero_point.detach().cpu().numpy()
-    right = two_levels(
-        values.cpu().numpy().reshape(shape),
-        np.abs(made.scale.detach().cpu().numpy()),
-        np.abs(made.largest_step.detach().cpu().numpy()) / 16,
-        zero,
-        dy.cpu().numpy().reshape(shape),
-    )
+    scale, step = to_numpy(made.scale), to_numpy(made.largest_step)
+    zero = np.zeros((N, groups)) if symmetric else to_numpy(made.zero_point)
+    cut = [to_numpy(t).reshape(N, groups, SIZE) for t in (values, dy)]
+    right = two_levels(cut[0], np.abs(scale), np.abs(step) / 16, zero, cut[1])
     assert 0.3 < right["inside"].mean() < 0.98 and 0.3 < right["free"].mean() < 0.98
     g = 1 / math.sqrt(SIZE * 7)
     # 16 times the gradient of the scale: descent moves largest_step / 16 as if it were one.
@@ -298,16 +254,16 @@ def test_gradients_beside_numpy(seed: int, symmetric: bool, device: str) -> None
     wanted = {
         "y": (y.detach(), right["y"]),
         "w": (w.grad, right["w"]),
-        "scale": (made.scale.grad, right["scale"] * g * sign),
+        "scale": (made.scale.grad, right["scale"] * g * np.sign(scale)),
         "largest_step": (made.largest_step.grad, right["row"] * g * by_row),
     }
-    if made.zero_point is not None:
+    assert symmetric == (made.zero_point is None)
+    if not symmetric:
         wanted["zero_point"] = (made.zero_point.grad, right["zero_point"] * g)
     for name, (got, expected) in wanted.items():
         assert got is not None and got.any(), name
-        np.testing.assert_allclose(
-            got.cpu().numpy().reshape(expected.shape), expected, rtol=1e-9, atol=1e-12, err_msg=name
-        )
+        got = to_numpy(got).reshape(expected.shape)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @by_dtype
@@ -317,12 +273,10 @@ def test_a_layer_passes_its_gradient_through_the_factors(dtype: torch.dtype, dev
     moved(layer.weight_fake_quant)
     x, dy = inputs(dtype, device), torch.randn(3, 5, N, dtype=dtype, device=device)
     parameters = dict(layer.named_parameters())
-    found = torch.autograd.grad(layer(x), parameters.values(), dy)
     rounded = ops.dynamic_fake_quantize_per_token(x)
     y = nn.functional.linear(rounded, layer.weight_fake_quant(layer.weight), layer.bias)
-    for name, got, wanted in zip(
-        parameters, found, torch.autograd.grad(y, parameters.values(), dy), strict=True
-    ):
+    found = [torch.autograd.grad(one, parameters.values(), dy) for one in (layer(x), y)]
+    for name, got, wanted in zip(parameters, *found, strict=True):
         assert got.dtype == parameters[name].dtype and got.any(), name
         error = (got.double() - wanted.double()).norm() / wanted.double().norm()
         assert error < (1e-5 if dtype in (torch.float32, torch.float64) else 0.03), name
@@ -364,13 +318,11 @@ def test_tied_weights_learn_one_set_of_factors() -> None:
 def test_quantize_and_gptq_train_nothing() -> None:
     """They take the configuration, and find the factors by its rule."""
     x = inputs()
+    data = [torch.randn(64, K, generator=cases.generator(4))]
     for wrap in (lambda config: config, GPTQ):
         found = []
         for learned in (False, True):
-            model = mixed()
-            data = [torch.randn(64, K, generator=cases.generator(4))]
-            config = W4A8(SIZE, learned=learned)
-            baraquant.quantize_(model, wrap(config), calibration=data, progress=False)
+            model = quantized(mixed(), wrap(W4A8(SIZE, learned=learned)), *data)
             assert isinstance(model[0], bnn.QuantizedInt4Linear)
             found.append(model(x))
         assert torch.equal(*found)
@@ -381,9 +333,6 @@ def test_other_layers_learn_floating_scales() -> None:
     prepare_(model, W4A8(SIZE, learned=True))
     assert type(model[0].weight_fake_quant) is bnn.LearnedFakeQuantize
     assert type(model[1].weight_fake_quant) is bnn.LearnedFakeQuantizeInt4
-
-
-# --- as a module ---------------------------------------------------------------------------------
 
 
 @by_symmetry
@@ -440,7 +389,7 @@ def test_configurations() -> None:
     assert W4A8(None, learned=True).weight == TensorConfig(4, learned=True)
     config = W4A8(32, group_factors=True)
     assert config.trains_on_integers and "factors" in str(config)
-    assert config.with_floating_input() == baraquant.W4A16(32)
+    assert config.with_floating_input() == W4A16(32)
     for backward in ("float", "int8"):
         factors = W4A8(32, group_factors=True, backward=backward)
         assert factors.with_float_scales() == W4A8(32, group_factors=False)

@@ -6,7 +6,6 @@ the first, in every way that PyTorch and its neighbours have, and both have to g
 """
 
 import copy
-import pickle
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -17,19 +16,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-import baraquant
-from baraquant import PerGroup, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W4A16, QuantConfig, SmoothQuant, W8A8Static, quantize_
 from tests.nn import expert_models
+from tests.nn.test_quantizer_modules import copies
 from tests.support import cases
 from tests.support.cuda import capture
 from tests.support.optional_packages import package
+from tests.support.schemes import described
 
-TOKEN = TensorConfig(8, "per_token", symmetric=False)
-TENSOR = TensorConfig(8, "per_tensor", symmetric=False)
-STATIC = TensorConfig(8, "per_tensor", symmetric=False, dynamic=False)
-PLAIN = TensorConfig(8, "per_channel")
-GROUPS = TensorConfig(8, PerGroup(4), symmetric=False)
-FACTORS = TensorConfig(4, PerGroup(8), symmetric=False, group_factors=True)
+PLAIN, GROUPS, TOKEN = "int8", "int8 per_group(4) asymmetric", "int8 per_token asymmetric"
+TENSOR, STATIC = "int8 per_tensor asymmetric", "int8 per_tensor asymmetric static"
+FACTORS = "int4 per_group(8) asymmetric factors"
 
 
 class First(nn.Module):
@@ -66,10 +63,10 @@ def conv(name: str) -> Callable[[], nn.Module]:
     return lambda: getattr(nn, name)(16, 8, 3, padding=1)
 
 
-def both(weight: TensorConfig, activation: TensorConfig | None = None, **more: Any) -> QuantConfig:
-    if activation is not None and activation.granularity == "per_tensor":
-        more["conv_inputs"] = True
-    return QuantConfig(weight, activation, **more)
+def both(*texts: str, **more: Any) -> QuantConfig:
+    """Of the weight, and of the input if there is one; one scale serves convolutions too."""
+    one_scale = "per_tensor" in texts[-1] or None
+    return described(", ".join(texts), conv_inputs=one_scale, **more)
 
 
 LINE, IMAGE = (3, 16), (2, 16, 5, 6)
@@ -85,7 +82,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
     "int4_dynamic": (linear, both(FACTORS, TOKEN), LINE),
     "int4_static": (linear, both(FACTORS, STATIC), LINE),
     "weight_only": (linear, both(GROUPS), LINE),
-    "weight_only_int4": (linear, baraquant.W4A16(4), LINE),
+    "weight_only_int4": (linear, W4A16(4), LINE),
     "groups": (linear, both(GROUPS, TOKEN), LINE),
     "conv1d": (conv("Conv1d"), both(PLAIN, STATIC), (2, 16, 7)),
     "conv2d": (conv("Conv2d"), both(PLAIN, TENSOR), IMAGE),
@@ -96,7 +93,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Any, tuple[int, ...]]] = {
     "embedding": (lambda: nn.Embedding(12, 16), both(GROUPS), (3, 2)),
     "lstm": (lambda: First(nn.LSTM(16, 8)), both(PLAIN, TOKEN), (4, 2, 16)),
     "attention": (lambda: SelfAttention(nn.MultiheadAttention(16, 2)), both(PLAIN, STATIC),
-                  (4, 2, 16)),
+        (4, 2, 16)),
     "experts": (Routed, both(PLAIN, TOKEN), (expert_models.TOKENS, expert_models.HIDDEN)),
     "experts_static": (Routed, both(PLAIN, STATIC), (expert_models.TOKENS, expert_models.HIDDEN)),
 }  # fmt: skip
@@ -118,7 +115,7 @@ def made(kind: str, seed: int, device: str = "cpu") -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.1 * seed)
-    baraquant.quantize_(model, config, calibration=[example(kind, seed)], progress=False)
+    quantize_(model, config, calibration=[example(kind, seed)], progress=False)
     assert all(module.training is False for module in model.modules())
     return model.to(device)
 
@@ -161,11 +158,10 @@ def each(change: Callable[[nn.Module, str, Tensor, Tensor], Any]) -> Way:
     return way
 
 
+COPY = each(lambda model, name, old, new: old.copy_(new))
 WAYS: dict[str, Way] = {
-    "copy_": torch.no_grad()(each(lambda model, name, old, new: old.copy_(new))),
-    "copy_in_inference_mode": torch.inference_mode()(
-        each(lambda model, name, old, new: old.copy_(new))
-    ),
+    "copy_": torch.no_grad()(COPY),
+    "copy_in_inference_mode": torch.inference_mode()(COPY),
     "copy_data": each(lambda model, name, old, new: old.data.copy_(new)),
     "copy_state": copy_state,
     "set_data": each(lambda model, name, old, new: setattr(old, "data", new.detach())),
@@ -219,12 +215,10 @@ FORMS: dict[str, tuple[Callable[[nn.Module, Tensor], Any], Any, tuple[str, ...]]
     "exported": (lambda model, x: torch.export.export(model, (x,)).module(),
         ("copy_", "copy_data", "set_data", "load", "load_by_assigning"), ("experts",)),
 }  # fmt: skip
+GRAPHS = [(form, kind) for form in FORMS for kind in KINDS if not kind.startswith(FORMS[form][2])]
 
 
-@pytest.mark.parametrize(
-    ("form", "kind"),
-    [(form, kind) for form in FORMS for kind in KINDS if not kind.startswith(FORMS[form][2])],
-)
+@pytest.mark.parametrize(("form", "kind"), GRAPHS)
 def test_a_graph(form: str, kind: str) -> None:
     """It is made once; then each way puts the numbers of the other layer into it."""
     make, ways, _ = FORMS[form]
@@ -286,18 +280,14 @@ class Pair(nn.Module):
 
 
 def load_checkpoint_and_dispatch(accelerate: Any, model: nn.Module, folder: Path) -> nn.Module:
-    save_file(model.state_dict(), folder / "all.safetensors")
-    fresh = copy.deepcopy(model)
+    file, fresh = folder / "all.safetensors", copy.deepcopy(model)
+    save_file(model.state_dict(), file)
     with torch.no_grad():
         for tensor in (*fresh.parameters(), *fresh.buffers()):
             tensor.zero_()
-    return accelerate.load_checkpoint_and_dispatch(
-        fresh,
-        str(folder / "all.safetensors"),
-        device_map=PLACES,
-        offload_folder=folder / "offloaded",
-        offload_buffers=True,  # else it loads no buffer of what goes to the disk
-    )
+    # Without `offload_buffers` it loads no buffer of what goes to the disk.
+    options = {"device_map": PLACES, "offload_folder": folder / "off", "offload_buffers": True}
+    return accelerate.load_checkpoint_and_dispatch(fresh, str(file), **options)
 
 
 OFFLOADS: dict[str, Callable[[Any, nn.Module, Path], nn.Module]] = {
@@ -328,7 +318,7 @@ def test_copies_and_places(kind: str) -> None:
     model, x = made(kind, 1), example(kind)
     with torch.no_grad():
         wanted = model(x)
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        for other in copies(model):
             assert torch.equal(other(x), wanted)
         empty = copy.deepcopy(model).to("meta")
         assert all(tensor.is_meta for tensor in empty.state_dict().values())
@@ -345,7 +335,7 @@ def test_frozen_parameters(kind: str) -> None:
     model, x = made(kind, 1), example(kind)
     with torch.no_grad():
         wanted = model(x)
-        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        before = copy.deepcopy(model.state_dict())
         model.requires_grad_(False)
         optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
         optimizer.step()
@@ -354,8 +344,7 @@ def test_frozen_parameters(kind: str) -> None:
         average = torch.optim.swa_utils.AveragedModel(model)
         average.update_parameters(model)
         assert torch.equal(average(x), wanted)
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, before[name])
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("to", (torch.float16, torch.bfloat16, torch.float64))
@@ -381,11 +370,10 @@ def test_a_plain_tensor_takes_the_place_of_integers() -> None:
     assert torch.equal(model(example("dynamic")), model[0].bias.expand(3, 24))
 
 
+BOTH = "QuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_channel, input="
 REPRS = {
-    "smoothed": "QuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
-    "channel, input=int8 per_token asymmetric dynamic, smooth)",
-    "static": "StaticQuantizedLinear(in_features=16, out_features=24, bias=True, weight=int8 per_"
-    "channel, input=int8 per_tensor asymmetric static)",
+    "smoothed": f"{BOTH}int8 per_token asymmetric dynamic, smooth)",
+    "static": f"Static{BOTH}int8 per_tensor asymmetric static)",
     "weight_only": "weight=int8 per_group(4) asymmetric",
 }
 

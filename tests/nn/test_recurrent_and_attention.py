@@ -35,11 +35,11 @@ LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
     "rnn_relu": ("RNN", {"nonlinearity": "relu", "batch_first": True}),
 }
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "lstm": ("LSTMCell", {}),
-    "lstm_no_bias": ("LSTMCell", {"bias": False}),
-    "gru": ("GRUCell", {}),
-    "rnn_tanh": ("RNNCell", {"bias": False}),
-    "rnn_relu": ("RNNCell", {"nonlinearity": "relu"}),
+    "lstm_cell": ("LSTMCell", {}),
+    "lstm_cell_no_bias": ("LSTMCell", {"bias": False}),
+    "gru_cell": ("GRUCell", {}),
+    "rnn_cell_tanh": ("RNNCell", {"bias": False}),
+    "rnn_cell": ("RNNCell", {"nonlinearity": "relu"}),
 }
 by_layer = pytest.mark.parametrize("name", LAYERS)
 by_cell = pytest.mark.parametrize("name", CELLS)
@@ -52,14 +52,8 @@ SCHEMES = {
 
 def floating(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> nn.Module:
     torch.manual_seed(0)
-    kind, options = LAYERS[name]
+    kind, options = (LAYERS | CELLS)[name]
     return getattr(nn, kind)(FEATURES, HIDDEN, **(options | changes)).to(dtype)
-
-
-def of_cells(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    torch.manual_seed(0)
-    kind, options = CELLS[name]
-    return getattr(nn, kind)(FEATURES, HIDDEN, **options).to(dtype)
 
 
 def ours(module: nn.Module) -> nn.Module:
@@ -77,10 +71,8 @@ def example(module: nn.Module, dtype: torch.dtype = torch.float64, seed: int = 1
 
 
 def packed(module: nn.Module, x: Tensor, enforce_sorted: bool = False) -> PackedSequence:
-    lengths = sorted(LENGTHS, reverse=True) if enforce_sorted else LENGTHS
-    return pack_padded_sequence(
-        x, torch.tensor(lengths), batch_first=module.batch_first, enforce_sorted=enforce_sorted
-    )
+    lengths = torch.tensor(sorted(LENGTHS, reverse=True) if enforce_sorted else LENGTHS)
+    return pack_padded_sequence(x, lengths, module.batch_first, enforce_sorted)
 
 
 def states(module: nn.Module, batch: tuple[int, ...] = (BATCH,)) -> Any:
@@ -107,8 +99,7 @@ def same(module: nn.Module, other: nn.Module, *arguments: Any) -> None:
         outputs = leaves(one(*arguments))
         loss = sum((t * randn(*t.shape, seed=4, dtype=t.dtype)).sum() for t in outputs)
         results.append(outputs + list(torch.autograd.grad(loss, wrt, allow_unused=True)))
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
 @by_layer
@@ -142,7 +133,7 @@ def test_packed_sequences(name: str, is_sorted: bool) -> None:
 
 @by_cell
 def test_cells_are_pytorchs(name: str) -> None:
-    module = of_cells(name)
+    module = floating(name)
     other, x = ours(module), randn(BATCH, FEATURES).requires_grad_()
     h, c = (randn(BATCH, HIDDEN, seed=seed).requires_grad_() for seed in (2, 3))
     is_lstm = isinstance(module, nn.LSTMCell)
@@ -163,10 +154,8 @@ def test_parameters_are_shared_under_pytorchs_names(name: str) -> None:
         assert getattr(other, parameter) is getattr(module, parameter)
     for got, wanted in zip(other.all_weights, module.all_weights, strict=True):
         assert all(a is b for a, b in zip(got, wanted, strict=True))
-    for attribute in (
-        "mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout",
-        "bidirectional", "proj_size",
-    ):  # fmt: skip
+    options = "mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout"
+    for attribute in (*options, "bidirectional", "proj_size"):
         assert getattr(other, attribute) == getattr(module, attribute)
     assert not hasattr(other, "weight_ih_l7") and not hasattr(other, "weight_ih")
     assert hasattr(other, "weight_hr_l0") == (module.proj_size > 0)
@@ -201,32 +190,27 @@ def test_dropout_between_layers(name: str) -> None:
 def test_scripted_exported_and_compiled(name: str) -> None:
     module = ours(floating(name)).eval()
     x, hx = example(module), states(module)
-    wanted = leaves(module(x, hx))
-    found = [torch.compile(module, backend="eager", fullgraph=True)(x, hx)]
-    found.append(torch.jit.script(module)(x, hx))
+    script = torch.jit.script(module)
     with torch.no_grad():
-        found.append(torch.export.export(module, (x, hx)).module()(x, hx))
-    for one in found:
-        for a, b in zip(leaves(one), wanted, strict=True):
-            torch.testing.assert_close(a, b)
-    assert torch.equal(torch.jit.script(module)(x)[0], module(x)[0])
+        exported = torch.export.export(module, (x, hx)).module()
+    for one in (torch.compile(module, backend="eager", fullgraph=True), script, exported):
+        torch.testing.assert_close(leaves(one(x, hx)), leaves(module(x, hx)))
+    assert torch.equal(script(x)[0], module(x)[0])
 
 
 @by_cell
 def test_cells_scripted_and_compiled(name: str) -> None:
-    module, x = ours(of_cells(name)), randn(BATCH, FEATURES)
+    module, x = ours(floating(name)), randn(BATCH, FEATURES)
     wanted = leaves(module(x))
     for one in (torch.compile(module, backend="eager", fullgraph=True), torch.jit.script(module)):
-        for a, b in zip(leaves(one(x)), wanted, strict=True):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(leaves(one(x)), wanted)
 
 
 class Reader(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.layer = ours(floating(name, torch.float32))
-        cell = name.partition("_")[0].replace("rnn", "rnn_relu")
-        self.cell = ours(of_cells(cell, torch.float32))
+        self.cell = ours(floating(name.partition("_")[0] + "_cell", torch.float32))
         self.head = nn.Linear(HIDDEN, FEATURES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -246,8 +230,7 @@ def test_swapped_layers_have_the_bits_of_their_evaluation(name: str, scheme: str
     assert len(report.changed) == products and not report.left_out
     for seed in range(3):
         model(example(model.layer, torch.float32, seed)).square().mean().backward()
-    names = [name for name, p in model.named_parameters() if p.grad is None]
-    assert not names
+    assert not [name for name, p in model.named_parameters() if p.grad is None]
     model.eval()
     wanted = model(x).detach()
     convert_(model)
@@ -336,10 +319,8 @@ def test_attention_is_pytorchs(batch_first: bool, sizes: dict[str, Any]) -> None
             assert (ours is None) == (weights is None)
             if weights is not None:
                 torch.testing.assert_close(ours, weights)
-    got, ours = module(query[0], key[0], value[0])
-    wanted, weights = plain(query[0], key[0], value[0])
-    torch.testing.assert_close(got, wanted)
-    torch.testing.assert_close(ours, weights)
+    first = query[0], key[0], value[0]
+    torch.testing.assert_close(module(*first), plain(*first))
 
 
 def test_attention_drops_in_training_alone() -> None:

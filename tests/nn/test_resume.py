@@ -4,8 +4,9 @@
 A state that comes from a model that was prepared otherwise is refused, by name.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+import contextlib
+import copy
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +17,39 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import baraquant
-from baraquant import W4A8, W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W8A8, QuantConfig, W8A8Static
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
 from tests.support.models.every_layer import Every
-from tests.support.models.training_models import (
-    SCHEMES,
-    activation_configs,
-    weight_configs,
-)
+from tests.support.models.training_models import SCHEMES, activation_configs, weight_configs
+from tests.support.schemes import described
 
 CONFIGS: dict[str, Config] = {
     **SCHEMES,
-    "ternary": QuantConfig(TensorConfig(2, ternary=True), TensorConfig(8, "per_token")),
-    "static weight": QuantConfig(
-        TensorConfig(8, dynamic=False), TensorConfig(8, "per_tensor", dynamic=False)
-    ),
-    "static groups": QuantConfig(
-        TensorConfig(4, "per_group", False, group_size=4, dynamic=False),
-        TensorConfig(8, "per_tensor", False, dynamic=False),
+    "ternary": described("int2 ternary, int8 per_token"),
+    "static weight": described("int8 static, int8 per_tensor static"),
+    "static groups": described(
+        "int4 per_group(4) asymmetric static, int8 per_tensor asymmetric static"
     ),
     "running range": W8A8Static(),
     "factors": W4A8(4),
-    "learned groups": QuantConfig(TensorConfig(4, "per_group", group_size=4, learned=True)),
+    "learned groups": described("int4 per_group(4) learned"),
     "rotated": W8A8(rotate=8),
-    "rounded scales": QuantConfig(TensorConfig(4), scale_dtype="bfloat16"),
+    "rounded scales": described("int4", scale_dtype="bfloat16"),
     "master": W8A8(master="bfloat16"),
     "stochastic": W8A8(backward="int8", rounding="stochastic"),
 }
-
-
-def product() -> dict[str, Config]:
-    """Every kind of weight with every kind of input, as far as they go together."""
-    found = {}
-    for weight in weight_configs((4,)):
-        for activation in activation_configs():
-            try:
-                config = QuantConfig(weight, activation)
-            except (NotImplementedError, ValueError):
-                continue
-            found[str(config)] = config
-    return found
-
-
-PRODUCT = product()
+# Every kind of weight with every kind of input, as far as they go together.
+PRODUCT: dict[str, Config] = {}
+for both in product(weight_configs((4,)), activation_configs()):
+    with contextlib.suppress(NotImplementedError, ValueError):
+        PRODUCT[str(QuantConfig(*both))] = QuantConfig(*both)
+Training = tuple[nn.Module, torch.optim.Optimizer]
 
 
 class Net(nn.Module):
-    """An embedding, a convolution, and linear layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table, self.conv = nn.Embedding(11, 8), nn.Conv1d(8, 8, 3, padding=1)
@@ -80,11 +63,7 @@ class Net(nn.Module):
 
 STEPS = 6
 # Observes at first, then rounds, then freezes its ranges.
-PHASES: dict[int, Callable[[nn.Module], None]] = {
-    0: bnn.disable_fake_quant,
-    2: bnn.enable_fake_quant,
-    4: bnn.disable_observer,
-}
+PHASES = {0: bnn.disable_fake_quant, 2: bnn.enable_fake_quant, 4: bnn.disable_observer}
 
 
 def batch(step: int) -> Tensor:
@@ -97,7 +76,7 @@ def batch(step: int) -> Tensor:
     return torch.cat([index, numbers], -1)
 
 
-def start(config: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
+def start(config: Config) -> Training:
     torch.manual_seed(0)
     model = Net()
     baraquant.qat.prepare_(model, config, progress=False)
@@ -119,24 +98,19 @@ def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> lis
     return outputs
 
 
-def by_file(
-    model: nn.Module, optimizer: torch.optim.Optimizer, fresh: tuple[Any, Any], folder: Path
-) -> None:
-    held = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    state = torch.load(saved(torch.save, held), weights_only=True)
-    for one, key in zip(fresh, ("model", "optimizer"), strict=True):
-        one.load_state_dict(state[key])
+def by_file(trained: Training, fresh: Training, folder: Path) -> None:
+    states = torch.load(saved(torch.save, [one.state_dict() for one in trained]), weights_only=True)
+    for one, state in zip(fresh, states, strict=True):
+        one.load_state_dict(state)
 
 
-def by_distributed_checkpoint(
-    model: nn.Module, optimizer: torch.optim.Optimizer, fresh: tuple[Any, Any], folder: Path
-) -> None:
+def by_distributed_checkpoint(trained: Training, fresh: Training, folder: Path) -> None:
     names = ("model", "optimizer")
-    state = dict(zip(names, get_state_dict(model, optimizer), strict=True))
+    state = dict(zip(names, get_state_dict(*trained), strict=True))
     dcp.save(state, checkpoint_id=folder, no_dist=True)
     state = dict(zip(names, get_state_dict(*fresh), strict=True))
     dcp.load(state, checkpoint_id=folder, no_dist=True)
-    of_model, of_optimizer = state["model"], state["optimizer"]
+    of_model, of_optimizer = state.values()
     set_state_dict(*fresh, model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
@@ -152,46 +126,38 @@ def ended(model: nn.Module) -> dict[str, Any]:
 
 def check(config: Config, stops: tuple[int, ...], resume: Any, folder: Path) -> None:
     """Train once; what another training resumes from each stop gives what that one gives."""
-    model, optimizer = start(config)
-    outputs: list[Tensor] = []
-    resumed = []
+    training, outputs, resumed = start(config), [], []
     for stop, until in pairwise((*stops, STEPS)):
-        outputs += run(model, optimizer, range(len(outputs), stop))
+        outputs += run(*training, range(len(outputs), stop))
         with torch.random.fork_rng():
             fresh = start(config)
-        resume(model, optimizer, fresh, folder)
+        resume(training, fresh, folder)
         resumed.append((stop, fresh, torch.get_rng_state()))
-        outputs += run(model, optimizer, range(stop, until))
-    random, end = torch.get_rng_state(), ended(model)
+        outputs += run(*training, range(stop, until))
+    random, end = torch.get_rng_state(), ended(training[0])
     for stop, fresh, state in resumed:
         torch.set_rng_state(state)
         got: dict[Any, Tensor] = dict(enumerate(run(*fresh, range(stop, STEPS)), stop))
         assert torch.equal(torch.get_rng_state(), random)
         got |= ended(fresh[0])
-        wanted = {**dict(enumerate(outputs[stop:], stop)), **end}
-        assert got.keys() == wanted.keys()
-        for name, tensor in wanted.items():
-            same = torch.equal(got[name].nan_to_num(7.0), tensor.nan_to_num(7.0))
-            assert same and got[name].dtype == tensor.dtype, (stop, name)
+        wanted = dict(enumerate(outputs[stop:], stop)) | end
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 # Each is stopped while it observes, and later.
 PAIRS_OF_STOPS = [(0, 3), (1, 4), (2, 5)]
+# While nothing is rounded, and after that. PyTorch's tools want an optimizer's state of each
+# parameter, and a scale that rounds nothing has none.
+STOPS = [("w8a8", 1), ("static", 1), ("w8a8", 4), ("static", 5), ("learned", 3)]
 
 
 @pytest.mark.parametrize("stops", PAIRS_OF_STOPS)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_bits_of_a_training_that_was_not_stopped(
-    name: str, stops: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_the_bits_of_one_that_was_not(name: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     check(CONFIGS[name], stops, by_file, tmp_path)
 
 
-# While nothing is rounded, and after that. PyTorch's tools want an optimizer's state of each
-# parameter, and a scale that rounds nothing has none.
-@pytest.mark.parametrize(
-    ("name", "stop"), [*(("w8a8", 1), ("static", 1), ("w8a8", 4), ("static", 5), ("learned", 3))]
-)
+@pytest.mark.parametrize(("name", "stop"), STOPS)
 def test_distributed_checkpoints(name: str, stop: int, tmp_path: Path) -> None:
     check(CONFIGS[name], (stop,), by_distributed_checkpoint, tmp_path)
 
@@ -203,39 +169,28 @@ def test_every_configuration(name: str, tmp_path: Path) -> None:
     check(PRODUCT[name], PAIRS_OF_STOPS[list(PRODUCT).index(name) % 3], by_file, tmp_path)
 
 
-def linear(config: Config, training: bool = True) -> nn.Module:
+def linear(config: Config) -> nn.Module:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8))
     baraquant.qat.prepare_(model, config, progress=False)
-    model.train(training)(torch.randn(4, 16))
+    model(torch.randn(4, 16))
     return model
 
 
-INT8, TOKENS = TensorConfig(8), TensorConfig(8, "per_token")
+STATIC, LEARNED = W8A8Static(), described("int8, int8 per_tensor learned")
+GROUPS = [described(f"int4 per_group({size}) static") for size in (4, 8)]
 WEIGHT, INPUT = "0.weight_fake_quant", "0.input_fake_quant"
 OTHERS: dict[str, tuple[Config, Config, str]] = {
-    "asymmetric static": (W8A8Static(symmetric=False), W8A8Static(), INPUT),
-    "symmetric static": (W8A8Static(), W8A8Static(symmetric=False), INPUT),
-    "bits of weights": (W8A8(), QuantConfig(TensorConfig(4), TOKENS), WEIGHT),
-    "bits of inputs": (W8A8(), QuantConfig(INT8, TensorConfig(4, "per_token")), INPUT),
+    "asymmetric static": (W8A8Static(symmetric=False), STATIC, INPUT),
+    "symmetric static": (STATIC, W8A8Static(symmetric=False), INPUT),
+    "bits of weights": (W8A8(), described("int4, int8 per_token"), WEIGHT),
+    "bits of inputs": (W8A8(), described("int8, int4 per_token"), INPUT),
     "group size": (W4A8(4), W4A8(8), WEIGHT),
-    "observed groups": (
-        QuantConfig(TensorConfig(4, "per_group", group_size=4, dynamic=False)),
-        QuantConfig(TensorConfig(4, "per_group", group_size=8, dynamic=False)),
-        WEIGHT,
-    ),
-    "granularity": (W8A8(), QuantConfig(TensorConfig(8, "per_tensor"), TOKENS), WEIGHT),
-    "learned": (
-        QuantConfig(INT8, TensorConfig(8, "per_tensor", learned=True)),
-        W8A8Static(),
-        INPUT,
-    ),
-    "static": (
-        W8A8Static(),
-        QuantConfig(INT8, TensorConfig(8, "per_tensor", learned=True)),
-        INPUT,
-    ),
-    "dynamic": (W8A8(), W8A8Static(), INPUT),
+    "observed groups": (*GROUPS, WEIGHT),
+    "granularity": (W8A8(), described("int8 per_tensor, int8 per_token"), WEIGHT),
+    "learned": (LEARNED, STATIC, INPUT),
+    "static": (STATIC, LEARNED, INPUT),
+    "dynamic": (W8A8(), STATIC, INPUT),
 }
 
 
@@ -244,11 +199,11 @@ def test_a_state_of_another_preparation_is_refused(name: str) -> None:
     source, target, path = OTHERS[name]
     state, model = linear(source).state_dict(), linear(target)
     quantizer = model.get_submodule(path)
-    before = {key: tensor.clone() for key, tensor in quantizer.state_dict().items()}
+    before = copy.deepcopy(quantizer.state_dict())
     for strict in (True, False):
         with pytest.raises(RuntimeError, match=rf"{path}.scheme: .*, but got .*configuration"):
             model.load_state_dict(state, strict=strict)
-        assert all(torch.equal(quantizer.state_dict()[key], t) for key, t in before.items())
+        torch.testing.assert_close(quantizer.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_state_without_the_entries() -> None:
@@ -257,8 +212,7 @@ def test_a_state_without_the_entries() -> None:
         state = linear(config).state_dict()
         left_out = ("scheme", "saw_zeros")
         state = {name: t for name, t in state.items() if not name.endswith(left_out)}
-        model = linear(config)
-        model.load_state_dict(state)
+        linear(config).load_state_dict(state)
 
 
 def test_a_switch_that_a_state_does_not_name() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Linear layers that rotate their inputs: the identity behind it, bits, gradients, state dicts."""
 
+import copy
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -8,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-import baraquant
-from baraquant import QuantConfig, ops, reference
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, W8A8Static, ops, reference
 from baraquant import nn as bnn
 from baraquant.workflow.convert import Converter
 from baraquant.workflow.served import served_linear
@@ -19,19 +20,19 @@ from tests.support.schemes import described
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LAYOUTS = ("linear", "conv1d")
 SCHEMES: dict[str, QuantConfig] = {
-    "w8a8": baraquant.W8A8(rotate=16), "w8a8_asymmetric": baraquant.W8A8(False, rotate=256),
-    "w4a8": baraquant.W4A8(None, rotate=8),
+    "w8a8": W8A8(rotate=16), "w8a8_asymmetric": W8A8(False, rotate=256),
+    "w4a8": W4A8(None, rotate=8),
     "ternary": described("int2 per_tensor ternary, int8 per_token", rotate=16),
-    "static": baraquant.W8A8Static("moving_average", rotate=16),
-    "static_asymmetric": baraquant.W8A8Static("moving_average", False, rotate=4),
+    "static": W8A8Static("moving_average", rotate=16),
+    "static_asymmetric": W8A8Static("moving_average", False, rotate=4),
     "per_tensor": described("int8, int8 per_tensor asymmetric", rotate=16),
-    "w8a16": baraquant.W8A16(rotate=2), "w4a16": baraquant.W4A16(8, rotate=16),
-    "w4a16_asymmetric": baraquant.W4A16(4, False, rotate=8),
-    "w4a8_groups": baraquant.W4A8(8, rotate=16, group_factors=False),
+    "w8a16": W8A16(rotate=2), "w4a16": W4A16(8, rotate=16),
+    "w4a16_asymmetric": W4A16(4, False, rotate=8),
+    "w4a8_groups": W4A8(8, rotate=16, group_factors=False),
     "groups_of_inputs": described("int8, int8 per_group(4)", rotate=16),
     "learned": described("int4 learned, int8 per_tensor learned", rotate=16),
     "observed_weight": described("int8 static, int8 per_token", rotate=16),
-    "bfloat16_scales": baraquant.W8A8(scale_dtype="bfloat16", rotate=16),
+    "bfloat16_scales": W8A8(scale_dtype="bfloat16", rotate=16),
 }  # fmt: skip
 IN, OUT = 48, 10  # the largest block is 16
 
@@ -91,23 +92,20 @@ def test_the_identity_behind_it(block: int, layout: str) -> None:
     x, float_layer = inputs(torch.float64), floating(layout, torch.float64)
     weight = rows_of(float_layer.weight.detach().clone(), layout)
     wanted = nn.functional.linear(x, weight, float_layer.bias)
-    layer = prepared(baraquant.W8A16(rotate=block), layout, torch.float64)
-    h = matrix(block)
+    layer = prepared(W8A16(rotate=block), layout, torch.float64)
+    h, near = matrix(block), {"rtol": 1e-14, "atol": 1e-15}
     torch.testing.assert_close(h @ h, torch.eye(IN, dtype=torch.float64), rtol=0, atol=1e-15)
     stored = rows_of(layer._parameters["weight"].detach(), layout)
-    torch.testing.assert_close(stored, weight @ h, rtol=1e-14, atol=1e-15)
-    layer.apply(baraquant.nn.disable_fake_quant)
+    torch.testing.assert_close(stored, weight @ h, **near)
+    layer.apply(bnn.disable_fake_quant)
     torch.testing.assert_close(layer(x), wanted, rtol=1e-12, atol=1e-12)
-    read = rows_of(layer.weight.detach(), layout)
-    torch.testing.assert_close(read, weight, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(rows_of(layer.weight.detach(), layout), weight, **near)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_converted_layer_has_the_bits_of_evaluation(
-    scheme: str, dtype: torch.dtype, layout: str
-) -> None:
+def test_it_is_served_as_it_is_evaluated(scheme: str, dtype: torch.dtype, layout: str) -> None:
     layer = prepared(SCHEMES[scheme], layout, dtype).eval()
     served = converted(layer)
     assert served.rotate == layer.rotate == layer.config.rotate > 1
@@ -123,17 +121,13 @@ def test_the_converted_layer_has_the_bits_of_evaluation(
 @pytest.mark.parametrize("bits", [(8, 8), (4, 8), (3, 2)])  # of the weight and of the input
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_numbers_are_the_contracts(
-    dtype: torch.dtype, symmetric: bool, bits: tuple[int, int]
-) -> None:
+def test_the_numbers_are_the_contracts(dtype: torch.dtype, symmetric: bool, bits: Any) -> None:
     """Rotate, quantize, multiply: by the reference in plain PyTorch, from the float layer."""
     float_layer, x = floating(dtype=dtype), inputs(dtype)
-    weight = reference.hadamard(float_layer.weight.detach(), 16)
-    of_weight, of_input = ((-(1 << n - 1), (1 << n - 1) - 1) for n in bits)
+    weight, rows = (reference.hadamard(t, 16) for t in (float_layer.weight.detach(), x))
+    of_weight, ends = ((-(1 << n - 1), (1 << n - 1) - 1) for n in bits)
     qweight, weight_scale, _ = reference.dynamic_range_quantize_per_channel(weight, 0, *of_weight)
-    q, scale, zero = reference.dynamic_range_quantize_per_token(
-        reference.hadamard(x, 16), *of_input, symmetric=symmetric
-    )
+    q, scale, zero = reference.dynamic_range_quantize_per_token(rows, *ends, symmetric=symmetric)
     wanted = reference.int8_linear(
         q, qweight, scale, weight_scale, float_layer.bias.detach(),
         input_zero_point=None if symmetric else zero, dtype=dtype,
@@ -149,14 +143,14 @@ def test_the_numbers_are_the_contracts(
 
 def composed(layer: Any, x: Tensor, weight: Tensor, layout: str) -> Tensor:
     """The layer in float64 operations that autograd knows, straight through every rounding."""
-    h = matrix(layer.rotate)
-    rows, stored = x @ h, weight  # the parameter is in the rotated basis
 
     def through(values: Tensor, rounded: Tensor) -> Tensor:
         return values + (rounded - values).detach()
 
+    rows = x @ matrix(layer.rotate)
     rows = through(rows, layer.rounded_input(rows.detach()))
-    stored = through(stored, rows_of(layer.fake_quantized_weight().detach(), layout))
+    # The parameter is in the rotated basis.
+    stored = through(weight, rows_of(layer.fake_quantized_weight().detach(), layout))
     return nn.functional.linear(rows, stored, layer.bias)
 
 
@@ -185,7 +179,7 @@ def test_gradients_are_those_of_the_composed_operations(scheme: str, layout: str
 def test_reading_the_weight() -> None:
     """It is the float layer's, in training and after it; a write is an error, never lost."""
     wanted = floating().weight.detach().clone()
-    layer = prepared(baraquant.W8A8(rotate=16))
+    layer = prepared(W8A8(rotate=16))
     parameter = layer._parameters["weight"]
     assert not torch.allclose(parameter, wanted, atol=1e-3)
     for training in (True, False):
@@ -209,14 +203,14 @@ def test_reading_the_weight() -> None:
 def test_tools_that_compute_the_weight() -> None:
     """They would read the weight before the rotation, and write it as if it were rotated."""
     text = "FakeQuantizedLinear: expected the rotated weight to be a parameter.*without rotate"
-    with pytest.raises(RuntimeError, match=text):
-        parametrize.register_parametrization(prepared(SCHEMES["w8a8"]), "weight", nn.Identity())
-    with pytest.raises(RuntimeError, match=text):
-        torch.nn.utils.parametrizations.weight_norm(prepared(SCHEMES["w8a8"]))
-    with pytest.raises(RuntimeError, match=text):
-        layer = torch.nn.utils.weight_norm(prepared(SCHEMES["w8a8"]))
-        layer(inputs())
     layer = prepared(SCHEMES["w8a8"])
+    for tool in (
+        lambda one: parametrize.register_parametrization(one, "weight", nn.Identity()),
+        torch.nn.utils.parametrizations.weight_norm,
+        lambda one: torch.nn.utils.weight_norm(one)(inputs()),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            tool(copy.deepcopy(layer))
     parameters = dict(layer.named_parameters())
     assert torch.equal(torch.func.functional_call(layer, parameters, inputs()), layer(inputs()))
 
@@ -225,23 +219,18 @@ def test_tools_that_compute_the_weight() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_state_dict_of_another_basis_is_refused(strict: bool) -> None:
     """Both ways, also where a file format holds nothing but names and tensors."""
-    rotated, plain = prepared(baraquant.W8A8(rotate=16)), prepared(baraquant.W8A8())
-    other = prepared(baraquant.W8A8(rotate=8))
+    layers = {block: prepared(W8A8(rotate=block)) for block in (16, None, 8)}
+    rotated, plain = layers[16], layers[None]
     assert list(without_switches(rotated.state_dict())) == ["weight", "bias", "rotation"]
     assert list(without_switches(plain.state_dict())) == ["weight", "bias"]
-    fresh = bnn.FakeQuantizedLinear(IN, OUT, config=baraquant.W8A8(rotate=16))
+    fresh = bnn.FakeQuantizedLinear(IN, OUT, config=W8A8(rotate=16))
     fresh.load_state_dict(dict(rotated.state_dict()), strict=strict)
     assert torch.equal(fresh(inputs()), rotated(inputs()))
-    words = {id(rotated): "rotate=16", id(plain): "rotate=None", id(other): "rotate=8"}
-    for target in (rotated, plain, other):
-        for source in (rotated, plain, other):
-            if source is target:
-                continue
-            text = rf"with {words[id(target)]}, as the layer has, but got one with "
-            text += words[id(source)]
-            for state in (source.state_dict(), dict(source.state_dict())):
-                with pytest.raises(RuntimeError, match=text):
-                    target.load_state_dict(state, strict=strict)
+    for (block, target), (other, source) in permutations(layers.items(), 2):
+        for state in (source.state_dict(), dict(source.state_dict())):
+            text = f"with rotate={block}, as the layer has, but got one with rotate={other}"
+            with pytest.raises(RuntimeError, match=text):
+                target.load_state_dict(state, strict=strict)
     text = "expected a weight with rotate=16, .*load floating weights before baraquant.qat.prepare_"
     with pytest.raises(RuntimeError, match=text):
         rotated.load_state_dict(floating().state_dict(), strict=strict)
@@ -255,25 +244,24 @@ def test_a_state_dict_of_another_basis_is_refused(strict: bool) -> None:
 @pytest.mark.parametrize("scheme", ["w8a8", "static", "w4a16"])
 def test_integers_of_another_basis_are_refused(scheme: str) -> None:
     config = SCHEMES[scheme]
-    rotated = converted(prepared(config))
+    rotated, again = (converted(prepared(config)) for _ in range(2))
     plain = converted(prepared(config.with_rotation(0)))
-    again = converted(prepared(config))
     again.load_state_dict(rotated.state_dict())
     assert torch.equal(again(inputs()), rotated(inputs()))
-    with pytest.raises(RuntimeError, match=r"rotate=None, as the layer has, but got.*rotate=16"):
-        plain.load_state_dict(rotated.state_dict())
-    with pytest.raises(RuntimeError, match=r"rotate=16, as the layer has, but got.*rotate=None"):
-        rotated.load_state_dict(plain.state_dict())
+    for target, own, source, other in ((plain, None, rotated, 16), (rotated, 16, plain, None)):
+        text = f"rotate={own}, as the layer has, but got.*rotate={other}"
+        with pytest.raises(RuntimeError, match=text):
+            target.load_state_dict(source.state_dict())
 
 
 @pytest.mark.exhaustive
 def test_a_layer_that_is_built_is_the_float_layer_of_its_seed() -> None:
     torch.manual_seed(3)
-    layer = bnn.FakeQuantizedLinear(IN, OUT, config=baraquant.W8A8(rotate=16), dtype=torch.float64)
+    layer = bnn.FakeQuantizedLinear(IN, OUT, config=W8A8(rotate=16), dtype=torch.float64)
     torch.manual_seed(3)
     wanted = nn.Linear(IN, OUT, dtype=torch.float64)
     torch.testing.assert_close(layer.weight.detach().clone(), wanted.weight.detach())
-    odd = bnn.FakeQuantizedLinear(7, 3, config=baraquant.W8A8(rotate=16))
+    odd = bnn.FakeQuantizedLinear(7, 3, config=W8A8(rotate=16))
     assert odd.rotate == 0 and "rotation" not in odd.state_dict() and "rotate" not in str(odd)
 
 
@@ -281,7 +269,7 @@ def test_a_layer_that_is_built_is_the_float_layer_of_its_seed() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_weight_is_rounded_once(dtype: torch.dtype) -> None:
     weight = floating(dtype=dtype).weight.detach().clone()
-    layer = prepared(baraquant.W8A8(rotate=16), dtype=dtype)
+    layer = prepared(W8A8(rotate=16), dtype=dtype)
     wide = weight.double() @ matrix(16)
     error = (layer._parameters["weight"].double() - wide).abs()
     half_a_step = torch.finfo(dtype).eps / 2 * wide.abs() * 1.0001

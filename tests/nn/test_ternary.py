@@ -18,13 +18,8 @@ from tests.support.bits import assert_same_bits
 from tests.support.models.training_models import train
 from tests.support.schemes import described
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-by_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=cases.name_of)
-SIZES: dict[str, dict[str, Any]] = {
-    "per_tensor": {},
-    "per_channel": {"axis": 0},
-    "per_group": {"group_size": 16},
-}
+by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+SIZES: Any = {"per_tensor": {}, "per_channel": {"axis": 0}, "per_group": {"group_size": 16}}
 by_granularity = pytest.mark.parametrize("granularity", SIZES)
 INPUTS = {
     "dynamic": ", int8 per_token", "asymmetric": ", int8 per_token asymmetric",
@@ -46,8 +41,8 @@ def values(dtype: torch.dtype, device: str = "cpu") -> Tensor:
 
 
 def rows_of(x: Tensor, granularity: str) -> Tensor:
-    return x.reshape({"per_tensor": 1, "per_channel": len(x)}.get(granularity, -1), -1 if
-        granularity != "per_group" else 16)  # fmt: skip
+    shapes = {"per_tensor": (1, -1), "per_channel": (len(x), -1), "per_group": (-1, 16)}
+    return x.reshape(shapes[granularity])
 
 
 def mean_of(row: Any) -> Any:

@@ -3,7 +3,6 @@
 
 import copy
 import operator
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -15,43 +14,27 @@ from torch.optim.swa_utils import AveragedModel
 
 from baraquant import W8A8
 from baraquant.qat import prepare_
-from tests.nn.test_quantizer_modules import saved
-from tests.support.models.one_layer import (
-    AFTERWARDS,
-    LAYERS,
-    PAIRS,
-    converted,
-    holder,
-    inputs,
-    quantized,
-    served,
-    trained,
-)
+from tests.nn.test_quantizer_modules import copies
+from tests.support.models import one_layer
+from tests.support.models.one_layer import PAIRS, converted, holder, inputs, served, trained
 
-SHAPES = {
-    "linear": (8, 16), "linear_no_bias": (8, 16), "conv1d": (8, 4, 3), "conv2d": (8, 2, 1, 3),
-    "embedding": (12, 16),
-}  # fmt: skip
-LEARNED = ("learned", "learned_asymmetric")
-
-
-def weight_of(layer: str, scheme: str, **more) -> Tensor:
-    return served(layer, scheme, **more).child.weight
+LAYERS, LEARNED = one_layer.LAYERS, ("learned", "learned_asymmetric")
+READ = [("linear", "w8a8"), ("linear", "static"), ("linear_no_bias", "w4_group")]
+READ += [("conv1d", "w8a8"), ("conv2d", "w8_asymmetric"), ("embedding", "w8a8")]
+READ += [("embedding", "w3_group_asymmetric")]
 
 
 @pytest.mark.parametrize(("layer", "scheme"), PAIRS)
 def test_metadata(layer: str, scheme: str) -> None:
-    child = served(layer, scheme).child
+    child, plain = served(layer, scheme).child, holder(layer).child.weight.detach()
     weight = child.weight
-    assert isinstance(weight, Tensor)
-    assert weight.dtype == torch.float32 and weight.shape == SHAPES[layer]
-    assert weight.size(0) == SHAPES[layer][0] and weight.dim() == weight.ndim == len(SHAPES[layer])
-    assert weight.numel() == torch.Size(SHAPES[layer]).numel() and len(weight) == SHAPES[layer][0]
-    assert weight.device.type == "cpu" and not weight.is_cuda and not weight.is_meta
-    assert weight.is_floating_point() and weight.layout == torch.strided and weight.is_contiguous()
-    assert weight.element_size() == 4 and weight.itemsize == 4
-    assert weight.nbytes == 4 * weight.numel()
-    assert not weight.requires_grad and weight.grad is None and weight.is_leaf
+    assert isinstance(weight, Tensor) and not weight.requires_grad and weight.dtype == torch.float32
+    names = "shape", "ndim", "device", "is_cuda", "is_meta", "layout", "itemsize", "nbytes"
+    for name in (*names, "grad", "is_leaf"):
+        assert getattr(weight, name) == getattr(plain, name), name
+    for name in ("size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous"):
+        assert getattr(weight, name)() == getattr(plain, name)(), name
+    assert weight.size(0) == len(plain) and weight.element_size() == 4
     assert child.qweight.dtype == torch.int8 and child.qweight.shape == weight.shape
     assert {"qweight", "packed"} & child._parameters.keys() and "tensor" in repr(weight).lower()
     assert "weight" not in dict(child.named_parameters()) and "weight" not in child.state_dict()
@@ -76,7 +59,7 @@ def test_weight_only_layers_compute_with_it(layer: str, scheme: str) -> None:
         assert same(child(x), wanted)
 
 
-@pytest.mark.parametrize("scheme", AFTERWARDS)
+@pytest.mark.parametrize("scheme", one_layer.AFTERWARDS)
 def test_after_quantize(scheme: str) -> None:
     """Also where SmoothQuant moved outliers into the weight: what is read is the layer's weight.
 
@@ -85,7 +68,7 @@ def test_after_quantize(scheme: str) -> None:
     float_model, x = holder("linear"), inputs("linear")
     x[:, 3] *= 40
     wanted = float_model.child.weight.detach().clone()
-    model = quantized(copy.deepcopy(float_model), scheme, x)
+    model = one_layer.quantized(copy.deepcopy(float_model), scheme, x)
     weight = model.child.weight
     assert weight.dtype == torch.float32
     assert (weight - wanted).norm() < 0.05 * wanted.norm()
@@ -143,17 +126,10 @@ def plain(value: object) -> object:
 
 
 @pytest.mark.parametrize("read", READS)
-@pytest.mark.parametrize(
-    ("layer", "scheme"),
-    [
-        ("linear", "w8a8"), ("linear", "static"), ("linear_no_bias", "w4_group"),
-        ("conv1d", "w8a8"), ("conv2d", "w8_asymmetric"), ("embedding", "w8a8"),
-        ("embedding", "w3_group_asymmetric"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("layer", "scheme"), READ)
 def test_every_way_of_reading(layer: str, scheme: str, read: str) -> None:
     """Any function of `layer.weight` is that of the plain numbers: value, type and dtype."""
-    weight = weight_of(layer, scheme)
+    weight = served(layer, scheme).child.weight
     numbers = torch.tensor(weight.tolist())
     other = torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
     got, wanted = plain(READS[read](weight, other)), plain(READS[read](numbers, other))
@@ -205,15 +181,9 @@ def test_assigning_another_weight_is_refused(layer: str) -> None:
 
 @pytest.mark.parametrize(("layer", "scheme"), [("linear", "static"), ("embedding", "w4_group")])
 def test_copies_of_the_view_are_plain_numbers(layer: str, scheme: str) -> None:
-    weight = weight_of(layer, scheme)
+    weight = served(layer, scheme).child.weight
     numbers = torch.tensor(weight.tolist())
-    file = saved(torch.save, weight)
-    for copied in (
-        copy.deepcopy(weight),
-        copy.copy(weight),
-        pickle.loads(pickle.dumps(weight)),
-        torch.load(file, weights_only=False),
-    ):
+    for copied in (copy.copy(weight), *copies(weight)):
         assert isinstance(copied, Tensor) and torch.equal(copied, numbers)
 
 
@@ -330,13 +300,7 @@ def test_tying_to_a_weight_that_is_read(mode: bool) -> None:
 def test_copies_of_a_prepared_model(layer: str, scheme: str) -> None:
     model, x = trained(layer, scheme), inputs(layer)
     wanted, weight = model(x).detach(), model.child.weight.detach().clone()
-    file = saved(torch.save, model)
-    for copied in (
-        copy.deepcopy(model),
-        pickle.loads(pickle.dumps(model)),
-        torch.load(file, weights_only=False),
-        AveragedModel(model).module,
-    ):
+    for copied in (*copies(model), AveragedModel(model).module):
         assert torch.equal(copied(x), wanted) and torch.equal(copied.child.weight, weight)
         assert parameter_of(copied) is not parameter_of(model)
         with torch.no_grad():

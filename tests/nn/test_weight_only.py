@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers of floating arithmetic: the linear one whose weights take half a byte each.
+"""Layers of floating arithmetic: the linear one whose weights take half a byte each; embeddings.
 
 Those that dequantize their weight keep integers alone for the backward pass, and compute in the
 dtype of the input, where their bias has another.
@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import baraquant
-from baraquant import W4A16, ops
+from baraquant import W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, load_, ops, quantize_, save
 from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted
 from baraquant.workflow.serialization.disk import open_file
 from baraquant.workflow.serialization.tensor_file import read_header
 from tests.nn.test_quantizer_modules import saved
 from tests.support import cases
+from tests.support.models.training_models import data, weight_configs
 from tests.support.saved_tensors import saved_tensors, storages
 from tests.support.schemes import described
 
@@ -30,33 +31,24 @@ N, K = 12, 48
 
 def integers(columns: int, bits: int = 4) -> Tensor:
     high = 1 << (bits - 1)
-    values = torch.randint(-high, high, (N, columns), generator=cases.generator(1))
-    return values.to(torch.int8)
+    return torch.randint(-high, high, (N, columns), generator=cases.generator(1)).to(torch.int8)
 
 
-def layer(
-    columns: int = K,
-    group_size: int | None = None,
-    zero: bool = False,
-    dtype: torch.dtype = torch.float32,
-    **options: Any,
-) -> bnn.WeightOnlyInt4Linear:
+def layer(columns: int = K, group_size: int | None = None, **options: Any) -> Any:
     torch.manual_seed(5)
-    bits = options.get("weight_bits", 4)
+    bits, dtype = options.get("weight_bits", 4), options.setdefault("dtype", torch.float32)
     shape = (N,) if group_size is None else (N, -(-columns // group_size))
     scale = torch.rand(shape, dtype=torch.promote_types(dtype, torch.float32)) + 0.5
-    return bnn.WeightOnlyInt4Linear(
-        ops.pack_int4(integers(columns, bits)), scale, options.pop("bias",
-        torch.randn(N).to(dtype)), in_features=columns, weight_zero_point=torch.randint(-2, 2,
-        shape) if zero else None, group_size=group_size, dtype=dtype, **options,
-    )  # fmt: skip
+    bias = options.pop("bias", torch.randn(N).to(dtype))
+    zeros = torch.randint(-2, 2, shape) if options.pop("zero", False) else None
+    more = {"in_features": columns, "group_size": group_size, "weight_zero_point": zeros} | options
+    return bnn.WeightOnlyInt4Linear(ops.pack_int4(integers(columns, bits)), scale, bias, **more)
 
 
+TOKENS = {"mode": "dynamic", "granularity": "per_token", "symmetric": False}
 ROUNDERS: dict[str, Any] = {
     "float": lambda scale: None,
-    "tokens": lambda scale: bnn.FakeQuantize(
-        mode="dynamic", granularity="per_token", symmetric=False
-    ),
+    "tokens": lambda scale: bnn.FakeQuantize(**TOKENS),
     "fixed": lambda scale: bnn.FakeQuantize(scale, 3, quant_min=-128, quant_max=127),
 }
 CASES: dict[str, dict[str, Any]] = {
@@ -75,15 +67,10 @@ CASES: dict[str, dict[str, Any]] = {
 by_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-# --- numbers -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 @by_case
 @pytest.mark.parametrize("rounds", ROUNDERS)
-def test_it_has_the_bits_of_the_layer_of_int8(
-    case: dict[str, Any], dtype: torch.dtype, rounds: str
-) -> None:
+def test_it_has_the_bits_of_int8(case: dict[str, Any], dtype: torch.dtype, rounds: str) -> None:
     scale = torch.tensor(0.05, dtype=torch.promote_types(dtype, torch.float32))
     one = layer(**case, dtype=dtype, input_fake_quant=ROUNDERS[rounds](scale))
     same = one.as_int8()
@@ -114,21 +101,15 @@ def test_reading_the_weight_takes_no_memory() -> None:
         one.qweight = one.qweight
 
 
-# --- state dicts and copies ----------------------------------------------------------------------
-
-
 @by_case
 def test_a_state_dict_of_int8_is_packed(case: dict[str, Any]) -> None:
-    one, other = layer(**case), nn.Sequential(layer(**case))
-    other[0].packed.zero_()
-    other.load_state_dict({f"0.{name}": t for name, t in one.as_int8().state_dict().items()})
-    assert torch.equal(other[0].packed, one.packed)
-    other[0].packed.zero_()
-    empty = nn.Sequential(copy.deepcopy(one).to("meta"))
-    empty.load_state_dict(
-        {f"0.{name}": t for name, t in one.as_int8().state_dict().items()}, assign=True
-    )
-    assert torch.equal(empty[0].packed, one.packed)
+    one = layer(**case)
+    for assign in (False, True):
+        other = nn.Sequential(copy.deepcopy(one).to("meta") if assign else layer(**case))
+        other[0].packed.zero_()
+        state = {f"0.{name}": t for name, t in one.as_int8().state_dict().items()}
+        other.load_state_dict(state, assign=assign)
+        assert torch.equal(other[0].packed, one.packed)
 
 
 BAD_STATES: dict[str, tuple[Any, str]] = {
@@ -146,9 +127,6 @@ def test_state_dicts_that_are_refused(value: Any, words: str) -> None:
     with pytest.raises(RuntimeError, match=f"qweight: .*{words}"):
         one.load_state_dict(state)
     assert torch.equal(one.qweight, integers(K))
-
-
-# --- programs ------------------------------------------------------------------------------------
 
 
 @by_case
@@ -186,27 +164,24 @@ def test_compiled_and_exported(name: str) -> None:
             assert torch.equal(got, right)
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bits", (2, 3, 4))
 @pytest.mark.parametrize("columns", (K, 33))
 def test_files(bits: int, columns: int, tmp_path: Path) -> None:
     one = layer(columns, weight_bits=bits)
     model, path = nn.Sequential(one), tmp_path / "model.safetensors"
-    baraquant.save(model, path)
+    save(model, path)
     with open_file(path) as file:
         entry = read_header(file).tensors["0.packed"]
     bytes_ = N * -(-columns // 2) if bits == 4 else -(-N * columns * bits // 8)
     assert entry.end - entry.begin == bytes_ and entry.dtype == torch.uint8
-    loaded = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    loaded = load_(nn.Sequential(nn.Linear(columns, N)), path)
     assert type(loaded[0]) is bnn.WeightOnlyInt4Linear and loaded[0].weight_bits == bits
     assert torch.equal(loaded[0].packed, one.packed)
-    again = baraquant.load_(nn.Sequential(layer(columns, weight_bits=bits)), path)
+    again = load_(nn.Sequential(layer(columns, weight_bits=bits)), path)
     x = torch.randn(2, columns)
     assert torch.equal(loaded(x), model(x)) and torch.equal(again(x), model(x))
-    baraquant.save(nn.Sequential(one.as_int8()), path)
-    old = baraquant.load_(nn.Sequential(nn.Linear(columns, N)), path)
+    save(nn.Sequential(one.as_int8()), path)
+    old = load_(nn.Sequential(nn.Linear(columns, N)), path)
     assert type(old[0]) is bnn.WeightOnlyLinear and torch.equal(old(x), model(x))
 
 
@@ -214,10 +189,7 @@ def test_numbers_that_are_too_wide_are_refused(tmp_path: Path) -> None:
     model = nn.Sequential(layer(weight_bits=3))
     model[0].packed[0, 0] = 0xF8
     with pytest.raises(ValueError, match=r"0: packed: expected integers in \[-4, 3\].*to 7"):
-        baraquant.save(model, tmp_path / "model.safetensors")
-
-
-# --- tied weights --------------------------------------------------------------------------------
+        save(model, tmp_path / "model.safetensors")
 
 
 class Tied(nn.Module):
@@ -232,7 +204,7 @@ class Tied(nn.Module):
 
 def test_tied_layers_share_one_tensor() -> None:
     model = Tied().eval()
-    baraquant.quantize_(model, W4A16(16))
+    quantize_(model, W4A16(16))
     assert type(model.table) is bnn.QuantizedEmbedding and type(model.head) is bnn.WeightOnlyLinear
     assert model.head.qweight is model.table.qweight
     assert type(model.one) is type(model.other) is bnn.WeightOnlyInt4Linear
@@ -240,21 +212,18 @@ def test_tied_layers_share_one_tensor() -> None:
     assert moved.one.packed is moved.other.packed
 
 
-@pytest.mark.parametrize("rule", ({"table": None}, {"table": baraquant.W8A16()}), ids=str)
-def test_a_weight_that_nobody_holds_as_int8_is_packed(rule: dict[str, Any]) -> None:
+def test_a_weight_that_nobody_holds_as_int8_is_packed() -> None:
     model = Tied()
-    if rule["table"] is None:
-        model.table.weight = nn.Parameter(model.table.weight.detach().clone())
-        baraquant.quantize_(model, rule | {"*": W4A16(16)})
-        assert type(model.head) is bnn.WeightOnlyInt4Linear
-    else:
-        with pytest.raises(ValueError, match="table"):
-            baraquant.quantize_(model, rule | {"*": W4A16(16)})
+    with pytest.raises(ValueError, match="table"):
+        quantize_(model, {"table": W8A16(), "*": W4A16(16)})
+    model.table.weight = nn.Parameter(model.table.weight.detach().clone())
+    quantize_(model, {"table": None, "*": W4A16(16)})
+    assert type(model.head) is bnn.WeightOnlyInt4Linear
 
 
 # --- what is kept for the backward pass -----------------------------------------------------------
 
-SCHEMES = {"8 bits": baraquant.W8A16(), "4 bits in groups": W4A16(4, symmetric=False)}
+SCHEMES = {"8 bits": W8A16(), "4 bits in groups": W4A16(4, symmetric=False)}
 LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(16, 24), (2, 3, 16)),
     "conv": (lambda: nn.Conv2d(8, 12, 3, padding=1, padding_mode="reflect"), (2, 8, 6, 6)),
@@ -265,13 +234,11 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
-def layer_and_input(
-    name: str, scheme: str = "8 bits", dtype: torch.dtype = torch.float32
-) -> tuple[Any, Tensor]:
+def layer_and_input(name: str, scheme: str = "8 bits", dtype: Any = torch.float32) -> Any:
     torch.manual_seed(0)
     make, shape = LAYERS[name]
     model = nn.Sequential(make()).to(dtype)
-    baraquant.quantize_(model, SCHEMES[scheme], progress=False)
+    quantize_(model, SCHEMES[scheme], progress=False)
     assert is_converted(model[0])
     return model[0], torch.randn(shape, dtype=dtype).requires_grad_()
 
@@ -378,8 +345,8 @@ def test_a_linear_layer_keeps_its_integers() -> None:
 # --- a bias of another dtype than the input ------------------------------------------------------
 
 ALL_SCHEMES = {
-    **SCHEMES, "int8": baraquant.W8A8(), "int8 per tensor": described("int8, int8 per_tensor"),
-    "int8 static": baraquant.W8A8Static(), "smoothed": baraquant.SmoothQuant(),
+    **SCHEMES, "int8": W8A8(), "int8 per tensor": described("int8, int8 per_tensor"),
+    "int8 static": W8A8Static(), "smoothed": SmoothQuant(),
 }  # fmt: skip
 
 
@@ -391,10 +358,60 @@ def test_a_bfloat16_layer_takes_float32(scheme: str, bias: bool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24, bias=bias)).bfloat16()
     data = [torch.randn(32, 16).bfloat16()]
-    baraquant.quantize_(model, ALL_SCHEMES[scheme], calibration=data, progress=False)
+    quantize_(model, ALL_SCHEMES[scheme], calibration=data, progress=False)
     x = torch.randn(5, 16)
     wide = copy.deepcopy(model).float()
     got, wanted = model(x), wide(x)
     assert got.dtype == torch.float32 and torch.equal(got, wanted)
     with torch.autocast("cpu", torch.bfloat16):
         assert model(x).isfinite().all()
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+
+ROWS = torch.tensor([[1, 3, 3], [0, 8, 2]])
+
+
+@pytest.mark.parametrize("zero", [False, True], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("groups", [False, True], ids=["rows", "groups"])
+@pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
+def test_rows(zero: bool, groups: bool, dtype: torch.dtype, device: str) -> None:
+    weight = torch.randint(-8, 8, (9, 8), generator=cases.generator(0)).to(torch.int8)
+    scale = torch.rand((9, 2) if groups else 9, generator=cases.generator(1)) + 0.1
+    zeros = torch.arange(scale.numel()).reshape(scale.shape) % 5 - 2 if zero else None
+    options = {"weight_zero_point": zeros, "group_size": 4 if groups else None, "dtype": dtype}
+    module, index = bnn.QuantizedEmbedding(weight, scale, **options).to(device), ROWS.to(device)
+    rows = module(index)
+    assert rows.shape == (2, 3, 8) and rows.dtype == dtype
+    args = module.qweight, module.weight_scale, module.weight_zero_point
+    if groups:
+        whole = ops.dequantize_per_group(*args, 4, 1, dtype=dtype)
+    else:
+        whole = ops.dequantize_per_channel(*args, 0, dtype=dtype)
+    assert torch.equal(rows, whole[index])
+    assert torch.equal(module.weight + 0, whole)
+    assert module(index[:0]).shape == (0, 3, 8) and torch.equal(module(index[0, 0]), whole[1])
+    if device == "cpu":
+        with pytest.raises(IndexError):
+            module(torch.tensor([9]))
+
+
+@pytest.mark.parametrize("weight", weight_configs((4,)), ids=str)
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_embedding_in_training(weight: Any, sparse: bool) -> None:
+    """Values and gradients are those of a whole table that is fake-quantized."""
+    torch.manual_seed(0)
+    plain = nn.Embedding(9, 8, padding_idx=3, sparse=sparse)
+    module = bnn.FakeQuantizedEmbedding.from_float(plain, described(str(weight)))
+    assert module.weight is plain.weight
+    if sparse and not module.rounds_rows:
+        pytest.skip("a table that is rounded as a whole has a dense gradient")
+    grad = data(2, 3, 8)
+    module(ROWS).backward(grad)
+    got = module.weight.grad.to_dense()
+    whole = copy.deepcopy(module.fake_quantized_weight().detach()).requires_grad_()
+    assert torch.equal(module(ROWS), F.embedding(ROWS, whole, 3))
+    F.embedding(ROWS, whole, 3).backward(grad)
+    if weight.symmetric and weight.dynamic:
+        torch.testing.assert_close(got, whole.grad)
+    assert not got[[3, 4, 5, 6, 7]].any() and got[[0, 1, 2, 8]].any(1).all()

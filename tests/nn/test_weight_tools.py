@@ -15,22 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import baraquant
-from baraquant import W8A8
+from baraquant import W4A8, W4A16, W8A8, quantize_
 from baraquant.qat import convert_, prepare_
 from tests.nn.test_quantizer_modules import saved
-from tests.support.models.one_layer import (
-    AFTERWARDS,
-    PAIRS,
-    TRAINED,
-    converted,
-    holder,
-    inputs,
-    prepared,
-    quantized,
-    served,
-    trained,
-)
+from tests.support.models import one_layer
+from tests.support.models.one_layer import PAIRS, TRAINED, converted, inputs, prepared, trained
 from tests.support.optional_packages import package
 from tests.support.schemes import described
 
@@ -69,9 +58,7 @@ class Kernel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         window = F.pad(x, (0, 0, 2, 0)).unfold(0, 3, 1)
         kernel = self.c.weight.squeeze(1)
-        bias = self.c.bias
-        assert bias is not None
-        return self.p(((window * kernel).sum(-1) + bias).to(x.dtype))
+        return self.p(((window * kernel).sum(-1) + self.c.bias).to(x.dtype))
 
 
 class Convolved(nn.Module):
@@ -86,21 +73,14 @@ class Convolved(nn.Module):
         return self.h(self.c(image).flatten(1))
 
 
-PARENTS: dict[str, type[nn.Module]] = {
-    "functional": Functional,
-    "rows": Rows,
-    "kernel": Kernel,
-    "convolved": Convolved,
-}
-
-
+PARENTS = {"functional": Functional, "rows": Rows, "kernel": Kernel, "convolved": Convolved}
 # The layers that a parent reads, and never calls.
 ONLY_READ = {"functional": "a", "kernel": "c"}
 
 
-def parent(name: str, **more: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return PARENTS[name]().to(**more).eval() if more else PARENTS[name]().eval()
+def parent(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return PARENTS[name]().eval()
 
 
 X = inputs("linear", seed=9)
@@ -204,7 +184,7 @@ def test_scripted(name: str, scheme: str) -> None:
 @pytest.mark.parametrize("layer", ["linear", "embedding", "conv1d"])
 def test_vmap(layer: str) -> None:
     """Over rows of the weight, and over inputs of a parent that computes with it."""
-    child = served(layer, "w8a8").child
+    child = one_layer.served(layer, "w8a8").child
     rows = torch.tensor([0, 3, 5])
     got = torch.vmap(lambda i: child.weight.index_select(0, i[None])[0])(rows)
     assert torch.equal(got, child.weight[rows])
@@ -220,8 +200,7 @@ def test_vmap(layer: str) -> None:
 def test_functional_call(name: str) -> None:
     """`torch.func.functional_call` with the state of another model takes its integers."""
     model = converted(prepared(parent(name), "w8a8", X))
-    torch.manual_seed(1)
-    other = converted(prepared(PARENTS[name]().eval(), "w8a8", X))
+    other = converted(prepared(parent(name, seed=1), "w8a8", X))
     state = {n: t.detach() for n, t in other.state_dict().items()}
     got = torch.func.functional_call(model, state, (X,))
     assert torch.equal(got, other(X)) and not torch.equal(got, model(X))
@@ -229,7 +208,7 @@ def test_functional_call(name: str) -> None:
 
 def test_the_gradient_of_a_reading_parent_reaches_the_input() -> None:
     """`F.linear(x, child.weight)` of a served child: dx = dy @ W, of the numbers it reads."""
-    child = served("linear", "w8a8").child
+    child = one_layer.served("linear", "w8a8").child
     x = inputs("linear").requires_grad_()
     dy = torch.randn(5, 8)
     F.linear(x, child.weight, child.bias).backward(dy)
@@ -270,9 +249,10 @@ def test_a_product_with_a_served_weight(layer: str, scheme: str, product: str) -
     assert torch.equal(model.child.qweight, integers)
 
 
-@pytest.mark.parametrize("scheme", AFTERWARDS)
+@pytest.mark.parametrize("scheme", one_layer.AFTERWARDS)
 def test_a_product_after_quantize(scheme: str) -> None:
-    model = without_bias(quantized(without_bias(holder("linear")), scheme, x := inputs("linear")))
+    model, x = without_bias(one_layer.holder("linear")), inputs("linear")
+    model = without_bias(one_layer.quantized(model, scheme, x))
     wanted = model(x) * 8
     model.child.weight.mul_(8)
     assert torch.equal(model(x), wanted)
@@ -322,14 +302,12 @@ def test_a_parameter_that_trains_refuses_it_as_in_pytorch() -> None:
 def test_tied_weights_stay_tied() -> None:
     model = nn.ModuleDict({"rows": nn.Embedding(8, 8), "head": nn.Linear(8, 8, bias=False)})
     model["head"].weight = model["rows"].weight
-    baraquant.quantize_(model, W8A8())
+    quantize_(model, W8A8())
     model["rows"].weight.div_(2)
     assert torch.equal(model["rows"].weight, model["head"].weight)
 
 
-@pytest.mark.parametrize(
-    "scheme", [W8A8(), W8A8(symmetric=False), baraquant.W4A8(16), baraquant.W4A16(16)], ids=str
-)
+@pytest.mark.parametrize("scheme", [W8A8(), W8A8(False), W4A8(16), W4A16(16)], ids=str)
 def test_rwkv(scheme: Any) -> None:
     """A model that rescales itself in its first evaluation, and back in training."""
     package("transformers")
@@ -344,16 +322,16 @@ def test_rwkv(scheme: Any) -> None:
     with torch.no_grad():
         wanted = copy.deepcopy(model).eval()(x).logits
         unscaled = copy.deepcopy(plain).eval()(x).logits
-        baraquant.quantize_(plain, scheme)
+        quantize_(plain, scheme)
         error = (plain.eval()(x).logits - unscaled).norm() / unscaled.norm()
         served, prepared = copy.deepcopy(model), copy.deepcopy(model)
-        baraquant.quantize_(served, scheme)
+        quantize_(served, scheme)
         prepare_(prepared, scheme)
         results = []
         for one in (served, prepared):
-            results += [one.eval()(x).logits]
+            results.append(one.eval()(x).logits)
             one.train()(x)
-            results += [one.eval()(x).logits]
+            results.append(one.eval()(x).logits)
         convert_(prepared)
         results += [prepared(x).logits]
     assert torch.equal(results[0], results[1]) and torch.equal(results[2], results[3])
@@ -375,6 +353,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
     "copy_": lambda w: w.copy_(w / 4),
     "a row": lambda w: w[0].div_(4),
 }
+WRITTEN = [*(("linear", write) for write in WRITES), ("conv", "div_"), ("embedding", "div_")]
 GRAPH_LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "linear": (lambda: nn.Linear(8, 8, bias=False), torch.linspace(-1, 1, 24).reshape(3, 8)),
     "conv": (lambda: nn.Conv1d(8, 8, 1, bias=False), torch.linspace(-1, 1, 24).reshape(1, 8, 3)),
@@ -402,7 +381,7 @@ def rescaling(layer: str, form: str, write: str) -> tuple[nn.Module, Tensor]:
     torch.compiler.reset()
     make, x = GRAPH_LAYERS[layer]
     model = Rescaling(make(), WRITES[write]).eval()
-    (prepare_ if form == "prepared" else baraquant.quantize_)(model, W8A8(), progress=False)
+    (prepare_ if form == "prepared" else quantize_)(model, W8A8(), progress=False)
     return model.eval(), x
 
 
@@ -416,10 +395,7 @@ GRAPHS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
 
 @pytest.mark.parametrize("form", ["prepared", "quantized"])
 @pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize(
-    ("layer", "write"),
-    [*(("linear", write) for write in WRITES), ("conv", "div_"), ("embedding", "div_")],
-)
+@pytest.mark.parametrize(("layer", "write"), WRITTEN)
 def test_a_write_is_refused(layer: str, write: str, graph: str, form: str) -> None:
     model, x = rescaling(layer, form, write)
     # PyTorch has its own error for `.data` in an export without Dynamo, and Dynamo wraps errors.

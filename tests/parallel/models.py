@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""A small model to split over processes, and every scheme that can be split."""
+"""A small model to split over processes, where they compute, and every scheme that can be split."""
 
-import copy
-import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from baraquant import W4A8, W4A16, W8A8, W8A16, W8A8Static
 from baraquant.configs import Config
@@ -17,8 +18,7 @@ from tests.support.schemes import described
 SIZE, HIDDEN, ROWS = 16, 32, 21
 
 
-@dataclasses.dataclass(frozen=True)
-class Scheme:
+class Scheme(NamedTuple):
     """A configuration, and in which phases its layers multiply integers."""
 
     config: Config
@@ -60,11 +60,10 @@ FACTORS: dict[str, Scheme] = {
         described("int4 per_group(8) factors, int8 per_tensor asymmetric static")
     ),
 }
+LINEAR = SCHEMES | FACTORS
 
 
 class Model(nn.Module):
-    """An embedding, two linear layers of a block, and an output layer."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, SIZE, padding_idx=3)
@@ -78,24 +77,40 @@ class Model(nn.Module):
         return self.down(nn.functional.gelu(self.up(x)))
 
 
-def prepared(config: Config, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+def place() -> str:
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
+def mesh() -> Any:
+    return init_device_mesh(place(), (dist.get_world_size(),))
+
+
+def message_of(call: Callable[..., Any], *arguments: Any) -> str:
+    try:
+        call(*arguments)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "no error"
+
+
+def prepared(scheme: str, dtype: torch.dtype = torch.float32) -> Model:
     """A prepared model whose ranges are known."""
     torch.manual_seed(0)
-    model = Model().to(device, dtype)
-    prepare_(model, config)
+    model = Model().to(place(), dtype)
+    prepare_(model, LINEAR[scheme].config)
     model.train()
     with torch.no_grad():
-        model(indices(9).to(device))
+        model(indices(9))
     return model
 
 
 def indices(seed: int = 0) -> Tensor:
-    return torch.randint(0, ROWS, (4, 6), generator=cases.generator(seed))
+    return torch.randint(0, ROWS, (4, 6), generator=cases.generator(seed)).to(place())
 
 
-def features(size: int, dtype: torch.dtype, special: bool = False) -> Tensor:
+def features(dtype: torch.dtype = torch.float32, special: bool = False) -> Tensor:
     """Rows of different sizes; with special ones: zeros, a NaN in the last part, an infinity."""
-    x = torch.randn(4, 6, size, generator=cases.generator(size))
+    x = torch.randn(4, 6, SIZE, generator=cases.generator(SIZE))
     x = x * torch.logspace(-2, 2, 24).reshape(4, 6, 1) + 0.1
     if special:
         x[0, 0] = 0
@@ -103,25 +118,18 @@ def features(size: int, dtype: torch.dtype, special: bool = False) -> Tensor:
         x[1, 0, -1] = float("nan")
         x[1, 1, 0] = float("inf")
         x[1, 2, 0] = -float("nan")
-    return x.to(dtype)
+    return x.to(place(), dtype)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: whole(parameter.grad).cpu().clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
+    named = model.named_parameters()
+    return {name: whole(p.grad).clone() for name, p in named if p.grad is not None}
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: whole(tensor).cpu().clone() for name, tensor in model.state_dict().items()}
+    return {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
 
 
 def whole(tensor: Any) -> Tensor:
     with torch.no_grad():
         return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-
-
-def twin(model: nn.Module) -> Any:
-    return copy.deepcopy(model)

@@ -12,11 +12,11 @@ from torch.distributed.tensor import Partial, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baraquant import W4A8, W4A16, W8A8, ops, quantize_
+from baraquant import W4A8, W4A16, W8A8, ops
 from baraquant import nn as bnn
 from baraquant.configs import Config
 from baraquant.parallel import ColwiseParallel, RowwiseParallel
-from baraquant.qat import prepare_
+from tests.support.models.made import prepared, quantized
 from tests.support.schemes import described
 
 RANKS = 4
@@ -49,15 +49,11 @@ class Adapted(nn.Linear):
 
 
 def model(config: Config) -> Any:
-    built = Model()
-    prepare_(built, config)
-    return built
+    return prepared(Model(), config)
 
 
 def twice() -> Any:
-    built = model(W8A8())
-    parallelize_module(built, mesh(), {"linear": ColwiseParallel()})
-    return built
+    return parallelize_module(model(W8A8()), mesh(), {"linear": ColwiseParallel()})
 
 
 def sharded() -> Any:
@@ -77,20 +73,12 @@ def given_factors() -> Any:
     built = model(W4A8(4))
     parts = ops.choose_int4_qparams(built.linear.weight.detach(), 4)
     names = ("scale", "group_factor", "group_zero_point")
-    given = dict(zip(names, parts, strict=True))
-    built.linear.weight_fake_quant = bnn.FakeQuantizeInt4(4, **given)
+    built.linear.weight_fake_quant = bnn.FakeQuantizeInt4(4, **dict(zip(names, parts, strict=True)))
     return built
 
 
 def mesh(*shape: int) -> Any:
     return init_device_mesh("cpu", shape or (RANKS,))
-
-
-def quantized(config: Config) -> Any:
-    built = nn.Module()
-    built.linear = nn.Linear(16, 8)
-    quantize_(built, config, progress=False)
-    return built
 
 
 W8: Callable[[], Any] = lambda: model(W8A8())  # noqa: E731 - a row of the table
@@ -99,8 +87,8 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
         "in_features to be a multiple of the 4 processes, but got 18; use ColwiseParallel"),
     "groups": (lambda: model(W4A16(group_size=8)), {"linear": RowwiseParallel()}, ValueError,
         r"expected group_size to divide the features of a process \(16 / 4\), but got 8; a group"),
-    "converted groups": (lambda: quantized(W4A16(group_size=8)), {"linear": RowwiseParallel()},
-        ValueError,
+    "converted groups": (lambda: quantized(nn.ModuleDict({"linear": nn.Linear(16, 8)}), W4A16(8)),
+        {"linear": RowwiseParallel()}, ValueError,
         r"WeightOnlyInt4Linear.*expected group_size to divide the features of a process"),
     "groups of a table": (lambda: model(W4A16(group_size=8)), {"table": ColwiseParallel()},
         ValueError,
@@ -148,7 +136,6 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] =
 
 
 def class_and_tensors(layer: nn.Module) -> tuple[Any, dict[str, int]]:
-    """The class of a layer and which tensors are its parameters and buffers."""
     tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
     return type(layer), {name: id(tensor) for name, tensor in tensors.items()}
 
@@ -176,8 +163,7 @@ def test_bad_words() -> None:
 
 def test_a_plan_names_floating_layers_too() -> None:
     """PyTorch's style splits them."""
-    built = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)})
-    prepare_(built, W8A8(), filter_fn=lambda module, path: path == "a")
+    built = prepared(nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}), {"a": W8A8()})
     plan = {"a": ColwiseParallel(), "b": RowwiseParallel()}
     parallelize_module(built, mesh(), plan, src_data_rank=None)
     for name, placement in (("a", Shard(0)), ("b", Shard(1))):

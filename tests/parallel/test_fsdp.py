@@ -4,6 +4,7 @@
 With ``quantize_all_gather`` no bit changes, nor where integers of converted layers are sharded.
 """
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from baraquant.parallel._gather import GatheredWeight, ShardedWeight
 from baraquant.qat import convert_, prepare_
 from tests.nn import test_nothing_stale as stale
 from tests.parallel import models
-from tests.parallel.test_layouts import mesh, message_of, place
+from tests.parallel.models import features, mesh, message_of, place
 from tests.support.ranks import results_fixture
 from tests.support.schemes import described
 
@@ -37,10 +38,8 @@ EXACT = {
 }  # fmt: skip
 SCHEMES = EXACT | {"static": W8A8Static("min_max"), "w4a16": W4A16(8)}
 LEARNED = described("int4 learned, int8 per_tensor learned")
-POLICIES = {
-    "float32": MixedPrecisionPolicy(),
-    "bfloat16": MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32),
-}
+ROUNDS = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32)
+POLICIES = {"float32": MixedPrecisionPolicy(), "bfloat16": ROUNDS}
 STEPS = 3
 
 
@@ -102,8 +101,7 @@ def by_ddp(config: QuantConfig) -> dict[str, Tensor]:
     train(model, autocast=True)
     with torch.autocast(place(), torch.bfloat16):
         found = outputs(model)
-    state = {name: tensor.detach().clone() for name, tensor in model.module.state_dict().items()}
-    whole = served(state, config)
+    whole = served(copy.deepcopy(model.module.state_dict()), config)
     with torch.no_grad():
         found["served"] = whole(batch(99))
         with torch.autocast(place(), torch.bfloat16):
@@ -129,7 +127,7 @@ def by_fsdp(config: QuantConfig, gathers: bool = False) -> dict[str, Tensor]:
     model = network(config)
     if gathers:
         quantize_all_gather(model)
-    train(sharded(model, POLICIES["bfloat16"]))
+    train(sharded(model, ROUNDS))
     found = outputs(model)
     whole = served(whole_state(model), config)
     with torch.no_grad():
@@ -156,13 +154,9 @@ def refusals() -> dict[str, str]:
 
 def compute(rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {"refusals": refusals()}
-    for name, config in SCHEMES.items():
-        found[f"ddp {name}"] = by_ddp(config)
-        found[f"fsdp {name}"] = by_fsdp(config)
-    found["ddp learned"] = by_ddp(LEARNED)
-    found["fsdp learned"] = by_fsdp(LEARNED)
-    found["fsdp gathered"] = by_fsdp(W8A8(), gathers=True)
-    return found
+    for name, config in (SCHEMES | {"learned": LEARNED}).items():
+        found |= {f"ddp {name}": by_ddp(config), f"fsdp {name}": by_fsdp(config)}
+    return found | {"fsdp gathered": by_fsdp(W8A8(), gathers=True)}
 
 
 results = results_fixture("master", compute)
@@ -171,9 +165,7 @@ results = results_fixture("master", compute)
 @pytest.mark.process
 @pytest.mark.parametrize("name", (*SCHEMES, "learned", "gathered"))
 @pytest.mark.parametrize("wrapper", ("ddp", "fsdp"))
-def test_what_is_trained_is_evaluated_and_served(
-    wrapper: str, name: str, results: list[dict[str, Any]]
-) -> None:
+def test_what_is_trained_is_served(wrapper: str, name: str, results: list[dict[str, Any]]) -> None:
     for result in results:
         found = result.get(f"{wrapper} {name}", result[f"{wrapper} w8a8"])
         assert found["served"].dtype == torch.bfloat16
@@ -195,8 +187,9 @@ def test_a_wrapper_that_rounds_is_no_secret(results: list[dict[str, Any]]) -> No
 
 # --- integers instead of weights are gathered ----------------------------------------------------
 
-GATHERED = ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")
-WAYS = ("plain", "kept", "checkpointed", "compiled")
+# Every way with one scheme.
+RUNS = [(name, "plain") for name in ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")]
+RUNS += [("w8a8_asymmetric", way) for way in ("kept", "checkpointed", "compiled")]
 
 
 def uneven(config: QuantConfig, policy: str = "float32") -> Any:
@@ -228,7 +221,7 @@ def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[st
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     found: dict[str, Tensor] = {}
     for step in range(STEPS):
-        x = models.features(16, torch.float32)[dist.get_rank() :: 2].to(place()) + step
+        x = features()[dist.get_rank() :: 2] + step
         x.requires_grad_()
         y = checkpoint(model, x, use_reentrant=False) if way == "checkpointed" else model(x)
         optimizer.zero_grad()
@@ -239,7 +232,7 @@ def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[st
         found |= {f"{step} y": y.detach(), f"{step} dx": x.grad}
     model.eval()
     with torch.no_grad():
-        found["evaluated"] = model(models.features(16, torch.float32).to(place()))
+        found["evaluated"] = model(features())
     assert not quantized or (kinds and all(kinds)), "the layer gets integers"
     state = whole_state(model)
     return found | {f"state {key}": tensor.detach().clone() for key, tensor in state.items()}
@@ -247,29 +240,24 @@ def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[st
 
 def refusals_of_integers() -> dict[str, str]:
     """What the layer says where integers do not do."""
-    messages = {}
-    x = torch.randn(2, 16, device=place())
-    model = uneven(W8A8())
-    quantize_all_gather(model, is_even)
-    sharded(model, MixedPrecisionPolicy()).apply(bnn.disable_fake_quant)
-    messages["off"] = message_of(model, x)
-    model.apply(bnn.enable_fake_quant)
-    twice = sharded(uneven(W8A8()), MixedPrecisionPolicy())
-    messages["twice"] = message_of(quantize_all_gather, twice)
-    model = uneven(W8A8())
-    quantize_all_gather(model)
-    messages["uneven"] = message_of(lambda: sharded(model, MixedPrecisionPolicy())(x))
-    return messages
+    off, twice, odd = (uneven(W8A8()) for _ in range(3))
+    quantize_all_gather(off, is_even)
+    sharded(off, MixedPrecisionPolicy()).apply(bnn.disable_fake_quant)
+    sharded(twice, MixedPrecisionPolicy())
+    quantize_all_gather(odd)
+    return {
+        "off": message_of(off, features()),
+        "twice": message_of(quantize_all_gather, twice),
+        "uneven": message_of(lambda: sharded(odd, MixedPrecisionPolicy())(features())),
+    }
 
 
 def compute_gathered(rank: int) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    for name in GATHERED:
+    results: dict[str, Any] = {"refusals": refusals_of_integers()}
+    for name, way in RUNS:
         for policy in POLICIES:
-            for way in WAYS if name == "w8a8_asymmetric" else WAYS[:1]:
-                pair = [train_gathered(name, policy, way, quantized) for quantized in (False, True)]
-                results[f"{name} {policy} {way}"] = pair
-    results["refusals"] = refusals_of_integers()
+            pair = [train_gathered(name, policy, way, quantized) for quantized in (False, True)]
+            results[f"{name} {policy} {way}"] = pair
     return results
 
 
@@ -278,12 +266,9 @@ gathered = results_fixture("all_gather", compute_gathered)
 
 @pytest.mark.exhaustive
 @pytest.mark.process
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.parametrize("name, way", RUNS)
 def test_no_bit_changes(name: str, policy: str, way: str, gathered: list[dict[str, Any]]) -> None:
-    if name != "w8a8_asymmetric" and way != "plain":
-        name = "w8a8_asymmetric"  # the other ways are run with one scheme
     for result in gathered:
         floats, integers = result[f"{name} {policy} {way}"]
         assert floats.keys() == integers.keys()
@@ -357,10 +342,9 @@ def compute_sharded(rank: int) -> dict[str, Any]:
         own = sum(p.to_local().numel() for p in model.parameters())
         results[f"{kind} share"] = torch.tensor([own, whole])
     model = stale.made("dynamic", 1, device).bfloat16()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for name in ("gradient whole", "gradient"):
         if name == "gradient":
-            fully_shard(model, mesh=mesh(), mp_policy=policy)
+            fully_shard(model, mesh=mesh(), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
         x = stale.example("dynamic").to(device, torch.bfloat16).requires_grad_()
         model(x).float().sum().backward()
         results[name] = x.grad
@@ -386,7 +370,6 @@ def test_fully_shard(integers: list[dict[str, Any]]) -> None:
 
 # --- new tensors of layers that are split ---------------------------------------------------------
 
-
 # NB: a DTensor, of a floating layer too, ignores what its `data` is set to, and cannot be detached
 # in inference mode.
 PLACED = sorted(stale.WAYS.keys() - {"set_data", "copy_in_inference_mode"})
@@ -395,7 +378,7 @@ SPLIT = ("w8a8_asymmetric", "input_per_tensor", "static", "weight_with_zero_poin
 
 def split(kind: str, factor: float) -> Any:
     """A converted model, split: the outputs of one layer, the inputs of the other."""
-    model = models.prepared(models.SCHEMES[kind].config, device=place()).eval()
+    model = models.prepared(kind).eval()
     del model.table, model.out
     with torch.no_grad():
         for parameter in model.parameters():
@@ -411,7 +394,7 @@ def put(rank: int) -> dict[str, Tensor]:
     found = {}
     for number, kind in enumerate(SPLIT):
         new = split(kind, 1.7)
-        x = models.features(models.SIZE, torch.float32).to(new.up.qweight.device)
+        x = features()
         with torch.no_grad():
             wanted = new(x)
             for way in PLACED[number % 2 :: 2]:

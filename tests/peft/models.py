@@ -57,9 +57,8 @@ SCHEMES: dict[str, Any] = {
 
 def mlp(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)).to(
-        dtype
-    )
+    up, down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+    return nn.Sequential(up, nn.GELU(), down).to(dtype)
 
 
 def of_tokens() -> nn.Module:
@@ -69,7 +68,6 @@ def of_tokens() -> nn.Module:
 
 
 def conv(dimensions: int) -> nn.Module:
-    """A convolution over one to three dimensions."""
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dimensions - 1]
     return nn.Sequential(OrderedDict(conv=kind(8, 16, 3, stride=2, padding=1)))
 
@@ -96,7 +94,6 @@ def inputs(dtype: torch.dtype = torch.float32, rows: int = 6) -> Tensor:
 
 
 def base(scheme: str = "dynamic", dtype: torch.dtype = torch.float32) -> Any:
-    """The mlp under a scheme."""
     return quantized(mlp(dtype), SCHEMES[scheme], inputs(dtype, 32))
 
 
@@ -113,7 +110,8 @@ def adapted(model: nn.Module, targets: Any = "all-linear", **options: Any) -> An
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     if batch.is_floating_point() or not hasattr(model, "config"):
         return (model(batch).float() - 1).square().mean()
-    return model(input_ids=batch, labels=batch).loss
+    labels = batch[:, 0] % 3 if model.config.model_type == "bert" else batch
+    return model(input_ids=batch, labels=labels).loss
 
 
 def train(model: nn.Module, batch: Tensor, steps: int = 3, loss: Any = loss_of) -> list[float]:
@@ -141,11 +139,8 @@ def evaluate(model: nn.Module, batch: Tensor) -> Tensor:
 def base_state(model: nn.Module) -> dict[str, Tensor]:
     """The tensors of a model that belong to no adapter, and no range that a batch moves."""
     others = ("lora_", "modules_to_save", "input_fake_quant")
-    return {
-        name: tensor.detach().clone()
-        for name, tensor in model.state_dict().items()
-        if not any(part in name for part in others)
-    }
+    state = copy.deepcopy(model.state_dict())
+    return {k: t for k, t in state.items() if not any(part in k for part in others)}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -153,20 +148,13 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def check_life(
-    model: nn.Module,
-    batch: Tensor,
-    folder: Path,
-    near: float,
-    targets: Any = "all-linear",
-    steps: int = 6,
-    again: nn.Module | None = None,
-    **options: Any,
-) -> nn.Module:
+    model: Any, batch: Any, folder: Path, near: float, targets: Any = "all-linear", **options: Any
+) -> Any:
     """An adapter trains alone, is saved and loaded with its bits, merges, and comes back.
 
-    Returns the model with the adapter merged into its layers.
+    It is loaded onto `again`, or onto a copy. Returns the model with the adapter merged into it.
     """
-    again = copy.deepcopy(model) if again is None else again
+    again = options.pop("again", None) or copy.deepcopy(model)
     before = evaluate(model, batch)
     adapter = adapted(model, targets, **options)
     own = {n: p.detach().clone() for n, p in adapter.named_parameters() if p.requires_grad}
@@ -174,7 +162,7 @@ def check_life(
     if not options and targets == "all-linear":
         assert torch.equal(evaluate(adapter, batch), before), "an adapter starts as nothing"
     integers = base_state(adapter)
-    losses = train(adapter, batch, steps)
+    losses = train(adapter, batch, 6)
     assert min(losses[3:]) < losses[0] and same(base_state(adapter), integers)
     parameters = dict(adapter.named_parameters())
     assert all(not torch.equal(parameters[name], old) for name, old in own.items())
@@ -194,7 +182,7 @@ def check_life(
         adapter.unmerge_adapter()
         assert same(base_state(adapter), integers)
         assert torch.equal(evaluate(adapter, batch), after)
-    result: nn.Module = adapter.merge_and_unload()
+    result = adapter.merge_and_unload()
     assert torch.equal(evaluate(result, batch), merged)
     return result
 

@@ -22,26 +22,17 @@ from tests.support.checks.refused import refused
 from tests.support.models.made import prepared, quantized
 
 
-def refuses(model: nn.Module, error: type[Exception], text: str, **options: Any) -> None:
-    """The call fails with this text, and the model is what it was."""
-    refused(adapted, text, model, error=error, **options)
-
-
 @pytest.mark.exhaustive
 def test_initial_values_out_of_gradients() -> None:
     config = {"init_lora_weights": "lora_ga", "lora_ga_config": peft.LoraGAConfig()}
     adapted(base(), **config)  # without a gradient PEFT takes plain initial values
     model = base()
     model[2]._peft_loraga_grad = torch.zeros(32, 64)
-    refuses(model, ValueError, "baraquant.peft: 2: expected initial values", **config)
+    refused(adapted, "baraquant.peft: 2: expected initial values", model, **config)
 
 
 def with_transposed() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ConvTranspose1d(8, 8, 3))
-
-
-def of_convolutions() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3))
 
 
 def of_experts() -> nn.Module:
@@ -74,7 +65,8 @@ REFUSED: dict[str, Refused] = {
         NO_LORA + "ConvTranspose1d; leave it out", lambda: BOTH),
     "transposed, prepared": (lambda: prepared(with_transposed(), W8), NotImplementedError,
         NO_LORA + "ConvTranspose1d; leave it out", lambda: BOTH),
-    "rank of groups": (lambda: quantized(of_convolutions(), W8), ValueError,
+    "rank of groups": (lambda: quantized(
+        nn.Sequential(nn.Conv1d(8, 8, 1), nn.Conv1d(9, 9, 1, groups=3)), W8), ValueError,
         "1: expected a rank that is a multiple of the convolution's 3 groups, but got r=4",
         lambda: BOTH),
     "parameters": (base, NotImplementedError,
@@ -99,7 +91,7 @@ LONG = [pytest.param(n, marks=[pytest.mark.exhaustive] * (n[-5:] != "pissa")) fo
 @pytest.mark.parametrize("case", LONG)
 def test_what_is_refused(case: str) -> None:
     make, error, text, options = REFUSED[case]
-    refuses(make(), error, text, **options())
+    refused(adapted, text, make(), error=error, **options())
 
 
 @pytest.mark.exhaustive
@@ -121,8 +113,7 @@ def test_other_adapters(name: str) -> None:
 
 @pytest.mark.exhaustive
 def test_unmerging_what_was_converted() -> None:
-    model = models.mlp()
-    baraquant.qat.prepare_(model, baraquant.W8A8())
+    model = prepared(models.mlp(), baraquant.W8A8())
     adapter = adapted(model, list(models.MLP), init_lora_weights=False)
     adapter.merge_adapter()
     baraquant.qat.convert_(adapter)
@@ -168,9 +159,7 @@ def test_a_merge_that_fails_leaves_the_integers(case: str) -> None:
 
 @pytest.mark.parametrize("size", ["kept", "freed"])
 @pytest.mark.parametrize("is_trained", [False, True])
-def test_a_merge_that_fails_in_the_second_layer(
-    size: str, is_trained: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_that_fails_in_the_second(size: str, is_trained: bool, monkeypatch: Any) -> None:
     """No layer is merged, or, of a large model, the first as a whole and the second not at all."""
     if size == "freed":
         monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
@@ -209,11 +198,12 @@ def test_a_peft_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["dynamic", "4 bits in groups"])
 def test_writing_into_a_weight_is_refused(name: str) -> None:
-    """As PEFT's own layers would do it, which a user's mapping may name."""
+    """As PEFT's own layers would do it, which a user's mapping may name: that comes first."""
     config = peft.LoraConfig(target_modules=["0"])
     kind = type(base(name)[0])
     config._register_custom_module({kind: peft.tuners.lora.Linear})
     with pytest.warns(UserWarning, match="Unsupported layer type"):
         adapter = peft.get_peft_model(base(name), config)
+    assert type(adapter.base_model.model[0]) is peft.tuners.lora.Linear
     with pytest.raises(RuntimeError, match="expected weight to be read only"):
         adapter.merge_adapter()

@@ -14,9 +14,12 @@ from baraquant import nn as bnn
 from baraquant.workflow.layers import is_converted, is_prepared
 from tests.peft import models
 from tests.peft.models import SCHEMES, adapted, base, evaluate
-from tests.support.models.made import quantized
+from tests.support.models.made import prepared, quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
+WEIGHTS = [baraquant.W8A16(), baraquant.W4A16(group_size=4)]
+GROUPS = pytest.param("4 bits in groups", marks=pytest.mark.exhaustive)
+PREPARED = ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"]
 KINDS = {
     "dynamic": bnn.QuantizedLinear,
     "dynamic asymmetric": bnn.QuantizedLinear,
@@ -55,18 +58,14 @@ def test_merged_weights_are_the_sum(scheme: str, dtype: torch.dtype) -> None:
     assert all(p.dtype == torch.float32 for p in adapter.parameters() if p.requires_grad)
     layers = list(models.lora_layers(adapter))
     deltas = [layer.get_delta_weight("default").float() for layer in layers]
-    wanted = [
-        (layer.base_layer.weight.float() + delta).to(dtype)
-        for layer, delta in zip(layers, deltas, strict=True)
-    ]
+    weights = [layer.base_layer.weight.float() for layer in layers]
+    wanted = [(w + delta).to(dtype) for w, delta in zip(weights, deltas, strict=True)]
     adapter.merge_adapter()
     for layer, weight in zip(layers, wanted, strict=True):
         assert type(layer.base_layer) is nn.Linear and torch.equal(layer.base_layer.weight, weight)
 
 
-@pytest.mark.parametrize(
-    "scheme", ["dynamic", pytest.param("4 bits in groups", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("scheme", ["dynamic", GROUPS])
 def test_computes_the_base_plus_the_adapter(scheme: str) -> None:
     """And passes the base's gradient on to the input."""
     model = base(scheme)
@@ -107,12 +106,9 @@ def test_a_merged_model_moves_with_its_integers() -> None:
     assert evaluate(adapter, models.inputs(torch.bfloat16)).dtype == torch.bfloat16
 
 
-GROUPS = [baraquant.W8A16(), baraquant.W4A16(group_size=4)]
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("scheme", GROUPS, ids=str)
+@pytest.mark.parametrize("scheme", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_convolutions(dimensions: int, scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -125,7 +121,7 @@ def test_convolutions(dimensions: int, scheme: Any, dtype: torch.dtype, tmp_path
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", GROUPS, ids=str)
+@pytest.mark.parametrize("scheme", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -138,14 +134,11 @@ def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "scheme", ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"]
-)
+@pytest.mark.parametrize("scheme", PREPARED)
 @pytest.mark.parametrize("convert_first", [False, True])
 def test_prepared_layers(scheme: str, convert_first: bool) -> None:
     """An adapter over a prepared layer keeps working when the layer is converted."""
-    model, batch = models.mlp(), models.inputs()
-    baraquant.qat.prepare_(model, SCHEMES[scheme])
+    model, batch = prepared(models.mlp(), SCHEMES[scheme]), models.inputs()
     model(batch)
     before = copy.deepcopy(model)
     adapter = adapted(model, list(models.MLP))
