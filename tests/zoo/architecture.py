@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers import build as tiny
-from tests.support.tiny_transformers.parts import Inputs, Tiny, numbers
+from tests.support.tiny_transformers.models import Inputs, Tiny, numbers
 from tests.zoo import torchvision_support
 
 

@@ -3,7 +3,7 @@
 
 import torch
 
-from tests.support.tiny_transformers.parts import (
+from tests.support.tiny_transformers.models import (
     ENDS,
     LLAMA,
     VIT,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models of language and of sound, from the configurations of transformers."""
 
-from tests.support.tiny_transformers.parts import ENDS, LLAMA, Tiny, ids, lm_of, numbers
+from tests.support.tiny_transformers.models import ENDS, LLAMA, Tiny, ids, lm_of, numbers
 from tests.zoo.architecture import Architecture, each, known, of_tiny, table
 
 EXPERTS = {"is_discrete": True}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.support.tiny_transformers.parts import VOCABULARY, numbers, tokens
+from tests.support.tiny_transformers.models import VOCABULARY, numbers, tokens
 from tests.zoo.architecture import Architecture, table
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.tiny_transformers.parts import Inputs, numbers
+from tests.support.tiny_transformers.models import Inputs, numbers
 from tests.zoo import torchvision_support
 from tests.zoo.architecture import Architecture, table
 

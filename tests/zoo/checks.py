@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import baraquant
 from baraquant.qat import convert_, prepare_
 from tests.support.tiny_transformers import build as tiny
-from tests.support.tiny_transformers.parts import Inputs
+from tests.support.tiny_transformers.models import Inputs
 from tests.zoo import floating, generation, gradients
 from tests.zoo.architecture import cast
 from tests.zoo.cells import NOT_RUN, NOTHING, Cell, Result

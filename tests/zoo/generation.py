@@ -3,7 +3,7 @@
 
 from torch import Tensor, nn
 
-from tests.support.tiny_transformers.parts import Inputs
+from tests.support.tiny_transformers.models import Inputs
 
 OPTIONS = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
 CACHES = {"with a cache": True, "without a cache": False}

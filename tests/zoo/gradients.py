@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers import build as tiny
-from tests.support.tiny_transformers.parts import Inputs
+from tests.support.tiny_transformers.models import Inputs
 
 
 def loss(model: nn.Module, inputs: Inputs) -> Tensor:
