@@ -28,10 +28,9 @@ _OPS = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-def version() -> str | None:
+def version(name: str = "torchvision") -> str | None:
     """The version that is installed, aside or in the environment; None: none."""
-    places = [*sys.path, str(ASIDE)]
-    found = importlib.metadata.distributions(name="torchvision", path=places)
+    found = importlib.metadata.distributions(name=name, path=[*sys.path, str(ASIDE)])
     return next((str(one.version) for one in found), None)
 
 
