@@ -19,16 +19,20 @@ Change = Callable[[dict[str, Any]], Any]
 Shapes = Iterable[tuple[int, ...]]
 SHAPE = (4, 6, 8)
 NEVER = (torch.int16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
-
-
 VALUES = {"quant_min": -8, "quant_max": 7, "symmetric": True, "group_size": 4}
 OF_INT32 = ("zero_point", "input_zero_point", "act_zero_point", "weight_zero_point", "weight_sum")
 
 
 class PublicOp:
-    """One way to call a schema; a family's `Op` says which tensors and other values that takes."""
+    """One way to call a schema; a family's `Op` says what that takes.
+
+    Attributes:
+        given: Of the arguments that any of the family's ops takes: a tuple is a tensor's shape,
+            another object the value, None leaves it out.
+    """
 
     name: str
+    given: dict[str, Any]
     number = False  # whether scale and zero point are numbers
     residual = False  # whether there is one
     full = True  # whether optional tensors and lists are given
@@ -36,33 +40,23 @@ class PublicOp:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that any of the family's ops takes."""
-        raise NotImplementedError
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Of the other arguments."""
-        return VALUES
-
     def dtype_of(self, name: str) -> torch.dtype:
         """That of a tensor."""
         return torch.int32 if name in OF_INT32 else torch.float32
 
     def arguments(self, device: str) -> dict[str, Any]:
         """A call that is right: ones, of what the schema names."""
-        packet, sizes, values = getattr(torch.ops.baraquant, self.name), self.sizes, self.values
+        packet, given = getattr(torch.ops.baraquant, self.name), VALUES | self.given
         form = "number" if self.number else "residual" if self.residual else "default"
         found: dict[str, Any] = {}
         for argument in getattr(packet, form)._schema.arguments:
             name, kind = argument.name, str(argument.real_type)
-            if not self.full and kind.startswith(("Optional[Tensor", "List")):
+            value = given.get(name)
+            if value is None or (not self.full and kind.startswith(("Optional[Tensor", "List"))):
                 continue
-            if "Tensor" in kind and name in sizes:
-                found[name] = torch.ones(sizes[name], dtype=self.dtype_of(name), device=device)
-            elif "Tensor" not in kind and name in values:
-                found[name] = values[name]
+            if isinstance(value, tuple):
+                value = torch.ones(value, dtype=self.dtype_of(name), device=device)
+            found[name] = value
         return found
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
@@ -93,8 +87,8 @@ class ProductOp(PublicOp):
         return cases.compute_dtype(self.output)
 
     @property
-    def values(self) -> dict[str, Any]:
-        return VALUES | {"symmetric": not self.full, "dtype": self.output}
+    def given(self) -> dict[str, Any]:
+        return {"symmetric": not self.full, "dtype": self.output}
 
     @property
     def of_integers(self) -> bool:
@@ -366,15 +360,12 @@ class Op(PublicOp):
         return self.granularity.op(self.verb).__name__
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        params = self.granularity.param_shape(SHAPE)
-        return {"grad": SHAPE, "input": SHAPE, "scale": params, "zero_point": params}
-
-    @property
-    def values(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         dtype = torch.int8 if self.verb == "quantize" else torch.float32
-        given = {"axis": self.granularity.axis, "dtype": dtype, "scale": 0.1, "zero_point": 0}
-        return VALUES | given
+        found = {"grad": SHAPE, "input": SHAPE, "axis": self.granularity.axis, "dtype": dtype}
+        if self.number:
+            return found | {"scale": 0.1, "zero_point": 0}
+        return found | dict.fromkeys(NUMBERS, self.granularity.param_shape(SHAPE))
 
 
 OPS = [Op(verb, granularity) for verb in VERBS for granularity in KINDS]

@@ -2,7 +2,7 @@
 """Every op of four-bit weights with a call that is right, and the ways to get it wrong."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -21,20 +21,14 @@ CHOOSE, QUANTIZE, EXPAND, PACK = MAKERS
 class Op(ProductOp):
     """One right call; `output` is also the dtype of a weight that is quantized."""
 
-    sizes: ClassVar = {
-        **dict.fromkeys(("integers", "weight"), (N, K)),
-        **dict.fromkeys(("group_factor", "group_zero_point"), (N, GROUPS)),
-        **dict.fromkeys(("scale", "weight_scale", "bias", "weight_sum"), (N,)),
-        **dict.fromkeys(("input_scale", "input_zero_point"), (T, 1)),
-        **dict.fromkeys(("act_scale", "act_zero_point"), ()),
-        "packed": (N, K // 2),
-        "input": (T, K),
-        "smooth_scale": (K,),
-    }
-
     @property
-    def values(self) -> dict[str, Any]:
-        return super().values | {"in_features": K}
+    def given(self) -> dict[str, Any]:
+        found = {"packed": (N, K // 2), "input": (T, K), "smooth_scale": (K,), "in_features": K}
+        found |= dict.fromkeys(("integers", "weight"), (N, K))
+        found |= dict.fromkeys(("group_factor", "group_zero_point"), (N, GROUPS))
+        found |= dict.fromkeys(("scale", "weight_scale", "bias", "weight_sum"), (N,))
+        found |= dict.fromkeys(("input_scale", "input_zero_point"), (T, 1))
+        return super().given | found | dict.fromkeys(("act_scale", "act_zero_point"), ())
 
     @property
     def of_integers(self) -> bool:

@@ -17,7 +17,6 @@ from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
 INTEGER_INPUT = ("int8_linear", "smoothquant_linear")
 OF_ALL = ("act_scale", "act_zero_point")
-STATIC = ("smoothquant_linear", "static_quantized_linear")
 
 
 @dataclass(frozen=True)
@@ -27,20 +26,14 @@ class Op(ProductOp):
     number: bool = False
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {"input": (*LEAD, K), "weight": (N, K)}
-        found |= dict.fromkeys(VECTORS, (N,)) | {"smooth_scale": (K,)}
-        found |= dict.fromkeys(OF_ROWS, (*LEAD, 1)) | dict.fromkeys(OF_ALL, ())
+    def given(self) -> dict[str, Any]:
+        found = {"input": (*LEAD, K), "weight": (N, K), "smooth_scale": (K,)}
+        found |= dict.fromkeys(VECTORS, (N,)) | dict.fromkeys(OF_ROWS, (*LEAD, 1))
         if self.name == "qat_linear":
             del found["weight_scale"]  # which has that of integers, if they are given
-        return found
-
-    @property
-    def values(self) -> dict[str, Any]:
-        of_weight = dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
-        of_numbers = dict(zip(OF_ALL, (0.5, 1), strict=True))
-        options = {"backward": "int8", "rounding": "stochastic"}
-        return super().values | of_weight | of_numbers | options
+        found |= dict(zip(OF_ALL, (0.5, 1) if self.number else ((), ()), strict=True))
+        found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        return super().given | found | {"backward": "int8", "rounding": "stochastic"}
 
 
 OPS = (

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,15 +23,10 @@ class Op(ProductOp):
     output: torch.dtype = torch.int32
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        columns = K if multiplies(self) else N
-        of_rows = dict.fromkeys(OF_ROWS, (*LEAD, 1))
-        return {
-            "input": (*LEAD, columns),
-            "weight": (N, K),
-            **dict.fromkeys(VECTORS, (N,)),
-            **of_rows,
-        }
+    def given(self) -> dict[str, Any]:
+        found = {"input": (*LEAD, K if multiplies(self) else N), "weight": (N, K)}
+        found |= dict.fromkeys(VECTORS, (N,)) | dict.fromkeys(OF_ROWS, (*LEAD, 1))
+        return super().given | found
 
 
 multiplies, rescales = wrong.of("int8_product"), wrong.but("int8_product")

@@ -37,20 +37,12 @@ class Op(PublicOp):
         return f"{self.verb}_{self.granularity.kind}" if self.verb in DATA else self.verb
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        params = self.granularity.param_shape(SHAPE)
-        return {
-            "input": SHAPE,
-            **dict.fromkeys(WRITTEN, params),
-            **dict.fromkeys((*FLAGS, COUNTER), (1,)),
-        }
-
-    @property
-    def values(self) -> dict[str, Any]:
-        given = {"axis": self.granularity.axis, "dtype": torch.int8, "averaging_constant": 0.1}
-        if self.granularity.kind == "per_tensor":
-            del given["axis"]  # of an observer None
-        return wrong.VALUES | given
+    def given(self) -> dict[str, Any]:
+        found = {"input": SHAPE, "dtype": torch.int8, "averaging_constant": 0.1}
+        if self.granularity.kind != "per_tensor":
+            found["axis"] = self.granularity.axis
+        found |= dict.fromkeys(WRITTEN, self.granularity.param_shape(SHAPE))
+        return found | dict.fromkeys((*FLAGS, COUNTER), (1,))
 
     def dtype_of(self, name: str) -> torch.dtype:
         other = {**dict.fromkeys(FLAGS, torch.uint8), COUNTER: torch.int64}

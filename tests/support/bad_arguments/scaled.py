@@ -23,14 +23,10 @@ class Op(PublicOp):
     name: str
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def given(self) -> dict[str, Any]:
         factor = SHAPE[:-1] if self.name == TRANSPOSED else SHAPE[-1:]
         x = SHAPE[1:] if self.name == "transpose_int8" else SHAPE
-        return {"input": x, "like": SHAPE, "factor": factor, "random": (2,)}
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {"count": 2}
+        return {"input": x, "like": SHAPE, "factor": factor, "random": (2,), "count": 2}
 
     def dtype_of(self, name: str) -> torch.dtype:
         if name == "input" and self.name == "transpose_int8":
@@ -39,8 +35,6 @@ class Op(PublicOp):
 
 
 OPS = [Op(name) for name in NAMES]
-
-
 quantizes, transposes = wrong.of(*NAMES[:2]), wrong.of("transpose_int8")
 
 
