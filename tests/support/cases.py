@@ -19,16 +19,10 @@ QUANTIZED_DTYPES = INTEGER_DTYPES + FLOAT_DTYPES
 SCALE_DTYPES = (torch.float32, torch.float64)
 RANGES = ((-128, 127), (-127, 127), (0, 255), (-8, 7), (0, 15), (-2, 1))
 # The largest magnitude up to which a dtype holds every integer.
-INTEGER_LIMIT = {
-    torch.float16: 2**11,
-    torch.bfloat16: 2**8,
-    torch.float32: 2**24,
-    torch.float64: 2**53,
-}
+INTEGER_LIMIT = {torch.float16: 2**11, torch.bfloat16: 2**8}
+INTEGER_LIMIT |= {torch.float32: 2**24, torch.float64: 2**53}
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-
 OP_NAMES = sorted([*ops.__all__, *ops.backward.__all__])
 
 
@@ -133,21 +127,9 @@ def granularities(shape: tuple[int, ...]) -> list[Granularity]:
 
 
 SHAPES = (
-    (),
-    (0,),
-    (1,),
-    (17,),
-    (1025,),
-    (0, 4),
-    (4, 0),
-    (3, 0, 5),
-    (1, 1),
-    (2, 1025),
-    (33, 17),
-    (4, 17, 33),
-    (2, 16, 5, 7),
-    (2, 3, 1, 4, 9),
-)
+    (), (0,), (1,), (17,), (1025,), (0, 4), (4, 0), (3, 0, 5), (1, 1), (2, 1025), (33, 17),
+    (4, 17, 33), (2, 16, 5, 7), (2, 3, 1, 4, 9),
+)  # fmt: skip
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -177,11 +159,6 @@ def _in_memory_order(t: Tensor, order: tuple[int, ...]) -> Tensor:
     return t.permute(order).contiguous().permute(inverse)
 
 
-def _expanded(t: Tensor) -> Tensor:
-    """Stride 0 along the first dimension: its first slice, repeated."""
-    return t[:1].expand_as(t)
-
-
 # Layouts that keep every value except `expanded`. Those after `dense` are not dense.
 DENSE_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t.contiguous(),
@@ -193,7 +170,7 @@ DENSE_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 OTHER_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "stepped": _stepped,
     "padded": lambda t: _padded(t, 3),
-    "expanded": _expanded,
+    "expanded": lambda t: t[:1].expand_as(t),  # stride 0: the first slice, repeated
     "transposed_padded": lambda t: _padded(t.transpose(0, -1), 1).transpose(0, -1),
 }
 LAYOUTS = {**DENSE_LAYOUTS, **OTHER_LAYOUTS}

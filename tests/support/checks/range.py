@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The comparison with the oracle that the tests of the range family share."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -32,13 +30,11 @@ def check_input(
     granularity: Granularity,
     ends: Ends = (-128, 127),
     symmetric: bool = True,
-    layout: Callable[[Tensor], Tensor] | None = None,
 ) -> Dynamic:
     """Compare choose_qparams, dynamic_range_quantize to each dtype, and dynamic_fake_quantize."""
     rule = Dynamic(x, granularity, *ends, symmetric)
     note = f"{granularity} {tuple(x.shape)} {x.dtype} {ends} symmetric={symmetric}"
-    here = x.to(device) if layout is None else layout(x.to(device))
-    args, mode = (here, *granularity.args, *ends), {"symmetric": symmetric}
+    args, mode = (x.to(device), *granularity.args, *ends), {"symmetric": symmetric}
     assert_chosen(*granularity.op("choose_qparams")(*args, **mode), rule, note)
     for dtype in integer_dtypes(ends):
         op = granularity.op("dynamic_range_quantize")

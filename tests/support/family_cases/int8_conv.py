@@ -59,23 +59,18 @@ class Case:
             bias = torch.randn(self.outputs, generator=random, dtype=torch.float64) * 100
             made["bias"] = bias.to(compute if self.bias == "compute" else self.dtype)
         if self.shift:
-            low, high = ends(self.input)
+            low, high = cases.default_range(self.input)
             made["input_zero_point"] = torch.randint(low, high + 1, (1,), generator=random)
         if self.sums:
             made["weight_sum"] = w.flatten(1).sum(1, dtype=torch.int32)
         return made
 
 
-def ends(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and the largest integer."""
-    return (0, 255) if dtype == torch.uint8 else (-128, 127)
-
-
 def integers(
     shape: tuple[int, ...], dtype: torch.dtype, values: str, random: torch.Generator
 ) -> Tensor:
     """Integers of a dtype: any, or all the same."""
-    low, high = ends(dtype)
+    low, high = cases.default_range(dtype)
     if values != "random":
         return torch.full(shape, low if values == "lowest" else high, dtype=dtype)
     return torch.randint(low, high + 1, shape, generator=random).to(dtype)

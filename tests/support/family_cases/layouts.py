@@ -27,13 +27,11 @@ def kept_strides(x: Tensor) -> tuple[int, ...]:
     return x.stride() if cases.is_dense(x) else contiguous_strides(x.shape)
 
 
-def meta_like(t: Tensor) -> Tensor:
-    """A tensor without data, of the same shape, strides and dtype."""
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-
-
 def assert_meta_agrees(call: Any, tensors: Tensors, got: Tensors) -> None:
-    for meta, here in zip(outputs(call(*map(meta_like, tensors))), got, strict=True):
+    there = (
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors
+    )
+    for meta, here in zip(outputs(call(*there)), got, strict=True):
         assert meta.device.type == "meta"
         assert (meta.shape, meta.stride(), meta.dtype) == (here.shape, here.stride(), here.dtype)
 

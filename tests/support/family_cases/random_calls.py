@@ -51,7 +51,7 @@ def move(value: Any, device: str) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
-def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     """Any values for an input; for a scale the ordinary and the special."""
     if dtype.is_complex or dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
@@ -59,7 +59,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
         info = torch.iinfo(dtype)
         low, high = max(info.min, -300), min(info.max, 300)
         return torch.randint(low, high + 1, shape, generator=cases.generator(seed)).to(dtype)
-    return scale * cases.gradients(shape, dtype, seed)
+    return cases.gradients(shape, dtype, seed)
 
 
 @dataclass
@@ -79,8 +79,7 @@ class Call:
     def function(self, namespace: object) -> Callable[..., Any]:
         if namespace is baraquant.ops:
             return cases.function_of(self.name)
-        function: Callable[..., Any] = getattr(namespace, self.name)
-        return function
+        return getattr(namespace, self.name)
 
     @property
     def verb(self) -> str:
@@ -140,14 +139,13 @@ def choose(rng: Random, right: Any, wrong: Sequence[Any]) -> Any:
 def right_call(
     rng: Random,
     calls: Sequence[Any],
-    shapes: Sequence[tuple[int, ...]] = SHAPES_OF_ROWS,
-    dtypes: Sequence[torch.dtype] = cases.FLOAT_DTYPES,
+    shapes: Sequence[tuple[int, ...]],
 ) -> Call:
     """One of `tests/support/calls`, with any granularity that its shape allows."""
     call, shape = rng.choice(calls), rng.choice(shapes)
     if "granularity" in {field.name for field in dataclasses.fields(call)} and not call.number:
         call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
-    dtype = rng.choice(dtypes)
+    dtype = rng.choice(cases.FLOAT_DTYPES)
     if dtype == torch.float64 and not getattr(call, "takes_float64", True):
         dtype = torch.float32
     op, arguments = bound(call, call.tensors(shape, dtype))

@@ -23,18 +23,8 @@ LONG_LENGTHS = (14336, 65536, 70001)
 # Of a matrix: rows, columns, everything, groups that end inside a row.
 MATRIX = (PER_TOKEN, per_channel(0), per_channel(1), PER_TENSOR, per_group(32), per_group(5, 0))
 
-CLEAN = (
-    "normal",
-    "ties",
-    "positive",
-    "negative",
-    "huge",
-    "subnormal",
-    "tiny",
-    "zeros",
-    "lonely",
-    "wild",
-)
+CLEAN = ("normal", "ties", "positive", "negative", "huge", "subnormal", "tiny", "zeros", "lonely")
+CLEAN += ("wild",)
 POISONED = ("nan", "negative_nan", "inf", "minus_inf", "both_inf", "nan_and_inf")
 CHARACTERS = CLEAN + POISONED
 

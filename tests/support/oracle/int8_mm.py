@@ -149,6 +149,26 @@ def rescale(
     return fma(product, input_scale, np.full((), -0.0, c) if bias is None else bias.astype(c))
 
 
+def _rescaled(
+    acc: np.ndarray,
+    input_scale: Tensor | float,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> np.ndarray:
+    """The result `[M, N]` for int32 sums."""
+    compute = oracle.numpy_dtype(dtype)
+    if isinstance(input_scale, Tensor):
+        scale = to_numpy(input_scale)
+    else:
+        with np.errstate(all="ignore"):
+            scale = np.asarray(input_scale).astype(compute)
+    of_weight = to_numpy(weight_scale)
+    assert scale.dtype == of_weight.dtype == compute
+    offset = None if bias is None else to_numpy(bias)
+    return oracle.round_to(rescale(acc, of_weight, _of_rows(scale, len(acc)), offset), dtype)
+
+
 def int8_linear(
     input: Tensor,
     weight: Tensor,
@@ -160,19 +180,9 @@ def int8_linear(
     weight_sum: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> np.ndarray:
-    shape = (*input.shape[:-1], weight.shape[0])
-    compute = oracle.numpy_dtype(dtype)
     acc = accumulators(input, weight, input_zero_point, weight_sum)
-    if isinstance(input_scale, float):
-        with np.errstate(all="ignore"):
-            scale = np.asarray(input_scale).astype(compute)
-    else:
-        scale = to_numpy(input_scale)
-    of_weight = to_numpy(weight_scale)
-    assert scale.dtype == of_weight.dtype == compute
-    offset = None if bias is None else to_numpy(bias)
-    y = rescale(acc, of_weight, _of_rows(scale, len(acc)), offset)
-    return oracle.round_to(y, dtype).reshape(shape)
+    y = _rescaled(acc, input_scale, weight_scale, bias, dtype)
+    return y.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def int8_product(
@@ -195,10 +205,7 @@ def rescale_product(
     dtype: torch.dtype = torch.float32,
 ) -> np.ndarray:
     acc = to_numpy(input).reshape(int(np.prod(input.shape[:-1])), input.shape[-1])
-    scale = _of_rows(to_numpy(input_scale), len(acc))
-    offset = None if bias is None else to_numpy(bias)
-    y = rescale(acc, to_numpy(weight_scale), scale, offset)
-    return oracle.round_to(y, dtype).reshape(input.shape)
+    return _rescaled(acc, input_scale, weight_scale, bias, dtype).reshape(input.shape)
 
 
 def smoothquant_linear(
@@ -209,13 +216,11 @@ def smoothquant_linear(
     bias: Tensor | None = None,
     *,
     act_zero_point: Tensor | int | None = None,
-    weight_sum: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    **options: Any,
 ) -> np.ndarray:
     """`int8_linear` with one scale, and the arguments in another order."""
     args = (input, weight, act_scale, weight_scale, bias)
-    point = {"input_zero_point": act_zero_point}
-    return int8_linear(*args, **point, weight_sum=weight_sum, dtype=dtype)
+    return int8_linear(*args, input_zero_point=act_zero_point, **options)
 
 
 def quantized_linear(
@@ -239,23 +244,6 @@ def quantized_linear(
     return int8_linear(q, weight, rule.scale, weight_scale, bias, **options)
 
 
-def static_rule(
-    input: Tensor,
-    act_scale: Tensor,
-    act_zero_point: Tensor | None = None,
-    smooth_scale: Tensor | None = None,
-    quant_min: int = -128,
-    quant_max: int = 127,
-) -> oracle.Affine:
-    """How the input of static_quantized_linear becomes integers."""
-    if smooth_scale is None:
-        args = act_scale.reshape(()), act_zero_point, cases.PER_TENSOR
-    else:
-        point = None if act_zero_point is None else act_zero_point.expand(len(smooth_scale))
-        args = smooth_scale, point, per_channel(-1)
-    return oracle.Affine(input, *args, quant_min, quant_max)
-
-
 def static_quantized_linear(
     input: Tensor,
     weight: Tensor,
@@ -270,9 +258,13 @@ def static_quantized_linear(
     quant_max: int = 127,
     dtype: torch.dtype | None = None,
 ) -> np.ndarray:
-    """The input quantized with a scale that is given, and multiplied."""
-    ends = quant_min, quant_max
-    rule = static_rule(input, act_scale, act_zero_point, smooth_scale, *ends)
+    """The input quantized with a scale that is given, for all or for each channel; multiplied."""
+    if smooth_scale is None:
+        args = act_scale.reshape(()), act_zero_point, cases.PER_TENSOR
+    else:
+        point = None if act_zero_point is None else act_zero_point.expand(len(smooth_scale))
+        args = smooth_scale, point, per_channel(-1)
+    rule = oracle.Affine(input, *args, quant_min, quant_max)
     q = torch.from_numpy(rule.quantize(torch.int8))
     options = {"act_zero_point": act_zero_point, "weight_sum": weight_sum}
     options["dtype"] = dtype or input.dtype

@@ -22,7 +22,7 @@ from tests.support.oracle.range import qparams
 
 WORD = 2**32 - 1
 DEEPEST, DEEPEST_SHIFTED = 131071, 65536
-
+Random = tuple[int, int]
 
 # --- random bits ---------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c
 
 
-def bits(random: tuple[int, int], count: int) -> np.ndarray:
+def bits(random: Random, count: int) -> np.ndarray:
     """The 16 bits of the elements 0 to count - 1."""
     seed, offset = (number % 2**64 for number in random)
     found: list[int] = []
@@ -48,7 +48,7 @@ def bits(random: tuple[int, int], count: int) -> np.ndarray:
     return np.array(found[:count], np.int64)
 
 
-def uniform(random: tuple[int, int], shape: tuple[int, ...], compute: np.dtype) -> np.ndarray:
+def uniform(random: Random, shape: tuple[int, ...], compute: np.dtype) -> np.ndarray:
     count = math.prod(shape)
     return ((bits(random, count) + 0.5) / 65536).astype(compute).reshape(shape)
 
@@ -73,7 +73,7 @@ def quantize_rows(v: np.ndarray, u: np.ndarray | None) -> Quantized:
 
 
 def scaled_rows(
-    x: np.ndarray, factor: np.ndarray, random: tuple[int, int] | None
+    x: np.ndarray, factor: np.ndarray, random: Random | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """v and u of a matrix; the factor is [columns] or [rows, 1]."""
     with np.errstate(all="ignore"):
@@ -86,15 +86,13 @@ def matrix(x: Tensor) -> np.ndarray:
     return to_numpy(x).reshape(rows, x.shape[-1])
 
 
-def scaled_quantize_per_token(
-    x: Tensor, factor: Tensor, random: tuple[int, int] | None = None
-) -> Quantized:
+def scaled_quantize_per_token(x: Tensor, factor: Tensor, random: Random | None = None) -> Quantized:
     q = quantize_rows(*scaled_rows(matrix(x), to_numpy(factor), random))
     return Quantized(q.values.reshape(x.shape), q.scale.reshape(*x.shape[:-1], 1))
 
 
 def scaled_quantize_transposed(
-    x: Tensor, factor: Tensor, random: tuple[int, int] | None = None
+    x: Tensor, factor: Tensor, random: Random | None = None
 ) -> Quantized:
     v, u = scaled_rows(matrix(x), to_numpy(factor).reshape(-1, 1), random)
     return quantize_rows(v.T, None if u is None else u.T)
@@ -124,13 +122,11 @@ def _number_product(acc: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return acc.astype(scale.dtype) * scale[:, None]
 
 
-def input_gradient(
-    dy: Tensor, w: np.ndarray, sw: np.ndarray, random: tuple[int, int] | None, limit: int = DEEPEST
-) -> np.ndarray:
+def input_gradient(dy: Tensor, w: np.ndarray, sw: np.ndarray, random: Random | None) -> np.ndarray:
     """`sd[m] * sum_n q(dy[m, n] * sw[n]) * w[n, k]`, in the shape [tokens, K]."""
     v, u = scaled_rows(matrix(dy), sw, random)
     parts = []
-    for block in blocks(v.shape[1], limit):
+    for block in blocks(v.shape[1], DEEPEST):
         q = quantize_rows(v[:, block], None if u is None else u[:, block])
         acc = int8_oracle.sums(q.values, np.ascontiguousarray(w[block].T))
         parts.append(_number_product(acc, q.scale))
@@ -138,20 +134,14 @@ def input_gradient(
 
 
 def weight_gradient(
-    dy: Tensor,
-    x: np.ndarray,
-    sx: np.ndarray,
-    zx: np.ndarray | None,
-    random: tuple[int, int] | None,
-    limit: int | None = None,
+    dy: Tensor, x: np.ndarray, sx: np.ndarray, zx: np.ndarray | None, random: Random | None
 ) -> np.ndarray:
     """`sd[n] * sum_m q(dy[m, n] * sx[m]) * (x[m, k] - zx[m])`; sx and zx are [tokens]."""
     if random is not None:
         random = (random[0], random[1] + 1)
     v, u = scaled_rows(matrix(dy), sx.reshape(-1, 1), random)
-    limit = limit or (DEEPEST if zx is None else DEEPEST_SHIFTED)
     parts = []
-    for block in blocks(v.shape[0], limit):
+    for block in blocks(v.shape[0], DEEPEST if zx is None else DEEPEST_SHIFTED):
         q = quantize_rows(v[block].T, None if u is None else u[block].T)
         of_x = x[block].astype(np.int64) - (0 if zx is None else zx[block, None].astype(np.int64))
         acc = (q.values.astype(np.float64) @ of_x.astype(np.float64)).astype(np.int64)
