@@ -13,6 +13,8 @@ from torch import Tensor
 
 from baraquant import ops
 
+Shape = tuple[int, ...]
+
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGER_DTYPES = (torch.int8, torch.uint8)
 QUANTIZED_DTYPES = INTEGER_DTYPES + FLOAT_DTYPES
@@ -70,7 +72,7 @@ class Granularity:
         return self.kind
 
     @property
-    def args(self) -> tuple[int, ...]:
+    def args(self) -> Shape:
         """The arguments that the op takes after `zero_point`."""
         if self.kind == "per_channel":
             return (self.axis,)
@@ -84,7 +86,7 @@ class Granularity:
             return function_of(name)
         return getattr(namespace or torch.ops.baraquant, name)
 
-    def param_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def param_shape(self, shape: Shape) -> Shape:
         """The shape of scale and zero point for an input of `shape`."""
         if self.kind == "per_tensor":
             return ()
@@ -113,7 +115,7 @@ def per_group(group_size: int, axis: int = -1) -> Granularity:
 KINDS = (PER_TENSOR, per_channel(1), PER_TOKEN, per_group(8))
 
 
-def granularities(shape: tuple[int, ...]) -> list[Granularity]:
+def granularities(shape: Shape) -> list[Granularity]:
     """Every granularity for this shape: several axes; whole, partial and outsized groups."""
     found = [PER_TENSOR]
     if not shape:
@@ -153,7 +155,7 @@ def _misaligned(t: Tensor) -> Tensor:
     return flat[1:].view(t.shape)
 
 
-def _in_memory_order(t: Tensor, order: tuple[int, ...]) -> Tensor:
+def _in_memory_order(t: Tensor, order: Shape) -> Tensor:
     """The same tensor, stored with its dimensions in the given order (outermost first)."""
     inverse = [order.index(dim) for dim in range(len(order))]
     return t.permute(order).contiguous().permute(inverse)
@@ -223,7 +225,7 @@ def bit_patterns(dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
     return raw.to(torch.int16).view(dtype)
 
 
-def scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def scales(shape: Shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Positive scales around 1/16: a third of them powers of two, so that ties are exact."""
     gen = generator(seed)
     exponent = torch.randint(-7, 0, shape, generator=gen).to(dtype)
@@ -241,7 +243,7 @@ def special_scales(dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def zero_points(shape: tuple[int, ...], quant_range: tuple[int, int], seed: int = 0) -> Tensor:
+def zero_points(shape: Shape, quant_range: tuple[int, int], seed: int = 0) -> Tensor:
     """int32 zero points of the range, its ends, and some beyond it (legal in a tensor)."""
     low, high = quant_range
     values = torch.randint(low, high + 1, shape, generator=generator(seed))
@@ -275,7 +277,7 @@ def adversarial(full_scale: Tensor, dtype: torch.dtype, seed: int = 0) -> Tensor
     return values.reshape(shape)
 
 
-def gradients(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def gradients(shape: Shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Incoming gradients of which one in sixteen is ±0, ±inf, NaN, subnormal or the largest."""
     gen = generator(seed)
     values = torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
@@ -284,7 +286,7 @@ def gradients(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tens
     return torch.where(torch.rand(shape, generator=gen) < 1 / 16, pick, values)
 
 
-def expand(param: Tensor, granularity: Granularity, shape: tuple[int, ...]) -> Tensor:
+def expand(param: Tensor, granularity: Granularity, shape: Shape) -> Tensor:
     """One entry of `param` for each element of an input of `shape`."""
     ndim = len(shape)
     param = param.reshape(granularity.param_shape(shape))

@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.cases import INT64_MAX, INT64_MIN, PER_TENSOR, Granularity
+from tests.support.cases import INT64_MAX, INT64_MIN, PER_TENSOR, Granularity, Shape
 
+RANGE = ("quant_min", "quant_max")
+Error = type[Exception]
 Change = Callable[[dict[str, Any]], Any]
-Shapes = Iterable[tuple[int, ...]]
+Names = Iterable[str]
+Dtypes = Iterable[torch.dtype]
+Shapes = Iterable[Shape]
 SHAPE = (4, 6, 8)
 NEVER = (torch.int16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 VALUES = {"quant_min": -8, "quant_max": 7, "symmetric": True, "group_size": 4}
@@ -140,7 +144,7 @@ class Bad:
     argument: str
     label: str
     change: Change
-    error: type[Exception]
+    error: Error
     words: str  # that the message must have besides the names of the op and of the argument
     when: When = always
     also: dict[str, Any] = field(default_factory=dict)  # other arguments, set beforehand
@@ -165,6 +169,7 @@ class Bad:
         return str(raised.value), pattern
 
 
+Bads = Iterator[Bad]
 NUMBERS = ("scale", "zero_point", "act_scale", "act_zero_point")
 
 # --- how an argument is changed ------------------------------------------------------------------
@@ -178,7 +183,7 @@ def to_dtype(name: str, dtype: torch.dtype) -> Change:
     return lambda arguments: arguments[name].to(dtype)
 
 
-def of_shape(name: str, shape: tuple[int, ...]) -> Change:
+def of_shape(name: str, shape: Shape) -> Change:
     return lambda arguments: arguments[name].new_ones(shape)
 
 
@@ -219,13 +224,11 @@ def got(dtype: torch.dtype) -> str:
     return f"got .*(?i:{cases.name_of(dtype)})"
 
 
-def got_shape(shape: tuple[int, ...]) -> str:
+def got_shape(shape: Shape) -> str:
     return rf"got .*{re.escape(str(list(shape)))}"
 
 
-def wrong_dtypes(
-    names: Iterable[str], wrong: Iterable[torch.dtype], words: str = "", when: When = always
-) -> Iterator[Bad]:
+def wrong_dtypes(names: Names, wrong: Dtypes, words: str = "", when: When = always) -> Bads:
     """Tensors of dtypes that the op does not take there."""
     for dtype in wrong:
         for name in names:
@@ -238,9 +241,7 @@ def not_as(right: Callable[[Any], tuple[torch.dtype, ...]], dtype: torch.dtype) 
     return lambda op: dtype not in right(op)
 
 
-def wrong_parameters(
-    wrong: Iterable[torch.dtype], scales: Iterable[str], points: Iterable[str]
-) -> Iterator[Bad]:
+def wrong_parameters(wrong: Dtypes, scales: Names, points: Names) -> Bads:
     """Scales, biases and zero points of a `ProductOp` in dtypes that are not theirs."""
     for dtype in wrong:
         when = not_as(lambda op: (op.compute,), dtype)
@@ -251,16 +252,14 @@ def wrong_parameters(
     yield from wrong_dtypes(points, floating, "integer")
 
 
-def wrong_outputs(
-    wrong: Iterable[torch.dtype], words: str = "", when: When = always
-) -> Iterator[Bad]:
+def wrong_outputs(wrong: Dtypes, words: str = "", when: When = always) -> Bads:
     """Values of the argument `dtype`."""
     for dtype in wrong:
         label, change = cases.name_of(dtype), constant(dtype)
         yield Bad("dtype", label, change, TypeError, f"{words}.*{got(dtype)}", when)
 
 
-def wrong_strides(name: str, words: str, when: When = always, **more: Change) -> Iterator[Bad]:
+def wrong_strides(name: str, words: str, when: When = always, **more: Change) -> Bads:
     """Of a matrix, or several, that has to be contiguous."""
     changes: dict[str, Change] = {
         "transposed": lambda a: a[name].transpose(0, 1).contiguous().transpose(0, 1),
@@ -270,9 +269,7 @@ def wrong_strides(name: str, words: str, when: When = always, **more: Change) ->
         yield Bad(name, label, change, ValueError, words, when)
 
 
-def wrong_shapes(
-    names: Iterable[str], wrong: Shapes, words: str = "expected", when: When = always
-) -> Iterator[Bad]:
+def wrong_shapes(names: Names, wrong: Shapes, words: str = "expected", when: When = always) -> Bads:
     for name in names:
         for shape in wrong:
             pattern = f"{words}.* {got_shape(shape)}"
@@ -280,12 +277,8 @@ def wrong_shapes(
 
 
 def wrong_values(
-    name: str,
-    wrong: Iterable[Any],
-    words: str = "",
-    error: type[Exception] = ValueError,
-    when: When = always,
-) -> Iterator[Bad]:
+    name: str, wrong: Iterable[Any], words: str = "", error: Error = ValueError, when: When = always
+) -> Bads:
     """Numbers and words; the message says what was given."""
     for value in wrong:
         given = f"{value:g}"[:3] if isinstance(value, float) else f"{value}"
@@ -294,12 +287,8 @@ def wrong_values(
 
 
 def wrong_ranges(
-    ranges: Iterable[tuple[int, int]],
-    words: str = "",
-    when: When = always,
-    names: tuple[str, str] = ("quant_min", "quant_max"),
-    **also: Any,
-) -> Iterator[Bad]:
+    ranges: Shapes, words: str = "", when: When = always, names: Names = RANGE, **also: Any
+) -> Bads:
     low, high = names
     for ends in ranges:
         label = "_".join([f"{ends[0]}_to_{ends[1]}", *map(str, also.values())])
@@ -316,7 +305,7 @@ for _dtype, _limit in cases.INTEGER_LIMIT.items():
     TOO_WIDE[_dtype] = ((-_limit - 1, 0), (0, _limit + 1))
 
 
-def wrong_integer_ranges() -> Iterator[Bad]:
+def wrong_integer_ranges() -> Bads:
     """Those of an op whose integers are int8 or uint8."""
     yield from wrong_ranges(INVERTED + HUGE)
     for dtype in cases.INTEGER_DTYPES:
@@ -324,7 +313,7 @@ def wrong_integer_ranges() -> Iterator[Bad]:
     yield from wrong_ranges(ONE_STEP, symmetric=True)
 
 
-def wrong_granularities() -> Iterator[Bad]:
+def wrong_granularities() -> Bads:
     axes = (3, -4, 2**31, INT64_MAX, INT64_MIN)
     yield from wrong_values("axis", axes, error=IndexError)
     yield from wrong_values("group_size", (0, -1, -(2**31), INT64_MIN))
@@ -380,7 +369,7 @@ def of_kind(kind: str) -> When:
     return lambda op: op.granularity.kind == kind
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_dtypes() -> Bads:
     never = (torch.int32, *NEVER)
     yield from wrong_dtypes(("input", "grad"), never)
     yield from wrong_dtypes(
@@ -396,7 +385,7 @@ def bad_dtypes() -> Iterator[Bad]:
     yield from wrong_outputs(cases.INTEGER_DTYPES, when=is_dequantize)
 
 
-def bad_shapes() -> Iterator[Bad]:
+def bad_shapes() -> Bads:
     wrong: dict[str, Shapes] = {
         "per_tensor": ((2,), (1, 1), (0,)),
         "per_channel": ((5,), (7,), (6, 1), (), (8,), (1,)),
@@ -413,7 +402,7 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong_shapes(["grad"], ((1, 6, 8), (8, 6, 4), (192,)), when=when)
 
 
-def bad_numbers() -> Iterator[Bad]:
+def bad_numbers() -> Bads:
     for dtype, ranges in TOO_WIDE.items():
         yield from wrong_ranges(ranges, dtype=dtype)
     yield from wrong_ranges(INVERTED + HUGE)

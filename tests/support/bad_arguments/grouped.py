@@ -28,17 +28,12 @@ class Op(ProductOp):
         return super().given | found | {"backward": "float", "rounding": "nearest"}
 
 
-OPS = (
-    Op(INTEGERS, input=torch.uint8),
-    Op(INTEGERS, torch.float16, input=torch.uint8),
+OPS = [
+    Op(INTEGERS, input=torch.uint8), Op(INTEGERS, torch.float16, input=torch.uint8),
     Op(INTEGERS, torch.float64, full=False, input=torch.uint8),
-    Op("quantized_grouped_linear"),
-    Op("quantized_grouped_linear", torch.bfloat16, full=False),
-    Op("quantized_grouped_linear", torch.float64),
-    Op(TRAINED),
-    Op(TRAINED, torch.float16, full=False),
-    Op(TRAINED, torch.float64),
-)
+]  # fmt: skip
+for _name, _low in (("quantized_grouped_linear", torch.bfloat16), (TRAINED, torch.float16)):
+    OPS += [Op(_name), Op(_name, _low, full=False), Op(_name, torch.float64)]
 
 
 def bad_cases() -> Iterator[Bad]:

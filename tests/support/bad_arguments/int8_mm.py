@@ -36,24 +36,17 @@ class Op(ProductOp):
         return super().given | found | {"backward": "int8", "rounding": "stochastic"}
 
 
-OPS = (
-    Op("int8_linear"),
-    Op("int8_linear", torch.float16, torch.uint8),
-    Op("int8_linear", torch.float64, full=False),
-    Op("smoothquant_linear", torch.bfloat16),
-    Op("smoothquant_linear", torch.float64, torch.uint8),
-    Op("smoothquant_linear", number=True),
+OPS = [
+    Op("int8_linear"), Op("int8_linear", torch.float16, torch.uint8),
+    Op("int8_linear", torch.float64, full=False), Op("smoothquant_linear", torch.bfloat16),
+    Op("smoothquant_linear", torch.float64, torch.uint8), Op("smoothquant_linear", number=True),
     Op("smoothquant_linear", torch.float16, torch.uint8, number=True),
-    Op("quantized_linear"),
-    Op("quantized_linear", torch.bfloat16, full=False),
-    Op("quantized_linear", torch.float64),
-    Op("static_quantized_linear"),
-    Op("static_quantized_linear", torch.bfloat16, full=False),
-    Op("static_quantized_linear", torch.float64),
-    Op("qat_linear"),
-    Op("qat_linear", torch.float16, full=False),
-    Op("qat_linear", torch.float64),
-)
+]  # fmt: skip
+for _name, _low in (
+    *(("quantized_linear", torch.bfloat16), ("static_quantized_linear", torch.bfloat16)),
+    ("qat_linear", torch.float16),
+):
+    OPS += [Op(_name), Op(_name, _low, full=False), Op(_name, torch.float64)]
 
 
 integer_input, floating_input = wrong.of(*INTEGER_INPUT), wrong.but(*INTEGER_INPUT)
@@ -95,7 +88,7 @@ def bad_shapes() -> Iterator[Bad]:
         "padded": lambda a: a["weight"].new_ones(N, K + 1)[:, :K],
     }
     yield from wrong.wrong_strides("weight", r"contiguous\(\)", integer_weight, **more)
-    for bad in wrong_sizes(LEAD, N, K):
+    for bad in wrong_sizes():
         # A count, the list of sizes or the last one: each says what was given.
         yield Bad(bad.argument, bad.label, bad.change, ValueError, r"expected.* got .*[\d\[]")
     for shape in ((N, K - 1), (N, K + 1), (K, N), (N, 1), (N, 0)):  # either of the two is wrong

@@ -18,9 +18,9 @@ from tests.support import cases
 from tests.support.calls import fused as fused_calls
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls import range as range_calls
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
 from tests.support.calls.range import RANGE
-from tests.support.cases import Granularity
+from tests.support.cases import Granularity, Shape
 
 KINDS = cases.KINDS
 FORWARD = ("quantize", "dequantize", "fake_quantize")
@@ -116,7 +116,7 @@ ALL_CALLS = (
 )
 
 
-def outputs(result: Any) -> tuple[Tensor, ...]:
+def outputs(result: Any) -> Tensors:
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -126,9 +126,7 @@ def ramp(like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False).copy_(values.expand(like.shape))
 
 
-def value_and_gradients(
-    function: Callable[..., Any], tensors: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+def value_and_gradients(function: Callable[..., Any], tensors: Tensors) -> Tensors:
     """The results, then the gradients in each tensor that requires grad."""
     results = outputs(function(*tensors))
     leaves = [t for t in tensors if t.requires_grad]
@@ -144,7 +142,7 @@ def value_and_gradients(
 TANGENTS_ARE_CONTIGUOUS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
-def assert_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+def assert_equal(actual: Tensors, expected: Tensors) -> None:
     """Same number, shapes, dtypes, strides and values."""
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.cases import Shape
 
 NAMES = ("verb", "name", "base")  # of the op
-Shape = tuple[int, ...]
 Tensors = tuple[Tensor, ...]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 
 NORMS = ("rms_norm", "layer_norm")
 VERBS = (*NORMS, "silu_mul", "gelu", "hadamard")

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 
 OUTPUTS, GROUP_SIZE = 9, 4
 LINEARS = ("int4_linear", "quantized_int4_linear", "static_quantized_int4_linear")

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_conv import Case
 
 NAMES = ("input", "weight", "input_scale", "weight_scale", "bias", "input_zero_point", "weight_sum")

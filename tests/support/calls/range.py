@@ -11,8 +11,8 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
-from tests.support.cases import Granularity
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Granularity, Shape
 
 RANGE = (-8, 7)
 
@@ -51,7 +51,7 @@ class RangeCall(OpCall):
         return (*tensors, *self.granularity.args, *ends), kwargs
 
 
-def skewed(shape: tuple[int, ...]) -> Tensor:
+def skewed(shape: Shape) -> Tensor:
     """Values of which an asymmetric scale of four bits clips the largest: a tie at both ends.
 
     From -1.5 to 13.5 the scale is 1, and -1.5 and 13.5 both round up, which is one step too many.

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
 from tests.support.calls.int8_mm import Int8Call
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_mm import integers
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.calls.call import Arguments, OpCall, Shape, Tensors
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_mm import integers
 
 OUTPUTS, GROUP_SIZE = 9, 4

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import Granularity
-from tests.support.family_cases.range import characterful, modes_of
+from tests.support.cases import Granularity, Shape
+from tests.support.family_cases.range import Ends, characterful, modes_of
 from tests.support.oracle.range import Dynamic
 
-Ends = tuple[int, int]
+FULL = (-128, 127)
 
 
 def integer_dtypes(ends: Ends) -> tuple[torch.dtype, ...]:
@@ -25,11 +25,7 @@ def assert_chosen(scale: Tensor, point: Tensor, rule: Dynamic, note: str = "") -
 
 
 def check_input(
-    device: str,
-    x: Tensor,
-    granularity: Granularity,
-    ends: Ends = (-128, 127),
-    symmetric: bool = True,
+    device: str, x: Tensor, granularity: Granularity, ends: Ends = FULL, symmetric: bool = True
 ) -> Dynamic:
     """Compare choose_qparams, dynamic_range_quantize to each dtype, and dynamic_fake_quantize."""
     rule = Dynamic(x, granularity, *ends, symmetric)
@@ -50,10 +46,10 @@ def check_input(
 
 def check(
     device: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: torch.dtype,
     granularity: Granularity,
-    ends: Ends = (-128, 127),
+    ends: Ends = FULL,
     seed: int = 0,
 ) -> None:
     """Both modes on characterful data."""

@@ -12,17 +12,18 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
+from tests.support.cases import Shape
 from tests.support.marks import by_dtype
 
 Tensors = tuple[Tensor, ...]
 LENGTHS = (*range(1, 20), 31, 33, 63, 64, 65, 127, 129)
 
 
-def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+def contiguous_strides(shape: torch.Size) -> Shape:
     return torch.empty(shape, device="meta").stride()
 
 
-def kept_strides(x: Tensor) -> tuple[int, ...]:
+def kept_strides(x: Tensor) -> Shape:
     """The rule for results that look like `x`."""
     return x.stride() if cases.is_dense(x) else contiguous_strides(x.shape)
 
@@ -53,9 +54,7 @@ class AnyLayout:
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, calls, ids=str)
 
-    def tensors(
-        self, call: Any, shape: tuple[int, ...], dtype: torch.dtype, device: str
-    ) -> Tensors:
+    def tensors(self, call: Any, shape: Shape, dtype: torch.dtype, device: str) -> Tensors:
         if dtype == torch.float64 and not getattr(call, "takes_float64", True):
             dtype = torch.float32
         found = [t.detach() for t in call.tensors(shape, dtype, device)]
@@ -158,7 +157,7 @@ class AnyLayout:
             assert_same_bits(dx, right, of_dy)
 
     @pytest.mark.parametrize("shape", (*cases.SHAPES[1:], (1, 5, 1, 3), (1, 0, 3)), ids=str)
-    def test_meta_agrees_on_every_shape(self, shape: tuple[int, ...], device: str) -> None:
+    def test_meta_agrees_on_every_shape(self, shape: Shape, device: str) -> None:
         """Sizes 0 and 1, whose strides say nothing, too."""
         for call in {c.verb: c for c in self.CALLS}.values():
             calls = [call]

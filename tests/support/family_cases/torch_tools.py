@@ -15,12 +15,11 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs, value_and_gradients
+from tests.support.cases import Shape
 from tests.support.core_calls import AsModule, bound, opcheck, scripted
 
 
-def learning(
-    call: Any, shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float32
-) -> Any:
+def learning(call: Any, shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> Any:
     """Its tensors, of which the input requires grad where it can."""
     first, *rest = call.tensors(shape, dtype, device)
     return (first.requires_grad_(call.differentiable), *rest)
@@ -39,7 +38,7 @@ class Tools:
     ANY_ROWS = True  # whether they may be exported for any number of rows
     SLOW: ClassVar[Sequence[Any]] = ()  # those for TorchInductor, if not the first alone
     SHAPE = (5, 12)
-    OTHER_SHAPES: ClassVar[Sequence[tuple[int, ...]]] = ((9, 20), (70, 33))
+    OTHER_SHAPES: ClassVar[Sequence[Shape]] = ((9, 20), (70, 33))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "dtype" in metafunc.fixturenames:
