@@ -94,13 +94,8 @@ class ProductOp(PublicOp):
     def given(self) -> dict[str, Any]:
         return {"symmetric": not self.full, "dtype": self.output}
 
-    @property
-    def of_integers(self) -> bool:
-        """Whether the input is."""
-        return self.name.startswith(("int", "smoothquant", "rescale"))
-
     def dtype_of(self, name: str) -> torch.dtype:
-        if name == "input" and self.of_integers:
+        if name == "input" and self.name.startswith(("int", "smoothquant", "rescale")):
             return self.input
         if name == "weight" and not self.name.startswith("qat"):
             return torch.int8

@@ -2,7 +2,6 @@
 """Every op of the fused family with a call that is right, and the ways to get it wrong."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +42,7 @@ OPS = [Op(base, quantize) for base in VERBS for quantize in (False, True)]
 OPS += [Op(base, quantize, residual=True) for base in NORMS for quantize in (False, True)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     whole = (*NEVER, torch.int8, torch.uint8, torch.int32)
     yield from wrong.wrong_dtypes(("input", "gate"), whole)
     other = (torch.float64, torch.float16, torch.bfloat16, torch.int32)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The grouped ops of the integer matrix family with calls that are right, and ways to be wrong."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ for _name, _low in (("quantized_grouped_linear", torch.bfloat16), (TRAINED, torc
     OPS += [Op(_name), Op(_name, _low, full=False), Op(_name, torch.float64)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     floating = ("input", "weight", "weight_scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
     other = (torch.int64, torch.uint8, torch.float32)

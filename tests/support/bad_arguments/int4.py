@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of four-bit weights with a call that is right, and the ways to get it wrong."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
+from tests.support.bad_arguments.affine import NEVER, ProductOp
 from tests.support.calls.int4 import LINEARS
 from tests.support.cases import INT64_MAX, INT64_MIN
 
@@ -30,10 +29,6 @@ class Op(ProductOp):
         found |= dict.fromkeys(("input_scale", "input_zero_point"), (T, 1))
         return super().given | found | dict.fromkeys(("act_scale", "act_zero_point"), ())
 
-    @property
-    def of_integers(self) -> bool:
-        return self.name == INTEGERS
-
     def dtype_of(self, name: str) -> torch.dtype:
         if name in ("packed", "group_factor", "group_zero_point"):
             return torch.uint8
@@ -46,7 +41,7 @@ OPS = [Op(name) for name in (*MAKERS, *LINEARS)]
 OPS += [Op(QUANTIZE, torch.float64), Op(INTEGERS, torch.float16), Op(DYNAMIC, torch.bfloat16)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     floating = ("weight", "input", "weight_scale", "scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
     of_bytes = ("packed", "group_factor", "group_zero_point")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_conv with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ OPS = [Op(output=dtype) for dtype in cases.FLOAT_DTYPES]
 OPS += [Op(input=torch.uint8), Op(full=False)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     other = (*NEVER[:4], *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8")
     yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")

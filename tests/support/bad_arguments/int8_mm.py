@@ -2,7 +2,6 @@
 """Every op of the integer matrix family with calls that are right, and the ways to get it wrong."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +52,7 @@ integer_input, floating_input = wrong.of(*INTEGER_INPUT), wrong.but(*INTEGER_INP
 integer_weight, floating_weight = wrong.but("qat_linear"), wrong.of("qat_linear")
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_dtypes() -> wrong.Bads:
     never = (*NEVER, torch.int32)
     of_bytes = (*never, *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], of_bytes, when=integer_input)
@@ -82,7 +81,7 @@ def bad_dtypes() -> Iterator[Bad]:
         yield from wrong.wrong_dtypes(["weight"], [dtype], "input", when)
 
 
-def bad_shapes() -> Iterator[Bad]:
+def bad_shapes() -> wrong.Bads:
     more = {
         "stepped": lambda a: a["weight"].new_ones(2 * N, K)[::2],
         "padded": lambda a: a["weight"].new_ones(N, K + 1)[:, :K],
@@ -104,7 +103,7 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong.wrong_shapes(["smooth_scale"], shapes)
 
 
-def bad_numbers() -> Iterator[Bad]:
+def bad_numbers() -> wrong.Bads:
     number = wrong.having(number=True)
     scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60)
     yield from wrong.wrong_values("act_scale", scales, when=number)
@@ -127,7 +126,7 @@ def bad_numbers() -> Iterator[Bad]:
         yield from wrong.wrong_ranges(ends, f"{low} and .* to have 0 in", names=names, **also)
 
 
-def wrong_words(*more: str) -> Iterator[Bad]:
+def wrong_words(*more: str) -> wrong.Bads:
     """Of the two options of training."""
     for name, right in (
         ("backward", "'float', 'int8_input' or 'int8'"),
@@ -138,7 +137,7 @@ def wrong_words(*more: str) -> Iterator[Bad]:
             yield Bad(name, repr(word), wrong.constant(word), ValueError, words)
 
 
-def bad_options() -> Iterator[Bad]:
+def bad_options() -> wrong.Bads:
     yield from wrong_words("Float", "INT8", "int8 ", " int8", "int8-input", "Nearest", "up")
     words = r"'nearest' with backward='float'.*but got 'stochastic'; choose backward='int8_input'"
     change, also = wrong.constant("stochastic"), {"backward": "float"}

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_product and rescale_product with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,7 @@ OPS += [Op("rescale_product", dtype, torch.int32) for dtype in cases.FLOAT_DTYPE
 OPS += [Op("rescale_product", torch.float32, torch.int32, full=False)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     other = (*NEVER, *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8", multiplies)
     yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")
@@ -51,7 +50,7 @@ def bad_cases() -> Iterator[Bad]:
     yield Bad("input", "()", wrong.of_shape("input", ()), ValueError, words)
 
 
-def wrong_sizes(when: wrong.When = wrong.always) -> Iterator[Bad]:
+def wrong_sizes(when: wrong.When = wrong.always) -> wrong.Bads:
     """Of a product of rows [*LEAD, K] and a weight [N, K]."""
     shapes: wrong.Shapes = ((*LEAD, K - 1), (*LEAD, K + 1), (K, *LEAD), (*LEAD, 1), (*LEAD, 0))
     yield from wrong.wrong_shapes(["input"], (*shapes, (K, 1)), when=when)

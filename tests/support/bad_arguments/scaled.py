@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the scaled family with a call that is right, and the ways to get it wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ OPS = [Op(name) for name in NAMES]
 quantizes, transposes = wrong.of(*NAMES[:2]), wrong.of("transpose_int8")
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     yield from wrong.wrong_dtypes(["input"], (*NEVER, torch.uint8))
     no_bytes = (*cases.FLOAT_DTYPES, torch.int32)
     yield from wrong.wrong_dtypes(["input"], no_bytes, "int8", transposes)

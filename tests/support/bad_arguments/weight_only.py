@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +57,7 @@ grouped, of_channels = wrong.having(grouped=True), wrong.having(grouped=False)
 of_bytes, of_int8 = wrong.having(packed=True), wrong.having(packed=False)
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     never = (torch.int8, torch.uint8, *NEVER)
     yield from wrong.wrong_dtypes(("input", "weight_scale", "bias"), never)
     other = (torch.int32, torch.float32, *NEVER[:4])

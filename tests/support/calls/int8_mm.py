@@ -86,12 +86,6 @@ class Int8Call(OpCall):
         found += ["qweight", "weight_scale"] if self.given else []
         return (*found, "weight_sum") if self.sums else tuple(found)
 
-    @property
-    def learned_names(self) -> tuple[str, ...]:
-        """Of the tensors that get a gradient."""
-        names = ("input", "weight", "bias") if self.trained else ("input", "bias")
-        return names if self.differentiable else ()
-
     def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """For an input of `shape`; the weight of a differentiable op is square."""
         gen, k = cases.generator(sum(shape)), shape[-1]
@@ -123,7 +117,8 @@ class Int8Call(OpCall):
             made["input"] = normal(*shape) + 0.5
         if self.trained:
             made |= {"weight": normal(n, k), "bias": normal(n)}
-        learned = self.learned_names
+        learned = {"input", "bias", *(("weight",) if self.trained else ())}
+        learned = learned if self.differentiable else set()
         return tuple(made[n].requires_grad_(n in learned) for n in self.names)
 
     def arguments(self, *tensors: Tensor) -> Arguments:

@@ -13,11 +13,6 @@ from tests.support.oracle.range import Dynamic
 FULL = (-128, 127)
 
 
-def integer_dtypes(ends: Ends) -> tuple[torch.dtype, ...]:
-    """Those that dynamic_range_quantize can give for this range."""
-    return tuple(dtype for dtype in cases.INTEGER_DTYPES if cases.fits(ends, dtype))
-
-
 def assert_chosen(scale: Tensor, point: Tensor, rule: Dynamic, note: str = "") -> None:
     assert_same_bits(scale, rule.scale, f"scale {note}")
     assert_same_bits(point, rule.zero_point, f"zero point {note}")
@@ -32,7 +27,7 @@ def check_input(
     note = f"{granularity} {tuple(x.shape)} {x.dtype} {ends} symmetric={symmetric}"
     args, mode = (x.to(device), *granularity.args, *ends), {"symmetric": symmetric}
     assert_chosen(*granularity.op("choose_qparams")(*args, **mode), rule, note)
-    for dtype in integer_dtypes(ends):
+    for dtype in [d for d in cases.INTEGER_DTYPES if cases.fits(ends, d)]:
         op = granularity.op("dynamic_range_quantize")
         q, scale, point = op(*args, **mode, dtype=dtype)
         assert q.dtype == dtype

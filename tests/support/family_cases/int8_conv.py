@@ -45,16 +45,13 @@ class Case:
         if self.channels_last and x.dim() in FORMATS and x.dim() == w.dim():
             x = x.contiguous(memory_format=FORMATS[x.dim()])
             w = w.contiguous(memory_format=FORMATS[x.dim()])
+        names = ("stride", "padding", "dilation", "groups", "dtype")
         made: dict[str, Any] = {
             "input": x,
             "weight": w,
             "input_scale": cases.scales((), compute, seed + 1),
             "weight_scale": cases.scales((self.outputs,), compute, seed + 2),
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "dtype": self.dtype,
+            **{name: getattr(self, name) for name in names},
         }
         if self.bias:
             bias = torch.randn(self.outputs, generator=random, dtype=torch.float64) * 100

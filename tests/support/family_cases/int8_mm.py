@@ -109,8 +109,7 @@ class Case:
         return cases.compute_dtype(self.dtype)
 
     def of_rows(self, kind: str) -> tuple[int, ...]:
-        shapes = {"one": (), "one_1": (1,), "token": self.lead, "token_1": (*self.lead, 1)}
-        return shapes[kind]
+        return {"one": (), "one_1": (1,), "token": self.lead, "token_1": (*self.lead, 1)}[kind]
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name, on the CPU."""

@@ -36,12 +36,6 @@ def modes_of(quant_range: Ends) -> tuple[bool, ...]:
     return MODES if quant_range[1] - quant_range[0] >= 2 else (False,)
 
 
-def segment_ids(granularity: Granularity, shape: Shape) -> np.ndarray:
-    """The number of each element's segment, in the order of the scale's entries."""
-    params = granularity.param_shape(shape)
-    return oracle.expand(np.arange(math.prod(params)).reshape(params), granularity, shape)
-
-
 def finite_patterns(dtype: torch.dtype, count: int, seed: int) -> Tensor:
     """Random bits that are finite: every exponent equally often."""
     values = cases.bit_patterns(dtype, count, seed)
@@ -112,11 +106,13 @@ def characterful(
     characters: tuple[str, ...] = CHARACTERS,
 ) -> Tensor:
     """Each segment has one of the characters; all occur where there are as many segments."""
-    segment = segment_ids(granularity, shape).reshape(-1)
+    params = granularity.param_shape(shape)
+    segments = math.prod(params)
+    # The number of each element's segment, in the order of the scale's entries.
+    segment = oracle.expand(np.arange(segments).reshape(params), granularity, shape).reshape(-1)
     count = len(segment)
     x = torch.zeros(count, dtype=dtype)
     rng = np.random.default_rng(seed)
-    segments = math.prod(granularity.param_shape(shape))
     turn = ((np.arange(segments) + seed) % len(characters)).astype(np.int8)
     turn_of_element = turn[segment]
     # The last of each segment in a random order, and the first: two random places.

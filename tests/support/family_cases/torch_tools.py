@@ -79,7 +79,8 @@ class Tools:
         """Exported for any number of rows where vmap may batch them; saved and loaded, too."""
         tensors = tuple(t.detach() for t in call.tensors(self.SHAPE, torch.float32, device))
         given = bound(call, tensors)[1]
-        rows = [{0: torch.export.Dim.AUTO} if self.is_batched(given, t) else {} for t in tensors]
+        batched = {id(given.get(name)) for name in self.BATCHED if self.ANY_ROWS}
+        rows = [{0: torch.export.Dim.AUTO} if id(t) in batched else {} for t in tensors]
         program = torch.export.export(AsModule(call), tensors, dynamic_shapes=(tuple(rows),))
         file = io.BytesIO()
         torch.export.save(program, file)
@@ -91,9 +92,6 @@ class Tools:
                 pairs = zip(tensors, other, rows, strict=True)
                 now = tuple((o if any_row else t).detach() for t, o, any_row in pairs)
                 assert_all_same(run(*now), call(*now))
-
-    def is_batched(self, given: dict[str, Any], tensor: Tensor) -> bool:
-        return self.ANY_ROWS and any(given.get(name) is tensor for name in self.BATCHED)
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
     def test_scripted(self, call: Any, device: str) -> None:

@@ -22,11 +22,6 @@ COSTLY = ("inductor", "process", "packaging")
 DEVICES = ("device", "any_device")
 
 
-def is_short(item: Item) -> bool:
-    """Whether a test belongs to the short run, once the collection is complete."""
-    return item.get_closest_marker("exhaustive") is None
-
-
 def parameters(item: Item) -> dict[str, Any]:
     """The values that a test is called with, by name; not those of its fixtures' own making."""
     return item.callspec.params if hasattr(item, "callspec") else {}
@@ -99,16 +94,10 @@ def few(items: Iterable[Item], holds: Callable[[Item], set[Hashable]]) -> set[It
     return {same[i] for same in functions.values() for i in cover([holds(item) for item in same])}
 
 
-def is_left_out(items: Iterable[Item]) -> Callable[[Item], bool]:
-    """Says of each item whether it is one more of a test marked `pairs`."""
-    marked = [item for item in items if item.get_closest_marker("pairs")]
-    left_out = {*marked} - few(marked, pairs_of_values)
-    return left_out.__contains__
-
-
 def mark_exhaustive(items: Iterable[Item]) -> None:
     """Marks what the short run leaves out."""
-    candidates, others = split(filter(is_short, items), lambda item: not is_costly(item))
+    short = [item for item in items if item.get_closest_marker("exhaustive") is None]
+    candidates, others = split(short, lambda item: not is_costly(item))
     chosen = few(candidates, combination)
     for item in (*candidates, *others):
         if item not in chosen:
@@ -118,11 +107,6 @@ def mark_exhaustive(items: Iterable[Item]) -> None:
 def needs_cuda(item: Item) -> bool:
     """Whether a test runs on CUDA alone."""
     return item.get_closest_marker("cuda") is not None or "cuda" in item.fixturenames
-
-
-def part_of(nodeid: str, parts: int) -> int:
-    """The part, from 1 on, that a test belongs to: the same on every machine."""
-    return zlib.crc32(nodeid.encode()) % parts + 1
 
 
 class Selection:
@@ -147,9 +131,11 @@ class Selection:
             twins = sum("cpu" in map(parameters(item).get, DEVICES) for item in items)
             found, dropped = split(items, lambda item: not needs_cuda(item))
             self.not_collected = len(dropped) + twins
-        more, found = split(found, is_left_out(found))
+        of_pairs = [item for item in found if item.get_closest_marker("pairs")]
+        more, found = split(found, ({*of_pairs} - few(of_pairs, pairs_of_values)).__contains__)
         mark_exhaustive(found)
-        items[:], others = split(found, lambda item: part_of(item.nodeid, parts) == part)
+        # The part, from 1 on, that a test belongs to is the same on every machine.
+        items[:], others = split(found, lambda i: zlib.crc32(i.nodeid.encode()) % parts == part - 1)
         config.hook.pytest_deselected(items=dropped + more + others)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
