@@ -24,9 +24,8 @@ class Tiny:
 
 
 def tokens(length: int = 12) -> torch.Tensor:
-    return torch.randint(
-        5, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(length)
-    )
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(5, VOCABULARY, (2, length), generator=generator)
 
 
 def numbers(*shape: int) -> torch.Tensor:
