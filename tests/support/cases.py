@@ -13,22 +13,18 @@ from torch import Tensor
 
 from baraquant import ops
 
+Shape = tuple[int, ...]
+
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGER_DTYPES = (torch.int8, torch.uint8)
 QUANTIZED_DTYPES = INTEGER_DTYPES + FLOAT_DTYPES
 SCALE_DTYPES = (torch.float32, torch.float64)
 RANGES = ((-128, 127), (-127, 127), (0, 255), (-8, 7), (0, 15), (-2, 1))
 # The largest magnitude up to which a dtype holds every integer.
-INTEGER_LIMIT = {
-    torch.float16: 2**11,
-    torch.bfloat16: 2**8,
-    torch.float32: 2**24,
-    torch.float64: 2**53,
-}
+INTEGER_LIMIT = {torch.float16: 2**11, torch.bfloat16: 2**8}
+INTEGER_LIMIT |= {torch.float32: 2**24, torch.float64: 2**53}
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-
 OP_NAMES = sorted([*ops.__all__, *ops.backward.__all__])
 
 
@@ -76,7 +72,7 @@ class Granularity:
         return self.kind
 
     @property
-    def args(self) -> tuple[int, ...]:
+    def args(self) -> Shape:
         """The arguments that the op takes after `zero_point`."""
         if self.kind == "per_channel":
             return (self.axis,)
@@ -90,7 +86,7 @@ class Granularity:
             return function_of(name)
         return getattr(namespace or torch.ops.baraquant, name)
 
-    def param_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def param_shape(self, shape: Shape) -> Shape:
         """The shape of scale and zero point for an input of `shape`."""
         if self.kind == "per_tensor":
             return ()
@@ -119,7 +115,7 @@ def per_group(group_size: int, axis: int = -1) -> Granularity:
 KINDS = (PER_TENSOR, per_channel(1), PER_TOKEN, per_group(8))
 
 
-def granularities(shape: tuple[int, ...]) -> list[Granularity]:
+def granularities(shape: Shape) -> list[Granularity]:
     """Every granularity for this shape: several axes; whole, partial and outsized groups."""
     found = [PER_TENSOR]
     if not shape:
@@ -133,21 +129,9 @@ def granularities(shape: tuple[int, ...]) -> list[Granularity]:
 
 
 SHAPES = (
-    (),
-    (0,),
-    (1,),
-    (17,),
-    (1025,),
-    (0, 4),
-    (4, 0),
-    (3, 0, 5),
-    (1, 1),
-    (2, 1025),
-    (33, 17),
-    (4, 17, 33),
-    (2, 16, 5, 7),
-    (2, 3, 1, 4, 9),
-)
+    (), (0,), (1,), (17,), (1025,), (0, 4), (4, 0), (3, 0, 5), (1, 1), (2, 1025), (33, 17),
+    (4, 17, 33), (2, 16, 5, 7), (2, 3, 1, 4, 9),
+)  # fmt: skip
 
 # --- layouts -------------------------------------------------------------------------------------
 
@@ -171,15 +155,10 @@ def _misaligned(t: Tensor) -> Tensor:
     return flat[1:].view(t.shape)
 
 
-def _in_memory_order(t: Tensor, order: tuple[int, ...]) -> Tensor:
+def _in_memory_order(t: Tensor, order: Shape) -> Tensor:
     """The same tensor, stored with its dimensions in the given order (outermost first)."""
     inverse = [order.index(dim) for dim in range(len(order))]
     return t.permute(order).contiguous().permute(inverse)
-
-
-def _expanded(t: Tensor) -> Tensor:
-    """Stride 0 along the first dimension: its first slice, repeated."""
-    return t[:1].expand_as(t)
 
 
 # Layouts that keep every value except `expanded`. Those after `dense` are not dense.
@@ -193,7 +172,7 @@ DENSE_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 OTHER_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "stepped": _stepped,
     "padded": lambda t: _padded(t, 3),
-    "expanded": _expanded,
+    "expanded": lambda t: t[:1].expand_as(t),  # stride 0: the first slice, repeated
     "transposed_padded": lambda t: _padded(t.transpose(0, -1), 1).transpose(0, -1),
 }
 LAYOUTS = {**DENSE_LAYOUTS, **OTHER_LAYOUTS}
@@ -246,7 +225,7 @@ def bit_patterns(dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
     return raw.to(torch.int16).view(dtype)
 
 
-def scales(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def scales(shape: Shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Positive scales around 1/16: a third of them powers of two, so that ties are exact."""
     gen = generator(seed)
     exponent = torch.randint(-7, 0, shape, generator=gen).to(dtype)
@@ -264,7 +243,7 @@ def special_scales(dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def zero_points(shape: tuple[int, ...], quant_range: tuple[int, int], seed: int = 0) -> Tensor:
+def zero_points(shape: Shape, quant_range: tuple[int, int], seed: int = 0) -> Tensor:
     """int32 zero points of the range, its ends, and some beyond it (legal in a tensor)."""
     low, high = quant_range
     values = torch.randint(low, high + 1, shape, generator=generator(seed))
@@ -298,7 +277,7 @@ def adversarial(full_scale: Tensor, dtype: torch.dtype, seed: int = 0) -> Tensor
     return values.reshape(shape)
 
 
-def gradients(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def gradients(shape: Shape, dtype: torch.dtype, seed: int = 0) -> Tensor:
     """Incoming gradients of which one in sixteen is ±0, ±inf, NaN, subnormal or the largest."""
     gen = generator(seed)
     values = torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
@@ -307,7 +286,7 @@ def gradients(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tens
     return torch.where(torch.rand(shape, generator=gen) < 1 / 16, pick, values)
 
 
-def expand(param: Tensor, granularity: Granularity, shape: tuple[int, ...]) -> Tensor:
+def expand(param: Tensor, granularity: Granularity, shape: Shape) -> Tensor:
     """One entry of `param` for each element of an input of `shape`."""
     ndim = len(shape)
     param = param.reshape(granularity.param_shape(shape))

@@ -93,27 +93,21 @@ def cut(folder: Path) -> None:
 
 
 # Each kind of layer that the package writes: the weights' arguments, and the inputs'.
+CHANNEL, TOKEN = {"strategy": "channel"}, {"strategy": "token", "dynamic": True}
+TENSOR, ASYMMETRIC = {"strategy": "tensor"}, {"symmetric": False}
+GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 32}
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
-    "int8 token": ({"strategy": "channel"}, {"strategy": "token", "dynamic": True}),
-    "int8 token asymmetric": (
-        {"strategy": "channel"},
-        {"strategy": "token", "dynamic": True, "symmetric": False},
-    ),
-    "int8 static": ({"strategy": "channel"}, {"strategy": "tensor"}),
-    "int8 static asymmetric": ({"strategy": "tensor"}, {"strategy": "tensor", "symmetric": False}),
-    "int4 group": ({"num_bits": 4, "strategy": "group", "group_size": 32}, None),
-    "int4 group asymmetric": (
-        {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
-        None,
-    ),
-    "int4 channel": ({"num_bits": 4, "strategy": "channel"}, None),
-    "int4 channel asymmetric": ({"num_bits": 4, "strategy": "channel", "symmetric": False}, None),
-    "int3 group": ({"num_bits": 3, "strategy": "group", "group_size": 16}, None),
-    "int8 weights": ({"num_bits": 8, "strategy": "channel"}, None),
-    "int4 group, int8 token": (
-        {"num_bits": 4, "strategy": "group", "group_size": 32},
-        {"strategy": "token", "dynamic": True},
-    ),
+    "int8 token": (CHANNEL, TOKEN),
+    "int8 token asymmetric": (CHANNEL, TOKEN | ASYMMETRIC),
+    "int8 static": (CHANNEL, TENSOR),
+    "int8 static asymmetric": (TENSOR, TENSOR | ASYMMETRIC),
+    "int4 group": (GROUPS, None),
+    "int4 group asymmetric": (GROUPS | ASYMMETRIC, None),
+    "int4 channel": (CHANNEL | {"num_bits": 4}, None),
+    "int4 channel asymmetric": (CHANNEL | ASYMMETRIC | {"num_bits": 4}, None),
+    "int3 group": (GROUPS | {"num_bits": 3, "group_size": 16}, None),
+    "int8 weights": (CHANNEL | {"num_bits": 8}, None),
+    "int4 group, int8 token": (GROUPS, TOKEN),
 }
 
 
@@ -164,16 +158,15 @@ def _calibrate(module: Any) -> None:
 
 def decompressed_by_package(folder: Path, model: nn.Module) -> nn.Module:
     """Reads a folder with the package into a float model: weights are dequantized."""
-    package_ = package("compressed_tensors")
     quantization = package("compressed_tensors.quantization")
     given = json.loads((folder / "config.json").read_text())["quantization_config"]
     config = quantization.QuantizationConfig.model_validate(given)
     quantization.apply_quantization_config(model, config, show_progress=False)
-    compressor = package_.ModelCompressor(quantization_config=config)
+    compressor = package("compressed_tensors").ModelCompressor(quantization_config=config)
     compressor.compress_model(model)
-    state = _state(folder)
+    files = [load_file(file) for file in sorted(folder.glob("*.safetensors"))]
     own = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name, tensor in state.items():
+    for name, tensor in (item for file in files for item in file.items()):
         # Zero points of packed weights have another shape there, until it decompresses them.
         module, _, key = name.rpartition(".")
         parameter = nn.Parameter(tensor, requires_grad=False)
@@ -181,9 +174,3 @@ def decompressed_by_package(folder: Path, model: nn.Module) -> nn.Module:
         model.get_submodule(module)._parameters[key] = parameter
     compressor.decompress_model(model)
     return model
-
-
-def _state(folder: Path) -> dict[str, Tensor]:
-    load_file = package("safetensors.torch").load_file
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -91,11 +91,7 @@ LARGE_CASES = {
 
 def segment_of_elements(name: str, index: Tensor) -> Tensor:
     """The segments to which some elements of a large case belong."""
-    shape = LARGE_CASES[name][0]
-    return {
-        "per_tensor": lambda: index * 0,
-        "per_group": lambda: index // 128,
-        "per_channel_first": lambda: index // shape[-1],
-        "per_channel_last": lambda: index % shape[-1],
-        "per_token": lambda: index // shape[-1],
-    }[name]()
+    shape, granularity = LARGE_CASES[name]
+    if name == "per_channel_last":
+        return index % shape[-1]
+    return index // (granularity.group_size or shape[-1])  # one segment of a tensor

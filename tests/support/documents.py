@@ -55,20 +55,15 @@ def run(
             continue
         if language == "python":
             exec(compile("\n" * line + text, str(path), "exec"), names)
-        else:
-            run_session(path, text, line, names)
+        else:  # a ``>>>`` session, of which what it prints is compared
+            session = doctest.DocTestParser().get_doctest(text, names, path.name, str(path), line)
+            session.globs = names  # a DocTest copies them, and the next block needs them
+            output: list[str] = []
+            runner = doctest.DocTestRunner()
+            runner.run(session, out=output.append, clear_globs=False)
+            assert runner.tries > 0
+            assert runner.failures == 0, "".join(output)
         yield text
-
-
-def run_session(path: Path, text: str, line: int, names: dict[str, Any]) -> None:
-    """Run a ``>>>`` session, and compare what it prints."""
-    session = doctest.DocTestParser().get_doctest(text, names, path.name, str(path), line)
-    session.globs = names  # a DocTest copies them: the next block needs what this one defines
-    output: list[str] = []
-    runner = doctest.DocTestRunner()
-    runner.run(session, out=output.append, clear_globs=False)
-    assert runner.tries > 0
-    assert runner.failures == 0, "".join(output)
 
 
 def anchors(path: Path) -> set[str]:

@@ -11,14 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.processes import PATIENCE
+from tests.support.processes import PATIENCE, MadeOnce
 
 RANKS = 2
+Compute = Callable[[int], dict[str, Any]]
 
 
-def spawn(
-    folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int = RANKS, device: str = "cpu"
-) -> None:
+def spawn(folder: Path, compute: Compute, ranks: int = RANKS, device: str = "cpu") -> None:
     """Let each rank compute, within one process group, and store what it returns."""
     torch.multiprocessing.spawn(_work, (folder, compute, ranks, device), nprocs=ranks)
 
@@ -29,7 +28,7 @@ def results_of(folder: Path, ranks: int = RANKS) -> list[dict[str, Any]]:
     return [torch.load(file, weights_only=True, map_location="cpu") for file in files]
 
 
-def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts: int) -> Any:
+def results_fixture(name: str, compute: Compute, *counts: int) -> Any:
     """A fixture of the session: what each of so many ranks brought home, on each device.
 
     They are one process group: joined by gloo, and by NCCL with a GPU for each.
@@ -41,9 +40,7 @@ def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts
     ]
 
     @pytest.fixture(scope="session", params=places)
-    def results(
-        request: pytest.FixtureRequest, made_once: Callable[[str, Callable[[Path], None]], Path]
-    ) -> list[dict[str, Any]]:
+    def results(request: pytest.FixtureRequest, made_once: MadeOnce) -> list[dict[str, Any]]:
         device, ranks = request.param
         if device == "cuda" and torch.cuda.device_count() < ranks:
             pytest.skip(f"needs {ranks} GPUs, and there are {torch.cuda.device_count()}")
@@ -54,20 +51,14 @@ def results_fixture(name: str, compute: Callable[[int], dict[str, Any]], *counts
     return results
 
 
-def _work(
-    rank: int, folder: Path, compute: Callable[[int], dict[str, Any]], ranks: int, device: str
-) -> None:
+def _work(rank: int, folder: Path, compute: Compute, ranks: int, device: str) -> None:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)  # it waits; it says where
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # needs neither a network nor a name for this host
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=ranks,
-    )
+    backend, place = "nccl" if device == "cuda" else "gloo", (folder / "rendezvous").as_uri()
+    dist.init_process_group(backend, place, rank=rank, world_size=ranks)
     torch.save(compute(rank), folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers import build as tiny
-from tests.support.tiny_transformers.parts import Inputs, Tiny, numbers
+from tests.support.tiny_transformers.models import Inputs, Tiny, numbers
 from tests.zoo import torchvision_support
 
 
@@ -73,9 +73,9 @@ class Architecture:
     def _settle(self, model: nn.Module) -> None:
         """Gives batch norms the statistics of the inputs: else deep models give zeros."""
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        momenta = [norm.momentum for norm in norms]
         if not norms:
             return
+        momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.momentum = 1.0
         model.train()
@@ -105,22 +105,18 @@ def cast(value: Any, dtype: torch.dtype, device: str) -> Any:
     return [cast(entry, dtype, device) for entry in value] if isinstance(value, list) else value
 
 
-def known(name: str, family: str, **more: Any) -> Architecture:
-    """An architecture of transformers that the other tests use too."""
-    return of_tiny(name, family, tiny.TINY[name], **more)
+def known(name: str, family: str, entry: Tiny | None = None, **more: Any) -> Architecture:
+    """An architecture of transformers; without an entry one that the other tests use too."""
+    entry = entry or tiny.TINY[name]
+    options: dict[str, Any] = {"generates": entry.generates, "inputs": entry.inputs, **more}
+    return Architecture(
+        name, family, lambda seed: tiny.construct(entry, seed), package="transformers", **options
+    )
 
 
 def each(family: str, *names: str, **more: Any) -> list[Architecture]:
     """Those of one family."""
     return [known(name, family, **more) for name in names]
-
-
-def of_tiny(name: str, family: str, entry: Tiny, **more: Any) -> Architecture:
-    """An architecture of transformers from its configuration."""
-    options: dict[str, Any] = {"generates": entry.generates, "inputs": entry.inputs, **more}
-    return Architecture(
-        name, family, lambda seed: tiny.construct(entry, seed), package="transformers", **options
-    )
 
 
 def table(*rows: Architecture) -> dict[str, Architecture]:

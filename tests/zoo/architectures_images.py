@@ -3,31 +3,14 @@
 
 import torch
 
-from tests.support.tiny_transformers.parts import (
-    ENDS,
-    LLAMA,
-    VIT,
-    Inputs,
-    Tiny,
-    image,
-    numbers,
-    text,
-    tokens,
-)
-from tests.zoo.architecture import Architecture, each, known, of_tiny, table
+from tests.support.tiny_transformers import models as tiny
+from tests.support.tiny_transformers.models import image, numbers, of, text, tokens
+from tests.zoo.architecture import Architecture, each, known, table
 
 IMAGE_TOKEN = 4
 
 
-def idefics_inputs() -> Inputs:
-    return {
-        **text(),
-        "pixel_values": numbers(2, 1, 3, 32, 32),
-        "image_attention_mask": torch.ones(2, 12, 1, dtype=torch.int64),
-    }
-
-
-def qwen2_vl_inputs() -> Inputs:
+def qwen2_vl_inputs() -> tiny.Inputs:
     """An image of 4 x 4 patches, of which four make a token, before the text."""
     ids = torch.cat([torch.full((2, 4), IMAGE_TOKEN), tokens(8)], dim=1)
     return {
@@ -36,10 +19,6 @@ def qwen2_vl_inputs() -> Inputs:
         "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
         "mm_token_type_ids": (ids == IMAGE_TOKEN).int(),
     }
-
-
-def without(sizes: Inputs, name: str) -> Inputs:
-    return {key: value for key, value in sizes.items() if key != name}
 
 
 IMAGES: dict[str, Architecture] = table(
@@ -51,34 +30,35 @@ IMAGES: dict[str, Architecture] = table(
     known("efficientnet", "image, convolutions", inputs=image(64)),
     known("mobilenet_v2", "image, convolutions", inputs=image(64), least_cosine=0.5),
     known("mobilevit", "image, convolutions and attention", least_cosine=0.6),
-    of_tiny("videomae", "video, transformer with Conv3d", Tiny("VideoMAEModel", "VideoMAEConfig",
-        {**VIT, "num_frames": 4}, lambda: {"pixel_values": numbers(2, 4, 3, 32, 32)})),
+    known("videomae", "video, transformer with Conv3d", of("VideoMAE", "Model", lambda:
+        {"pixel_values": numbers(2, 4, 3, 32, 32)}, tiny.VIT, num_frames=4)),
     # Detection, depth and segmentation.
     *each("detection", "detr", "yolos"),
     known("segformer", "segmentation"),
     known("dpt", "depth, ConvTranspose2d"),
     known("sam", "segmentation, ConvTranspose2d"),
     # Attention is masked where a mask is less than a half.
-    of_tiny("mask2former", "segmentation", is_discrete=True, entry=Tiny(
-        "Mask2FormerForUniversalSegmentation", "Mask2FormerConfig", {"feature_size": 32,
-        "mask_feature_size": 32, "hidden_dim": 32, "encoder_feedforward_dim": 32,
-        "dim_feedforward": 32, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2,
-        "num_queries": 5}, image(64), nested={"backbone_config": ("SwinConfig", {"image_size": 64,
-        "patch_size": 4, "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2],
-        "window_size": 4, "out_features": ["stage1", "stage2", "stage3", "stage4"]})})),
+    known("mask2former", "segmentation", of("Mask2Former", "ForUniversalSegmentation", image(64),
+        feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=32,
+        dim_feedforward=32, encoder_layers=1, decoder_layers=2, num_attention_heads=2,
+        num_queries=5, nested={"backbone_config": ("SwinConfig", {"image_size": 64, "patch_size": 4,
+        "embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2], "window_size": 4,
+        "out_features": ["stage1", "stage2", "stage3", "stage4"]})}), is_discrete=True),
     # Images and text.
     *each("image and text", "clip", "siglip", "blip"),
     known("llava", "image and text, decoder"),
-    of_tiny("idefics", "image and text, decoder", Tiny(
-        "IdeficsForVisionText2Text", "IdeficsConfig", {**without(LLAMA, "num_key_value_heads"),
-        **ENDS, "alpha_initializer": "ones", "freeze_text_layers": False,
-        "freeze_vision_layers": False}, idefics_inputs, nested={"vision_config":
-        ("IdeficsVisionConfig", {"embed_dim": 32, **without(VIT, "hidden_size")})})),
-    of_tiny("qwen2_vl", "image and text, decoder, Conv3d", Tiny(
-        "Qwen2VLForConditionalGeneration", "Qwen2VLConfig", {"image_token_id": IMAGE_TOKEN,
-        "video_token_id": 3, "vision_start_token_id": 1, "vision_end_token_id": 2}, qwen2_vl_inputs,
-        nested={"text_config": ("Qwen2VLTextConfig", {**LLAMA, **ENDS, "rope_parameters":
-        {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}),
+    known("idefics", "image and text, decoder", of("Idefics", "ForVisionText2Text", lambda:
+        {**text(), "pixel_values": numbers(2, 1, 3, 32, 32), "image_attention_mask": torch.ones(2,
+        12, 1, dtype=torch.int64)}, tiny.BERT, tiny.ENDS, alpha_initializer="ones",
+        freeze_text_layers=False, freeze_vision_layers=False,
+        nested={"vision_config": ("IdeficsVisionConfig", {"embed_dim": 32, "image_size": 32,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+        "patch_size": 8})})),
+    known("qwen2_vl", "image and text, decoder, Conv3d", of("Qwen2VL", "ForConditionalGeneration",
+        qwen2_vl_inputs, generates=True, image_token_id=IMAGE_TOKEN, video_token_id=3,
+        vision_start_token_id=1, vision_end_token_id=2, nested={"text_config": ("Qwen2VLTextConfig",
+        {**tiny.LLAMA, **tiny.ENDS, "rope_parameters": {"rope_type": "default",
+        "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}}),
         "vision_config": ("Qwen2VLVisionConfig", {"depth": 2, "embed_dim": 32, "hidden_size": 32,
-        "num_heads": 2, "patch_size": 8})}, generates=True)),
+        "num_heads": 2, "patch_size": 8})})),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from tests.support.tiny_transformers.parts import VOCABULARY, numbers, tokens
+from tests.support.tiny_transformers.models import VOCABULARY, numbers, tokens
 from tests.zoo.architecture import Architecture, table
 
 
@@ -20,8 +20,7 @@ class Tagger(nn.Module):
         self.labels = nn.Linear(48, 5)
 
     def forward(self, words: Tensor) -> Tensor:
-        y: Tensor = self.labels(self.recurrence(self.words(words))[0])
-        return y
+        return self.labels(self.recurrence(self.words(words))[0])
 
 
 class UNet(nn.Module):
@@ -46,8 +45,7 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = self.first(x)
         up = self.up(self.down(nn.functional.max_pool2d(first, 2)))
-        y: Tensor = self.last(torch.cat([first, up], dim=1))
-        return y
+        return self.last(torch.cat([first, up], dim=1))
 
 
 class Translator(nn.Module):
@@ -60,8 +58,7 @@ class Translator(nn.Module):
         self.head = nn.Linear(32, VOCABULARY)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        y: Tensor = self.head(self.transformer(self.words(source), self.words(target)))
-        return y
+        return self.head(self.transformer(self.words(source), self.words(target)))
 
 
 def of(name: str, family: str, make: Callable[[], nn.Module], **inputs: Tensor) -> Architecture:

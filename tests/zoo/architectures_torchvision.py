@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.tiny_transformers.parts import Inputs, numbers
+from tests.support.tiny_transformers.models import Inputs, numbers
 from tests.zoo import torchvision_support
 from tests.zoo.architecture import Architecture, table
 
@@ -26,8 +26,8 @@ def vision() -> Any:
     return torchvision
 
 
-def image(size: int = 32) -> Callable[[], Inputs]:
-    return lambda: {"x": numbers(2, 3, size, size)}
+def image() -> Inputs:
+    return {"x": numbers(2, 3, 32, 32)}
 
 
 def images() -> Inputs:
@@ -54,7 +54,7 @@ def resnet() -> nn.Module:
     return model
 
 
-def r3d(seed: int) -> nn.Module:
+def r3d() -> nn.Module:
     models = vision().models.video.resnet
     makers = [models.Conv3DSimple] * 4
     model = models.VideoResNet(models.BasicBlock, makers, [1, 1, 1, 1], models.BasicStem, 5)
@@ -75,7 +75,7 @@ def anchors() -> nn.Module:
     return kind(sizes=((8,), (16,), (32,)), aspect_ratios=((0.5, 1.0, 2.0),) * 3)
 
 
-def faster_rcnn(seed: int) -> nn.Module:
+def faster_rcnn() -> nn.Module:
     tv = vision()
     return tv.models.detection.FasterRCNN(
         pyramid(), min_size=32, max_size=32, rpn_anchor_generator=anchors(),
@@ -88,70 +88,63 @@ def faster_rcnn(seed: int) -> nn.Module:
     )  # fmt: skip
 
 
-def retinanet(seed: int) -> nn.Module:
+def retinanet() -> nn.Module:
     return vision().models.detection.RetinaNet(
         pyramid(), num_classes=5, min_size=32, max_size=32, anchor_generator=anchors(),
         detections_per_img=10, topk_candidates=50,
     )  # fmt: skip
 
 
-def deeplab(seed: int) -> nn.Module:
+def deeplab() -> nn.Module:
     models = vision().models
     backbone = models._utils.IntermediateLayerGetter(resnet(), {"layer2": "out"})
     head = models.segmentation.deeplabv3.DeepLabHead(128, 5, atrous_rates=(1, 2))
     return models.segmentation.DeepLabV3(backbone, head)
 
 
-def vit(seed: int) -> nn.Module:
+def vit() -> nn.Module:
     kind = vision().models.vision_transformer.VisionTransformer
     model = kind(32, 8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=5)
     nn.init.normal_(model.heads.head.weight)  # its own values are zeros
     return model
 
 
-def swin3d(seed: int) -> nn.Module:
+def swin3d() -> nn.Module:
     kind = vision().models.video.swin_transformer.SwinTransformer3d
     return kind([2, 4, 4], 16, [1, 1], [2, 2], [2, 4, 4], num_classes=5)
 
 
-def convnext(seed: int) -> nn.Module:
+def convnext() -> nn.Module:
     models = vision().models.convnext
     setting = [models.CNBlockConfig(16, 32, 1), models.CNBlockConfig(32, None, 1)]
     return models.ConvNeXt(setting, num_classes=5, layer_scale=1.0)
 
 
-def efficientnet(seed: int) -> nn.Module:
+def efficientnet() -> nn.Module:
     models = vision().models.efficientnet
     setting = [models.MBConvConfig(1, 3, 1, 8, 8, 1), models.MBConvConfig(4, 5, 2, 8, 16, 2)]
     return models.EfficientNet(setting, dropout=0.1, num_classes=5, last_channel=64)
 
 
-def of(name: str, family: str, make: Callable[[int], nn.Module], **more: Any) -> Architecture:
-    options: dict[str, Any] = {"inputs": image(), **more}
-    return Architecture(f"torchvision_{name}", family, make, package="torchvision", **options)
+def of(name: str, family: str, make: Callable[[], nn.Module], **more: Any) -> Architecture:
+    options: dict[str, Any] = {"package": "torchvision", "inputs": image, **more}
+    return Architecture(f"torchvision_{name}", family, lambda _: make(), **options)
 
 
 DETECTS: dict[str, Any] = {
-    "inputs": images,
-    "train_inputs": images_and_boxes,
-    "outputs": features,
-    "is_discrete": True,
-}
+    "inputs": images, "train_inputs": images_and_boxes, "outputs": features, "is_discrete": True,
+}  # fmt: skip
 
 TORCHVISION: dict[str, Architecture] = table(
-    of("resnet", "image, convolutions", lambda seed: resnet()),
+    of("resnet", "image, convolutions", resnet),
     of("vit", "image, attention of torch.nn", vit),
     of("convnext", "image, convolutions", convnext),
     of("efficientnet", "image, convolutions", efficientnet),
-    of(
-        "mobilenet_v3",
-        "image, convolutions",
-        lambda seed: vision().models.mobilenet_v3_small(width_mult=0.25, num_classes=5),
-        least_cosine=0.55,
-    ),
+    of("mobilenet_v3", "image, convolutions", lambda: vision().models.mobilenet_v3_small(
+        width_mult=0.25, num_classes=5), least_cosine=0.55),
     of("r3d", "video, Conv3d", r3d, inputs=lambda: {"x": numbers(2, 3, 4, 16, 16)}),
     of("swin3d", "video, windows, Conv3d", swin3d, inputs=lambda: {"x": numbers(2, 3, 4, 32, 32)}),
     of("faster_rcnn", "detection", faster_rcnn, **DETECTS),
     of("retinanet", "detection", retinanet, **DETECTS),
     of("deeplab", "segmentation", deeplab),
-)
+)  # fmt: skip

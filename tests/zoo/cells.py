@@ -4,7 +4,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import Any
 
 import torch
 
@@ -77,15 +76,13 @@ class Result:
     figures: dict[str, float] = field(default_factory=dict)
     floating: dict[str, int] = field(default_factory=dict)
 
-    def fail(self, check: str, message: str) -> None:
-        """Note that a check failed; it no longer counts as passed."""
+    def fail(self, check: str, message: str) -> "Result":
+        """Notes that a check failed, which no longer counts as passed; returns itself."""
         self.status = FAILED
         self.failed[check] = message
         if check in self.passed:
             self.passed.remove(check)
-
-    def to_dict(self) -> dict[str, Any]:
-        return vars(self)
+        return self
 
 
 def planned(full: bool) -> list[Cell]:

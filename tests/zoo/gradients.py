@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Gradients of whole models: of floating inputs, of what embeddings give, of parameters."""
 
+import contextlib
 from itertools import combinations
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny_transformers import build as tiny
-from tests.support.tiny_transformers.parts import Inputs
+from tests.support.tiny_transformers.models import Inputs
 
 
 def loss(model: nn.Module, inputs: Inputs) -> Tensor:
@@ -22,12 +23,10 @@ def of(model: nn.Module, inputs: Inputs, plain: nn.Module) -> dict[str, Tensor]:
     """The gradients in evaluation, by name; embeddings are looked for in the float model."""
     leaves: dict[str, Tensor] = {}
     paths = {name for name, m in plain.named_modules() if isinstance(m, nn.Embedding)}
-    hooks = [
-        module.register_forward_hook(_adds_a_leaf(name, leaves))
-        for name, module in model.named_modules()
-        if name in paths
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name in paths:
+                hooks.enter_context(module.register_forward_hook(_adds_a_leaf(name, leaves)))
         torch.manual_seed(1)
         model.eval()
         model.zero_grad()
@@ -35,9 +34,6 @@ def of(model: nn.Module, inputs: Inputs, plain: nn.Module) -> dict[str, Tensor]:
         if not value.requires_grad:
             return {}
         value.backward()
-    finally:
-        for hook in hooks:
-            hook.remove()
     found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     found |= {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -59,12 +55,8 @@ def runs_of(model: nn.Module, inputs: Inputs, plain: nn.Module) -> list[dict[str
 def expect_near(got: dict[str, Tensor], wanted: list[dict[str, Tensor]], tolerance: float) -> None:
     """Each gradient that both models have, relative to its norm.
 
-    What the runs of one model differ by is no difference of the models.
-
-    Args:
-        got: The gradients of one model.
-        wanted: Those of the other, of one run or of several.
-        tolerance: The relative difference that rounding explains.
+    `wanted` has those of one run or of several: what the runs of one model differ by is no
+    difference of the models. `tolerance` is the relative difference that rounding explains.
     """
     names = [name for name in wanted[0] if name in got]
     largest = max((float(wanted[0][name].double().norm()) for name in names), default=0.0)
@@ -76,8 +68,7 @@ def expect_near(got: dict[str, Tensor], wanted: list[dict[str, Tensor]], toleran
         # What is nothing but rounding, as the gradient of a key's bias, has no digits to compare.
         floor = 1e-3 * largest
         worst = max(worst, (difference / max(float(runs[0].norm()), floor, 1e-30), name))
-    if not worst[0] <= tolerance:
-        raise AssertionError(f"the gradient of {worst[1]} is {worst[0]:.3g} away, relatively")
+    assert worst[0] <= tolerance, f"the gradient of {worst[1]} is {worst[0]:.3g} away, relatively"
 
 
 def _adds_a_leaf(name: str, leaves: dict[str, Tensor]) -> Any:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """What is shown of a run: failures, a summary, and the page docs/models.md."""
 
-import importlib.metadata
 import itertools
 from collections import Counter
-from collections.abc import Iterable
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +13,7 @@ from tests.zoo.schemes import SCHEMES
 
 COMMAND = "python -m tests.zoo.run --only"
 MAX_REASONS = 3
+PACKAGES = ("torch", "transformers", "torchvision")
 
 INTRODUCTION = """# Models
 
@@ -67,8 +66,8 @@ def show_summary(console: Console, results: list[Result], seconds: float) -> Non
 
 def page(results: list[Result]) -> str:
     """The whole page."""
-    lines = [INTRODUCTION]
-    lines += [
+    lines = [
+        INTRODUCTION,
         "| architecture | kind | integers | stays floating | converted = evaluated | "
         "loaded = saved | generates |",
         "|---|---|---|---|---|---|---|",
@@ -86,15 +85,23 @@ def page(results: list[Result]) -> str:
     lines.append("")
     for why, names in missing.items():
         lines += [f"{', '.join(names)} did not run, because {why}.", ""]
-    return "\n".join([*lines, *_foot(results)]) + "\n"
+    counts = Counter(result.status for result in results)
+    told = ", ".join(f"{count} {DID.get(status, status)}" for status, count in counts.most_common())
+    amount = f"{len(results)} cells of an architecture, a scheme and a dtype"
+    lines += ["## The run", "", f"The run had {amount}: {told}."]
+    if counts[FAILED]:
+        failed = ", ".join(f"`{r.cell}`" for r in results if r.status == FAILED)
+        lines.append(f"These cells failed: {failed}.")
+    lines.append(f"The schemes were {', '.join(SCHEMES)}.")
+    found = {name: torchvision_support.version(name) for name in PACKAGES}
+    versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    return "\n".join([*lines, f"The versions were {versions}.", ""])
 
 
 def _weights(results: list[Result]) -> tuple[str, str]:
     """The share of integers, and what stays floating, of W8A8; else of what comes first."""
-    for result in results:
-        if "share" in result.figures:
-            break
-    else:
+    result = next((result for result in results if "share" in result.figures), None)
+    if result is None:
         reasons = [result.reason for result in results if result.status == NOTHING]
         return "0 %", reasons[0] if reasons else "–"
     total = sum(result.floating.values()) / max(1e-9, 1.0 - result.figures["share"])
@@ -112,26 +119,3 @@ def _count(results: list[Result], check: str) -> str:
     passed = sum(check in result.passed for result in results)
     failed = sum(any(name.startswith(check) for name in result.failed) for result in results)
     return f"{passed} of {passed + failed}" if passed + failed else "–"
-
-
-def _foot(results: list[Result]) -> Iterable[str]:
-    counts = Counter(result.status for result in results)
-    told = ", ".join(f"{count} {DID.get(status, status)}" for status, count in counts.most_common())
-    yield "## The run"
-    yield ""
-    yield f"The run had {len(results)} cells of an architecture, a scheme and a dtype: {told}."
-    if counts[FAILED]:
-        failed = ", ".join(f"`{r.cell}`" for r in results if r.status == FAILED)
-        yield f"These cells failed: {failed}."
-    yield f"The schemes were {', '.join(SCHEMES)}."
-    versions = [f"{name} {_version(name)}" for name in ("torch", "transformers", "torchvision")]
-    yield f"The versions were {', '.join(versions)}."
-
-
-def _version(name: str) -> str:
-    if name == "torchvision":
-        return torchvision_support.version() or "not installed"
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models.md"
 
 
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    assert __doc__ is not None
-    about = __doc__.splitlines()[0]
-    parser = argparse.ArgumentParser(description=about, epilog=__doc__.splitlines()[-1])
+def main(arguments: list[str] | None = None) -> int:
+    about, *_, examples = str(__doc__).splitlines()
+    parser = argparse.ArgumentParser(description=about, epilog=examples)
     parser.add_argument(
         "--only",
         action="append",
@@ -37,11 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all results there")
     parser.add_argument("--markdown", type=Path, help="write the page there, not to docs/models.md")
     parser.add_argument("--list", action="store_true", help="show the cells and run none")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    options = parser.parse_args(arguments)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -76,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         results = work.run(cells, Path(folder), options.device, options.jobs, told)
     report.show_summary(console, results, time.monotonic() - started)
     if options.json is not None:
-        options.json.write_text(json.dumps([r.to_dict() for r in results], indent=1) + "\n")
+        options.json.write_text(json.dumps([vars(r) for r in results], indent=1) + "\n")
     page = options.markdown or (None if options.only else PAGE)
     if page is not None:
         page.write_text(report.page(results))

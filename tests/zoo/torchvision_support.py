@@ -28,10 +28,9 @@ _OPS = ("nms", "qnms")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-def version() -> str | None:
+def version(name: str = "torchvision") -> str | None:
     """The version that is installed, aside or in the environment; None: none."""
-    places = [*sys.path, str(ASIDE)]
-    found = importlib.metadata.distributions(name="torchvision", path=places)
+    found = importlib.metadata.distributions(name=name, path=[*sys.path, str(ASIDE)])
     return next((str(one.version) for one in found), None)
 
 
@@ -92,7 +91,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     Boxes are `[n, 4]`: left, top, right, bottom. The result has the highest score first.
     """
     order = scores.argsort(descending=True, stable=True)
-    corners, areas = boxes[order].float(), _area(boxes[order].float())
+    corners = boxes[order].float()
+    areas = (corners[:, 2:] - corners[:, :2]).prod(-1)
     low = torch.maximum(corners[:, None, :2], corners[None, :, :2])
     high = torch.minimum(corners[:, None, 2:], corners[None, :, 2:])
     common = (high - low).clamp(min=0).prod(-1)
@@ -128,10 +128,6 @@ def roi_align(
         input[boxes[:, 0].long()], grid.to(input.dtype), padding_mode="border", align_corners=True
     )
     return torch.nn.functional.avg_pool2d(samples, sampling_ratio)
-
-
-def _area(corners: Tensor) -> Tensor:
-    return (corners[:, 2:] - corners[:, :2]).prod(-1)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.zoo.cells import NOT_RUN, NOTHING, Cell, Result
+from tests.zoo.checks import examine
+from tests.zoo.loading import load_back
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PATIENCE = 300.0  # seconds for one cell
@@ -35,15 +39,12 @@ def run(cells: list[Cell], folder: Path, device: str, jobs: int, told: Told) -> 
 
 def run_architecture(cells: list[Cell], folder: Path, device: str, told: Told) -> list[Result]:
     """The results of one architecture's cells."""
-    results: list[Result] = []
-    for cell, answer in zip(cells, _answers(_make, cells, folder, device), strict=True):
-        result = Result(str(cell))
-        if isinstance(answer, str):
-            result.fail("made", answer)
-        else:
-            result = Result(**answer)
-        results.append(result)
-    for result, answer in zip(results, _answers(_load, cells, folder, device), strict=True):
+    made = zip(cells, _answers(examine, cells, folder, device), strict=True)
+    results = [
+        Result(str(cell)).fail("made", answer) if isinstance(answer, str) else answer
+        for cell, answer in made
+    ]
+    for result, answer in zip(results, _answers(load_back, cells, folder, device), strict=True):
         if result.status not in (NOT_RUN, NOTHING) and "saved" in result.passed:
             failed = {"loaded": answer} if isinstance(answer, str) else answer
             for check, message in failed.items():
@@ -62,12 +63,15 @@ def _answers(work: Any, cells: list[Cell], folder: Path, device: str) -> Iterato
     if not cells:
         return
     receiver, sender = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=work, args=(cells, folder, device, sender), daemon=True)
+    arguments = (work, cells, folder, device, sender)
+    process = CONTEXT.Process(target=_send_each, args=arguments, daemon=True)
     process.start()
     sender.close()
     for position in range(len(cells)):
         try:
-            yield _wait(receiver)
+            if not receiver.poll(PATIENCE):
+                raise TimeoutError(f"no result within {PATIENCE:.0f} seconds")
+            yield receiver.recv()
         except (EOFError, TimeoutError) as error:
             process.kill()
             process.join()
@@ -77,30 +81,7 @@ def _answers(work: Any, cells: list[Cell], folder: Path, device: str) -> Iterato
     process.join()
 
 
-def _wait(receiver: Connection) -> Any:
-    """What comes next; EOFError where the process died."""
-    if not receiver.poll(PATIENCE):
-        raise TimeoutError(f"no result within {PATIENCE:.0f} seconds")
-    return receiver.recv()
-
-
-def _prepare() -> None:
-    import torch
-
+def _send_each(work: Any, cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
     torch.set_num_threads(1)  # tiny tensors: a second thread only waits
-
-
-def _make(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
-    _prepare()
-    from tests.zoo.checks import examine
-
     for cell in cells:
-        sender.send(examine(cell, folder, device).to_dict())
-
-
-def _load(cells: list[Cell], folder: Path, device: str, sender: Connection) -> None:
-    _prepare()
-    from tests.zoo.loading import load_back
-
-    for cell in cells:
-        sender.send(load_back(cell, folder, device))
+        sender.send(work(cell, folder, device))

@@ -13,22 +13,30 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.cases import INT64_MAX, INT64_MIN, PER_TENSOR, Granularity
+from tests.support.cases import INT64_MAX, INT64_MIN, PER_TENSOR, Granularity, Shape
 
+RANGE = ("quant_min", "quant_max")
+Error = type[Exception]
 Change = Callable[[dict[str, Any]], Any]
-Shapes = Iterable[tuple[int, ...]]
+Names = Iterable[str]
+Dtypes = Iterable[torch.dtype]
+Shapes = Iterable[Shape]
 SHAPE = (4, 6, 8)
 NEVER = (torch.int16, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
-
-
 VALUES = {"quant_min": -8, "quant_max": 7, "symmetric": True, "group_size": 4}
 OF_INT32 = ("zero_point", "input_zero_point", "act_zero_point", "weight_zero_point", "weight_sum")
 
 
 class PublicOp:
-    """One way to call a schema; a family's `Op` says which tensors and other values that takes."""
+    """One way to call a schema; a family's `Op` says what that takes.
+
+    Attributes:
+        given: Of the arguments that any of the family's ops takes: a tuple is a tensor's shape,
+            another object the value, None leaves it out.
+    """
 
     name: str
+    given: dict[str, Any]
     number = False  # whether scale and zero point are numbers
     residual = False  # whether there is one
     full = True  # whether optional tensors and lists are given
@@ -36,33 +44,23 @@ class PublicOp:
     def __str__(self) -> str:
         return self.name
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of the tensors that any of the family's ops takes."""
-        raise NotImplementedError
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Of the other arguments."""
-        return VALUES
-
     def dtype_of(self, name: str) -> torch.dtype:
         """That of a tensor."""
         return torch.int32 if name in OF_INT32 else torch.float32
 
     def arguments(self, device: str) -> dict[str, Any]:
         """A call that is right: ones, of what the schema names."""
-        packet, sizes, values = getattr(torch.ops.baraquant, self.name), self.sizes, self.values
+        packet, given = getattr(torch.ops.baraquant, self.name), VALUES | self.given
         form = "number" if self.number else "residual" if self.residual else "default"
         found: dict[str, Any] = {}
         for argument in getattr(packet, form)._schema.arguments:
             name, kind = argument.name, str(argument.real_type)
-            if not self.full and kind.startswith(("Optional[Tensor", "List")):
+            value = given.get(name)
+            if value is None or (not self.full and kind.startswith(("Optional[Tensor", "List"))):
                 continue
-            if "Tensor" in kind and name in sizes:
-                found[name] = torch.ones(sizes[name], dtype=self.dtype_of(name), device=device)
-            elif "Tensor" not in kind and name in values:
-                found[name] = values[name]
+            if isinstance(value, tuple):
+                value = torch.ones(value, dtype=self.dtype_of(name), device=device)
+            found[name] = value
         return found
 
     def __call__(self, arguments: dict[str, Any]) -> Any:
@@ -93,16 +91,11 @@ class ProductOp(PublicOp):
         return cases.compute_dtype(self.output)
 
     @property
-    def values(self) -> dict[str, Any]:
-        return VALUES | {"symmetric": not self.full, "dtype": self.output}
-
-    @property
-    def of_integers(self) -> bool:
-        """Whether the input is."""
-        return self.name.startswith(("int", "smoothquant", "rescale"))
+    def given(self) -> dict[str, Any]:
+        return {"symmetric": not self.full, "dtype": self.output}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        if name == "input" and self.of_integers:
+        if name == "input" and self.name.startswith(("int", "smoothquant", "rescale")):
             return self.input
         if name == "weight" and not self.name.startswith("qat"):
             return torch.int8
@@ -146,7 +139,7 @@ class Bad:
     argument: str
     label: str
     change: Change
-    error: type[Exception]
+    error: Error
     words: str  # that the message must have besides the names of the op and of the argument
     when: When = always
     also: dict[str, Any] = field(default_factory=dict)  # other arguments, set beforehand
@@ -171,6 +164,7 @@ class Bad:
         return str(raised.value), pattern
 
 
+Bads = Iterator[Bad]
 NUMBERS = ("scale", "zero_point", "act_scale", "act_zero_point")
 
 # --- how an argument is changed ------------------------------------------------------------------
@@ -184,7 +178,7 @@ def to_dtype(name: str, dtype: torch.dtype) -> Change:
     return lambda arguments: arguments[name].to(dtype)
 
 
-def of_shape(name: str, shape: tuple[int, ...]) -> Change:
+def of_shape(name: str, shape: Shape) -> Change:
     return lambda arguments: arguments[name].new_ones(shape)
 
 
@@ -225,13 +219,11 @@ def got(dtype: torch.dtype) -> str:
     return f"got .*(?i:{cases.name_of(dtype)})"
 
 
-def got_shape(shape: tuple[int, ...]) -> str:
+def got_shape(shape: Shape) -> str:
     return rf"got .*{re.escape(str(list(shape)))}"
 
 
-def wrong_dtypes(
-    names: Iterable[str], wrong: Iterable[torch.dtype], words: str = "", when: When = always
-) -> Iterator[Bad]:
+def wrong_dtypes(names: Names, wrong: Dtypes, words: str = "", when: When = always) -> Bads:
     """Tensors of dtypes that the op does not take there."""
     for dtype in wrong:
         for name in names:
@@ -244,9 +236,7 @@ def not_as(right: Callable[[Any], tuple[torch.dtype, ...]], dtype: torch.dtype) 
     return lambda op: dtype not in right(op)
 
 
-def wrong_parameters(
-    wrong: Iterable[torch.dtype], scales: Iterable[str], points: Iterable[str]
-) -> Iterator[Bad]:
+def wrong_parameters(wrong: Dtypes, scales: Names, points: Names) -> Bads:
     """Scales, biases and zero points of a `ProductOp` in dtypes that are not theirs."""
     for dtype in wrong:
         when = not_as(lambda op: (op.compute,), dtype)
@@ -257,16 +247,14 @@ def wrong_parameters(
     yield from wrong_dtypes(points, floating, "integer")
 
 
-def wrong_outputs(
-    wrong: Iterable[torch.dtype], words: str = "", when: When = always
-) -> Iterator[Bad]:
+def wrong_outputs(wrong: Dtypes, words: str = "", when: When = always) -> Bads:
     """Values of the argument `dtype`."""
     for dtype in wrong:
         label, change = cases.name_of(dtype), constant(dtype)
         yield Bad("dtype", label, change, TypeError, f"{words}.*{got(dtype)}", when)
 
 
-def wrong_strides(name: str, words: str, when: When = always, **more: Change) -> Iterator[Bad]:
+def wrong_strides(name: str, words: str, when: When = always, **more: Change) -> Bads:
     """Of a matrix, or several, that has to be contiguous."""
     changes: dict[str, Change] = {
         "transposed": lambda a: a[name].transpose(0, 1).contiguous().transpose(0, 1),
@@ -276,9 +264,7 @@ def wrong_strides(name: str, words: str, when: When = always, **more: Change) ->
         yield Bad(name, label, change, ValueError, words, when)
 
 
-def wrong_shapes(
-    names: Iterable[str], wrong: Shapes, words: str = "expected", when: When = always
-) -> Iterator[Bad]:
+def wrong_shapes(names: Names, wrong: Shapes, words: str = "expected", when: When = always) -> Bads:
     for name in names:
         for shape in wrong:
             pattern = f"{words}.* {got_shape(shape)}"
@@ -286,12 +272,8 @@ def wrong_shapes(
 
 
 def wrong_values(
-    name: str,
-    wrong: Iterable[Any],
-    words: str = "",
-    error: type[Exception] = ValueError,
-    when: When = always,
-) -> Iterator[Bad]:
+    name: str, wrong: Iterable[Any], words: str = "", error: Error = ValueError, when: When = always
+) -> Bads:
     """Numbers and words; the message says what was given."""
     for value in wrong:
         given = f"{value:g}"[:3] if isinstance(value, float) else f"{value}"
@@ -300,12 +282,8 @@ def wrong_values(
 
 
 def wrong_ranges(
-    ranges: Iterable[tuple[int, int]],
-    words: str = "",
-    when: When = always,
-    names: tuple[str, str] = ("quant_min", "quant_max"),
-    **also: Any,
-) -> Iterator[Bad]:
+    ranges: Shapes, words: str = "", when: When = always, names: Names = RANGE, **also: Any
+) -> Bads:
     low, high = names
     for ends in ranges:
         label = "_".join([f"{ends[0]}_to_{ends[1]}", *map(str, also.values())])
@@ -322,7 +300,7 @@ for _dtype, _limit in cases.INTEGER_LIMIT.items():
     TOO_WIDE[_dtype] = ((-_limit - 1, 0), (0, _limit + 1))
 
 
-def wrong_integer_ranges() -> Iterator[Bad]:
+def wrong_integer_ranges() -> Bads:
     """Those of an op whose integers are int8 or uint8."""
     yield from wrong_ranges(INVERTED + HUGE)
     for dtype in cases.INTEGER_DTYPES:
@@ -330,7 +308,7 @@ def wrong_integer_ranges() -> Iterator[Bad]:
     yield from wrong_ranges(ONE_STEP, symmetric=True)
 
 
-def wrong_granularities() -> Iterator[Bad]:
+def wrong_granularities() -> Bads:
     axes = (3, -4, 2**31, INT64_MAX, INT64_MIN)
     yield from wrong_values("axis", axes, error=IndexError)
     yield from wrong_values("group_size", (0, -1, -(2**31), INT64_MIN))
@@ -366,15 +344,12 @@ class Op(PublicOp):
         return self.granularity.op(self.verb).__name__
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        params = self.granularity.param_shape(SHAPE)
-        return {"grad": SHAPE, "input": SHAPE, "scale": params, "zero_point": params}
-
-    @property
-    def values(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         dtype = torch.int8 if self.verb == "quantize" else torch.float32
-        given = {"axis": self.granularity.axis, "dtype": dtype, "scale": 0.1, "zero_point": 0}
-        return VALUES | given
+        found = {"grad": SHAPE, "input": SHAPE, "axis": self.granularity.axis, "dtype": dtype}
+        if self.number:
+            return found | {"scale": 0.1, "zero_point": 0}
+        return found | dict.fromkeys(NUMBERS, self.granularity.param_shape(SHAPE))
 
 
 OPS = [Op(verb, granularity) for verb in VERBS for granularity in KINDS]
@@ -389,7 +364,7 @@ def of_kind(kind: str) -> When:
     return lambda op: op.granularity.kind == kind
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_dtypes() -> Bads:
     never = (torch.int32, *NEVER)
     yield from wrong_dtypes(("input", "grad"), never)
     yield from wrong_dtypes(
@@ -405,7 +380,7 @@ def bad_dtypes() -> Iterator[Bad]:
     yield from wrong_outputs(cases.INTEGER_DTYPES, when=is_dequantize)
 
 
-def bad_shapes() -> Iterator[Bad]:
+def bad_shapes() -> Bads:
     wrong: dict[str, Shapes] = {
         "per_tensor": ((2,), (1, 1), (0,)),
         "per_channel": ((5,), (7,), (6, 1), (), (8,), (1,)),
@@ -422,7 +397,7 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong_shapes(["grad"], ((1, 6, 8), (8, 6, 4), (192,)), when=when)
 
 
-def bad_numbers() -> Iterator[Bad]:
+def bad_numbers() -> Bads:
     for dtype, ranges in TOO_WIDE.items():
         yield from wrong_ranges(ranges, dtype=dtype)
     yield from wrong_ranges(INVERTED + HUGE)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The grouped ops of the integer matrix family with calls that are right, and ways to be wrong."""
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -20,34 +19,23 @@ INTEGERS, TRAINED = "int8_grouped_linear", "qat_grouped_linear"
 class Op(ProductOp):
     """One way to call a schema; the integers of an input are uint8."""
 
-    sizes: ClassVar = {
-        "input": (T, K),
-        "weight": (E, N, K),
-        "offsets": (E,),
-        **dict.fromkeys(VECTORS, (E, N)),
-        **dict.fromkeys(OF_ROWS, (T, 1)),
-    }
-
     @property
-    def values(self) -> dict[str, Any]:
-        of_weight = dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
-        return super().values | of_weight | {"backward": "float", "rounding": "nearest"}
+    def given(self) -> dict[str, Any]:
+        found = {"input": (T, K), "weight": (E, N, K), "offsets": (E,)}
+        found |= dict.fromkeys(VECTORS, (E, N)) | dict.fromkeys(OF_ROWS, (T, 1))
+        found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        return super().given | found | {"backward": "float", "rounding": "nearest"}
 
 
-OPS = (
-    Op(INTEGERS, input=torch.uint8),
-    Op(INTEGERS, torch.float16, input=torch.uint8),
+OPS = [
+    Op(INTEGERS, input=torch.uint8), Op(INTEGERS, torch.float16, input=torch.uint8),
     Op(INTEGERS, torch.float64, full=False, input=torch.uint8),
-    Op("quantized_grouped_linear"),
-    Op("quantized_grouped_linear", torch.bfloat16, full=False),
-    Op("quantized_grouped_linear", torch.float64),
-    Op(TRAINED),
-    Op(TRAINED, torch.float16, full=False),
-    Op(TRAINED, torch.float64),
-)
+]  # fmt: skip
+for _name, _low in (("quantized_grouped_linear", torch.bfloat16), (TRAINED, torch.float16)):
+    OPS += [Op(_name), Op(_name, _low, full=False), Op(_name, torch.float64)]
 
 
-def bad_tensors() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     floating = ("input", "weight", "weight_scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
     other = (torch.int64, torch.uint8, torch.float32)
@@ -66,9 +54,6 @@ def bad_tensors() -> Iterator[Bad]:
     for name, shape in [(name, shape) for name, found in shapes.items() for shape in found]:
         words = rf"expected.* ({wrong.got_shape(shape)}|got .*{(shape or (0,))[-1]})"
         yield Bad(name, f"{shape}", wrong.of_shape(name, shape), ValueError, words)
-
-
-def bad_options() -> Iterator[Bad]:
     for names in (INPUT_RANGE, WEIGHT_RANGE):
         yield from wrong.wrong_ranges(((7, 7), (-129, 0), (0, 128)), names=names)
     yield from wrong_words("int4", "INT8", "random")
@@ -79,4 +64,4 @@ def bad_options() -> Iterator[Bad]:
     yield Bad("rounding", "stochastic", wrong.constant("stochastic"), ValueError, words)
 
 
-PAIRS = wrong.pairs(OPS, [*bad_tensors(), *bad_options()])
+PAIRS = wrong.pairs(OPS, bad_cases())

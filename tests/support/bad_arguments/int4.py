@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of four-bit weights with a call that is right, and the ways to get it wrong."""
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from tests.support.bad_arguments import affine as wrong
-from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
+from tests.support.bad_arguments.affine import NEVER, ProductOp
 from tests.support.calls.int4 import LINEARS
 from tests.support.cases import INT64_MAX, INT64_MIN
 
@@ -21,24 +20,14 @@ CHOOSE, QUANTIZE, EXPAND, PACK = MAKERS
 class Op(ProductOp):
     """One right call; `output` is also the dtype of a weight that is quantized."""
 
-    sizes: ClassVar = {
-        **dict.fromkeys(("integers", "weight"), (N, K)),
-        **dict.fromkeys(("group_factor", "group_zero_point"), (N, GROUPS)),
-        **dict.fromkeys(("scale", "weight_scale", "bias", "weight_sum"), (N,)),
-        **dict.fromkeys(("input_scale", "input_zero_point"), (T, 1)),
-        **dict.fromkeys(("act_scale", "act_zero_point"), ()),
-        "packed": (N, K // 2),
-        "input": (T, K),
-        "smooth_scale": (K,),
-    }
-
     @property
-    def values(self) -> dict[str, Any]:
-        return super().values | {"in_features": K}
-
-    @property
-    def of_integers(self) -> bool:
-        return self.name == INTEGERS
+    def given(self) -> dict[str, Any]:
+        found = {"packed": (N, K // 2), "input": (T, K), "smooth_scale": (K,), "in_features": K}
+        found |= dict.fromkeys(("integers", "weight"), (N, K))
+        found |= dict.fromkeys(("group_factor", "group_zero_point"), (N, GROUPS))
+        found |= dict.fromkeys(("scale", "weight_scale", "bias", "weight_sum"), (N,))
+        found |= dict.fromkeys(("input_scale", "input_zero_point"), (T, 1))
+        return super().given | found | dict.fromkeys(("act_scale", "act_zero_point"), ())
 
     def dtype_of(self, name: str) -> torch.dtype:
         if name in ("packed", "group_factor", "group_zero_point"):
@@ -52,7 +41,7 @@ OPS = [Op(name) for name in (*MAKERS, *LINEARS)]
 OPS += [Op(QUANTIZE, torch.float64), Op(INTEGERS, torch.float16), Op(DYNAMIC, torch.bfloat16)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     floating = ("weight", "input", "weight_scale", "scale", "bias", "input_scale")
     yield from wrong.wrong_dtypes(floating, NEVER[:4])
     of_bytes = ("packed", "group_factor", "group_zero_point")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_conv with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -11,7 +10,6 @@ from tests.support import cases
 from tests.support.bad_arguments import affine as wrong
 from tests.support.bad_arguments.affine import NEVER, Bad, ProductOp
 
-IMAGES, CHANNELS, OUTPUTS, SPACE = 2, 6, 4, (5, 7)
 VECTORS = ("weight_scale", "bias", "weight_sum")
 ONES = ("input_scale", "input_zero_point")
 
@@ -22,24 +20,18 @@ class Op(ProductOp):
 
     name: str = "int8_conv"
 
-    sizes: ClassVar = {
-        "input": (IMAGES, CHANNELS, *SPACE),
-        "weight": (OUTPUTS, CHANNELS // 2, 3, 2),
-        **dict.fromkeys(VECTORS, (OUTPUTS,)),
-        **dict.fromkeys(ONES, (1,)),
-    }
-
     @property
-    def values(self) -> dict[str, Any]:
-        lists = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2]}
-        return super().values | lists | {"groups": 2}
+    def given(self) -> dict[str, Any]:
+        found = {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2], "groups": 2}
+        found |= {"input": (2, 6, 5, 7), "weight": (4, 3, 3, 2)}
+        return super().given | found | dict.fromkeys(VECTORS, (4,)) | dict.fromkeys(ONES, (1,))
 
 
 OPS = [Op(output=dtype) for dtype in cases.FLOAT_DTYPES]
 OPS += [Op(input=torch.uint8), Op(full=False)]
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     other = (*NEVER[:4], *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8")
     yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")
@@ -47,9 +39,6 @@ def bad_dtypes() -> Iterator[Bad]:
     scales = ("input_scale", "weight_scale")
     yield from wrong.wrong_parameters((*other, torch.int8), scales, ["input_zero_point"])
     yield from wrong.wrong_outputs((torch.int8, *NEVER[2:]))
-
-
-def bad_shapes() -> Iterator[Bad]:
     shapes: wrong.Shapes = ((2, 5, 5, 7), (2, 3, 5, 7), (6, 2, 5, 7), (5, 5, 7), (5, 7))
     yield from wrong.wrong_shapes(["input"], (*shapes, (1, 2, 6, 5, 7), ()))
     for shape in ((2, 6, 2, 7), (6, 2, 1)):
@@ -67,8 +56,6 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong.wrong_shapes(VECTORS, ((3,), (5,), (), (1,), (4, 1), (1, 4), (0,)))
     yield from wrong.wrong_shapes(ONES, ((4,), (2,), (1, 1), (0,), (2, 1, 1, 1)))
 
-
-def bad_numbers() -> Iterator[Bad]:
     def bad(name: str, value: Any, words: str) -> Bad:
         when = wrong.having(full=True, output=torch.float32)
         return Bad(name, f"{value}", wrong.constant(value), ValueError, f"(?:{words})", when)
@@ -83,4 +70,4 @@ def bad_numbers() -> Iterator[Bad]:
         yield bad("groups", value, rf"to divide weight.size\(0\) \(4\), but got {value}")
 
 
-PAIRS = wrong.pairs(OPS, [*bad_dtypes(), *bad_shapes(), *bad_numbers()])
+PAIRS = wrong.pairs(OPS, bad_cases())

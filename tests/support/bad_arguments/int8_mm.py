@@ -2,7 +2,6 @@
 """Every op of the integer matrix family with calls that are right, and the ways to get it wrong."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE
 
 INTEGER_INPUT = ("int8_linear", "smoothquant_linear")
 OF_ALL = ("act_scale", "act_zero_point")
-STATIC = ("smoothquant_linear", "static_quantized_linear")
 
 
 @dataclass(frozen=True)
@@ -27,47 +25,34 @@ class Op(ProductOp):
     number: bool = False
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {"input": (*LEAD, K), "weight": (N, K)}
-        found |= dict.fromkeys(VECTORS, (N,)) | {"smooth_scale": (K,)}
-        found |= dict.fromkeys(OF_ROWS, (*LEAD, 1)) | dict.fromkeys(OF_ALL, ())
+    def given(self) -> dict[str, Any]:
+        found = {"input": (*LEAD, K), "weight": (N, K), "smooth_scale": (K,)}
+        found |= dict.fromkeys(VECTORS, (N,)) | dict.fromkeys(OF_ROWS, (*LEAD, 1))
         if self.name == "qat_linear":
             del found["weight_scale"]  # which has that of integers, if they are given
-        return found
-
-    @property
-    def values(self) -> dict[str, Any]:
-        of_weight = dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
-        of_numbers = dict(zip(OF_ALL, (0.5, 1), strict=True))
-        options = {"backward": "int8", "rounding": "stochastic"}
-        return super().values | of_weight | of_numbers | options
+        found |= dict(zip(OF_ALL, (0.5, 1) if self.number else ((), ()), strict=True))
+        found |= dict(zip(WEIGHT_RANGE, (-2, 1), strict=True))
+        return super().given | found | {"backward": "int8", "rounding": "stochastic"}
 
 
-OPS = (
-    Op("int8_linear"),
-    Op("int8_linear", torch.float16, torch.uint8),
-    Op("int8_linear", torch.float64, full=False),
-    Op("smoothquant_linear", torch.bfloat16),
-    Op("smoothquant_linear", torch.float64, torch.uint8),
-    Op("smoothquant_linear", number=True),
+OPS = [
+    Op("int8_linear"), Op("int8_linear", torch.float16, torch.uint8),
+    Op("int8_linear", torch.float64, full=False), Op("smoothquant_linear", torch.bfloat16),
+    Op("smoothquant_linear", torch.float64, torch.uint8), Op("smoothquant_linear", number=True),
     Op("smoothquant_linear", torch.float16, torch.uint8, number=True),
-    Op("quantized_linear"),
-    Op("quantized_linear", torch.bfloat16, full=False),
-    Op("quantized_linear", torch.float64),
-    Op("static_quantized_linear"),
-    Op("static_quantized_linear", torch.bfloat16, full=False),
-    Op("static_quantized_linear", torch.float64),
-    Op("qat_linear"),
-    Op("qat_linear", torch.float16, full=False),
-    Op("qat_linear", torch.float64),
-)
+]  # fmt: skip
+for _name, _low in (
+    *(("quantized_linear", torch.bfloat16), ("static_quantized_linear", torch.bfloat16)),
+    ("qat_linear", torch.float16),
+):
+    OPS += [Op(_name), Op(_name, _low, full=False), Op(_name, torch.float64)]
 
 
 integer_input, floating_input = wrong.of(*INTEGER_INPUT), wrong.but(*INTEGER_INPUT)
 integer_weight, floating_weight = wrong.but("qat_linear"), wrong.of("qat_linear")
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_dtypes() -> wrong.Bads:
     never = (*NEVER, torch.int32)
     of_bytes = (*never, *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], of_bytes, when=integer_input)
@@ -96,13 +81,13 @@ def bad_dtypes() -> Iterator[Bad]:
         yield from wrong.wrong_dtypes(["weight"], [dtype], "input", when)
 
 
-def bad_shapes() -> Iterator[Bad]:
+def bad_shapes() -> wrong.Bads:
     more = {
         "stepped": lambda a: a["weight"].new_ones(2 * N, K)[::2],
         "padded": lambda a: a["weight"].new_ones(N, K + 1)[:, :K],
     }
     yield from wrong.wrong_strides("weight", r"contiguous\(\)", integer_weight, **more)
-    for bad in wrong_sizes(LEAD, N, K):
+    for bad in wrong_sizes():
         # A count, the list of sizes or the last one: each says what was given.
         yield Bad(bad.argument, bad.label, bad.change, ValueError, r"expected.* got .*[\d\[]")
     for shape in ((N, K - 1), (N, K + 1), (K, N), (N, 1), (N, 0)):  # either of the two is wrong
@@ -118,7 +103,7 @@ def bad_shapes() -> Iterator[Bad]:
     yield from wrong.wrong_shapes(["smooth_scale"], shapes)
 
 
-def bad_numbers() -> Iterator[Bad]:
+def bad_numbers() -> wrong.Bads:
     number = wrong.having(number=True)
     scales = (math.nan, math.inf, -math.inf, 0.0, -0.0, -0.1, 1e300, 1e-60)
     yield from wrong.wrong_values("act_scale", scales, when=number)
@@ -141,7 +126,7 @@ def bad_numbers() -> Iterator[Bad]:
         yield from wrong.wrong_ranges(ends, f"{low} and .* to have 0 in", names=names, **also)
 
 
-def wrong_words(*more: str) -> Iterator[Bad]:
+def wrong_words(*more: str) -> wrong.Bads:
     """Of the two options of training."""
     for name, right in (
         ("backward", "'float', 'int8_input' or 'int8'"),
@@ -152,7 +137,7 @@ def wrong_words(*more: str) -> Iterator[Bad]:
             yield Bad(name, repr(word), wrong.constant(word), ValueError, words)
 
 
-def bad_options() -> Iterator[Bad]:
+def bad_options() -> wrong.Bads:
     yield from wrong_words("Float", "INT8", "int8 ", " int8", "int8-input", "Nearest", "up")
     words = r"'nearest' with backward='float'.*but got 'stochastic'; choose backward='int8_input'"
     change, also = wrong.constant("stochastic"), {"backward": "float"}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """int8_product and rescale_product with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,15 +22,10 @@ class Op(ProductOp):
     output: torch.dtype = torch.int32
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        columns = K if multiplies(self) else N
-        of_rows = dict.fromkeys(OF_ROWS, (*LEAD, 1))
-        return {
-            "input": (*LEAD, columns),
-            "weight": (N, K),
-            **dict.fromkeys(VECTORS, (N,)),
-            **of_rows,
-        }
+    def given(self) -> dict[str, Any]:
+        found = {"input": (*LEAD, K if multiplies(self) else N), "weight": (N, K)}
+        found |= dict.fromkeys(VECTORS, (N,)) | dict.fromkeys(OF_ROWS, (*LEAD, 1))
+        return super().given | found
 
 
 multiplies, rescales = wrong.of("int8_product"), wrong.but("int8_product")
@@ -39,7 +34,7 @@ OPS += [Op("rescale_product", dtype, torch.int32) for dtype in cases.FLOAT_DTYPE
 OPS += [Op("rescale_product", torch.float32, torch.int32, full=False)]
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     other = (*NEVER, *cases.FLOAT_DTYPES)
     yield from wrong.wrong_dtypes(["input"], (*other, torch.int32), "int8 or .*uint8", multiplies)
     yield from wrong.wrong_dtypes(["weight"], (*other, torch.int32, torch.uint8), "int8")
@@ -50,20 +45,18 @@ def bad_cases() -> Iterator[Bad]:
     yield from wrong.wrong_parameters(whole, scales, ["input_zero_point"])
     yield from wrong.wrong_outputs((torch.int8, torch.int32, *NEVER[2:]))
     yield from wrong.wrong_strides("weight", r"contiguous\(\)")
-    yield from wrong_sizes(LEAD, N, K, multiplies)
+    yield from wrong_sizes(multiplies)
     words = "to have at least 1 dimension, but got 0"
     yield Bad("input", "()", wrong.of_shape("input", ()), ValueError, words)
 
 
-def wrong_sizes(
-    lead: tuple[int, ...], n: int, k: int, when: wrong.When = wrong.always
-) -> Iterator[Bad]:
-    """Of a product of rows [*lead, k] and a weight [n, k]."""
-    shapes: wrong.Shapes = ((*lead, k - 1), (*lead, k + 1), (k, *lead), (*lead, 1), (*lead, 0))
-    yield from wrong.wrong_shapes(["input"], (*shapes, (k, 1)), when=when)
-    shapes = ((n,), (k,), (n, k, 1), (1, n, k), (n * k,), ())
+def wrong_sizes(when: wrong.When = wrong.always) -> wrong.Bads:
+    """Of a product of rows [*LEAD, K] and a weight [N, K]."""
+    shapes: wrong.Shapes = ((*LEAD, K - 1), (*LEAD, K + 1), (K, *LEAD), (*LEAD, 1), (*LEAD, 0))
+    yield from wrong.wrong_shapes(["input"], (*shapes, (K, 1)), when=when)
+    shapes = ((N,), (K,), (N, K, 1), (1, N, K), (N * K,), ())
     yield from wrong.wrong_shapes(["weight"], shapes)
-    shapes = ((n - 1,), (n + 1,), (), (1,), (n, 1), (1, n), (k,), (0,))
+    shapes = ((N - 1,), (N + 1,), (), (1,), (N, 1), (1, N), (K,), (0,))
     yield from wrong.wrong_shapes(VECTORS, shapes)
     shapes = ((5,), (4,), (24,), (1, 1), (4, 1), (4, 6, 8), (4, 6, 1, 1), (0,), (6, 4))
     yield from wrong.wrong_shapes(OF_ROWS, shapes)

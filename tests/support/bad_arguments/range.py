@@ -3,7 +3,6 @@
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +36,12 @@ class Op(PublicOp):
         return f"{self.verb}_{self.granularity.kind}" if self.verb in DATA else self.verb
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        params = self.granularity.param_shape(SHAPE)
-        return {
-            "input": SHAPE,
-            **dict.fromkeys(WRITTEN, params),
-            **dict.fromkeys((*FLAGS, COUNTER), (1,)),
-        }
-
-    @property
-    def values(self) -> dict[str, Any]:
-        given = {"axis": self.granularity.axis, "dtype": torch.int8, "averaging_constant": 0.1}
-        if self.granularity.kind == "per_tensor":
-            del given["axis"]  # of an observer None
-        return wrong.VALUES | given
+    def given(self) -> dict[str, Any]:
+        found = {"input": SHAPE, "dtype": torch.int8, "averaging_constant": 0.1}
+        if self.granularity.kind != "per_tensor":
+            found["axis"] = self.granularity.axis
+        found |= dict.fromkeys(WRITTEN, self.granularity.param_shape(SHAPE))
+        return found | dict.fromkeys((*FLAGS, COUNTER), (1,))
 
     def dtype_of(self, name: str) -> torch.dtype:
         other = {**dict.fromkeys(FLAGS, torch.uint8), COUNTER: torch.int64}
@@ -61,7 +52,7 @@ OPS = [Op(verb, granularity) for verb in DATA for granularity in KINDS]
 OPS += [Op(verb, granularity) for verb in OBSERVERS for granularity in KINDS[:2]]
 
 
-def bad_tensors() -> Iterator[Bad]:
+def bad_tensors() -> wrong.Bads:
     yield from wrong.wrong_dtypes(["input"], (*NEVER, torch.int8, torch.uint8, torch.int32))
     other = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.complex64)
     yield from wrong.wrong_dtypes(RANGES_IN_PLACE, other, "float32")
@@ -88,7 +79,7 @@ def bad_tensors() -> Iterator[Bad]:
                 yield Bad(name, f"{shape}", change, ValueError, pattern, when)
 
 
-def bad_tensors_in_place() -> Iterator[Bad]:
+def bad_tensors_in_place() -> wrong.Bads:
     """What is written must be contiguous, no variable of autograd, and a tensor of its own."""
     for name in WRITTEN:
         for label, change, words in (
@@ -106,7 +97,7 @@ def bad_tensors_in_place() -> Iterator[Bad]:
             yield Bad(name, f"is_{other}", change, ValueError, words, when)
 
 
-def bad_numbers() -> Iterator[Bad]:
+def bad_numbers() -> wrong.Bads:
     yield from wrong.wrong_integer_ranges()
     no_integers: wrong.When = lambda op: op.verb != "dynamic_range_quantize"  # noqa: E731
     yield from wrong.wrong_ranges(wrong.TOO_WIDE[torch.float32], when=no_integers)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Every op of the scaled family with a call that is right, and the ways to get it wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +22,10 @@ class Op(PublicOp):
     name: str
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
+    def given(self) -> dict[str, Any]:
         factor = SHAPE[:-1] if self.name == TRANSPOSED else SHAPE[-1:]
         x = SHAPE[1:] if self.name == "transpose_int8" else SHAPE
-        return {"input": x, "like": SHAPE, "factor": factor, "random": (2,)}
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {"count": 2}
+        return {"input": x, "like": SHAPE, "factor": factor, "random": (2,), "count": 2}
 
     def dtype_of(self, name: str) -> torch.dtype:
         if name == "input" and self.name == "transpose_int8":
@@ -39,12 +34,10 @@ class Op(PublicOp):
 
 
 OPS = [Op(name) for name in NAMES]
-
-
 quantizes, transposes = wrong.of(*NAMES[:2]), wrong.of("transpose_int8")
 
 
-def bad_cases() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     yield from wrong.wrong_dtypes(["input"], (*NEVER, torch.uint8))
     no_bytes = (*cases.FLOAT_DTYPES, torch.int32)
     yield from wrong.wrong_dtypes(["input"], no_bytes, "int8", transposes)

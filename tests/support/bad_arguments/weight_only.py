@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """weight_only_linear with calls that are right, and the ways to get them wrong."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,19 +38,10 @@ class Op(PublicOp):
         return self.name + "-packed" * self.packed + "-grouped" * self.grouped + suffix
 
     @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        params = (N, GROUPS) if self.grouped else (N,)
-        stored = (N, BYTES) if self.packed else (N, K)
-        return {
-            "input": (T, K),
-            "weight": stored,
-            "bias": (N,),
-            **dict.fromkeys(PARAMETERS, params),
-        }
-
-    @property
-    def values(self) -> dict[str, Any]:
-        return {"group_size": GROUP_SIZE} if self.grouped else {}
+    def given(self) -> dict[str, Any]:
+        params, size = ((N, GROUPS), GROUP_SIZE) if self.grouped else ((N,), None)
+        found = {"input": (T, K), "weight": (N, BYTES if self.packed else K), "bias": (N,)}
+        return found | {"group_size": size} | dict.fromkeys(PARAMETERS, params)
 
     def dtype_of(self, name: str) -> torch.dtype:
         if name == "weight":
@@ -63,13 +53,11 @@ class Op(PublicOp):
 
 OPS = [Op(), Op(grouped=False), Op(torch.float64, grouped=False), Op(torch.bfloat16)]
 OPS += [Op(torch.float16, grouped=False), Op(packed=True), Op(torch.bfloat16, False, packed=True)]
-
-
 grouped, of_channels = wrong.having(grouped=True), wrong.having(grouped=False)
 of_bytes, of_int8 = wrong.having(packed=True), wrong.having(packed=False)
 
 
-def bad_dtypes() -> Iterator[Bad]:
+def bad_cases() -> wrong.Bads:
     never = (torch.int8, torch.uint8, *NEVER)
     yield from wrong.wrong_dtypes(("input", "weight_scale", "bias"), never)
     other = (torch.int32, torch.float32, *NEVER[:4])
@@ -88,9 +76,6 @@ def bad_dtypes() -> Iterator[Bad]:
         for name, right in (("bias", output), ("weight_scale", cases.compute_dtype(output))):
             other = tuple(dtype for dtype in cases.FLOAT_DTYPES if dtype != right)
             yield from wrong.wrong_dtypes([name], other, cases.name_of(right), of_output)
-
-
-def bad_shapes() -> Iterator[Bad]:
     shapes: wrong.Shapes = ((), (N,), (1, N, K), (N, K, 1))
     words = r"to have 2 dimensions \[N, (K|ceil\(K / 2\))\]"
     yield from wrong.wrong_shapes(["weight"], shapes, words)
@@ -115,8 +100,9 @@ def bad_shapes() -> Iterator[Bad]:
         (["bias"], of_rows, rf"\[{N}\]", wrong.always),
     ):
         yield from wrong.wrong_shapes(names, found, f"to have shape {right}", when)
+    yield from wrong.wrong_strides("weight", "to be contiguous")
+    sizes = (0, -1, -(2**31), INT64_MIN)
+    yield from wrong.wrong_values("group_size", sizes, "to be greater than 0, but ")
 
 
-BAD = [*bad_dtypes(), *bad_shapes(), *wrong.wrong_strides("weight", "to be contiguous")]
-BAD += wrong.wrong_values("group_size", (0, -1, -(2**31), INT64_MIN), "to be greater than 0, but ")
-PAIRS = wrong.pairs(OPS, BAD)
+PAIRS = wrong.pairs(OPS, bad_cases())

@@ -18,21 +18,13 @@ from tests.support import cases
 from tests.support.calls import fused as fused_calls
 from tests.support.calls import int8_mm as int8_calls
 from tests.support.calls import range as range_calls
-from tests.support.calls.call import OpCall
-from tests.support.calls.fused import FusedCall
-from tests.support.calls.int8_mm import Int8Call
-from tests.support.calls.range import RANGE, RangeCall
-from tests.support.cases import Granularity
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.calls.range import RANGE
+from tests.support.cases import Granularity, Shape
 
-GROUP = 8
 KINDS = cases.KINDS
 FORWARD = ("quantize", "dequantize", "fake_quantize")
-BACKWARD = (
-    "quantize_backward",
-    "dequantize_backward",
-    "fake_quantize_backward",
-    "fake_quantize_backward_qparams",
-)
+BACKWARD = (*(f"{verb}_backward" for verb in FORWARD), "fake_quantize_backward_qparams")
 
 
 @dataclass(frozen=True)
@@ -45,8 +37,6 @@ class Call(OpCall):
         number: Scale and zero point are numbers (per tensor only).
         learned: Scale and floating zero point require grad (fake_quantize only).
         dtype: The op's own argument of that name, where it has one.
-        input_alone: Whether vmap goes over the first tensor alone.
-        exact_gradients: Whether they have the same bits however they are batched.
     """
 
     verb: str
@@ -55,41 +45,28 @@ class Call(OpCall):
     learned: bool = False
     dtype: torch.dtype | None = None
 
-    input_alone = False
-    exact_gradients = True
+    FACETS = ("verb", "granularity", "dtype")
 
     @property
     def facets(self) -> set[tuple[str, Any]]:
-        """What the short run takes at least once; the public ops of one verb are one core op."""
-        made = {("verb", self.verb), ("granularity", self.granularity), ("dtype", self.dtype)}
-        return made | {(name, True) for name in ("number", "learned") if getattr(self, name)}
+        return super().facets | {(n, True) for n in ("number", "learned") if getattr(self, n)}
 
     @property
     def ranged(self) -> bool:
-        """Whether the arguments end with a range, which may be left out."""
         return "dequantize" not in self.verb
 
     @property
-    def returns(self) -> int:
-        """How many tensors."""
-        return 3 if self.verb == "fake_quantize_backward_qparams" else 1
-
-    @property
     def differentiable(self) -> bool:
-        """Whether the first tensor can require grad."""
         if self.verb == "quantize":
             return self.dtype is not None and self.dtype.is_floating_point
         return self.verb != "fake_quantize_backward_qparams"
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
-        """The tensors for an input of `shape`, of which those that can require grad do."""
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         gen = cases.generator(sum(shape))
-        x = torch.randn(shape, generator=gen, dtype=torch.float64).to(device, dtype)
+        x = torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
         params = self.granularity.param_shape(shape)
-        scale = cases.scales(params, cases.compute_dtype(dtype), seed=1).to(device)
-        zero_point = cases.zero_points(params, RANGE, seed=2).to(device)
+        scale = cases.scales(params, cases.compute_dtype(dtype), seed=1)
+        zero_point = cases.zero_points(params, RANGE, seed=2)
         if self.learned:
             zero_point = zero_point.to(scale.dtype).requires_grad_()
             scale.requires_grad_()
@@ -100,17 +77,15 @@ class Call(OpCall):
         if self.verb == "dequantize_backward":
             return x, scale
         if "backward" in self.verb:
-            input = torch.randn(shape, generator=gen, dtype=torch.float64).to(device, dtype)
+            input = torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
             return x, input, scale, zero_point
         return x, scale, zero_point
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function of `baraquant.ops`."""
         return self.granularity.op(self.verb, ops)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments of the op."""
+    def arguments(self, *tensors: Tensor) -> Arguments:
         args: tuple[Any, ...] = (*tensors, *((0.1, 1) if self.number else ()))
         args += self.granularity.args
         if self.ranged:
@@ -118,18 +93,13 @@ class Call(OpCall):
         return args, {} if self.dtype is None else {"dtype": self.dtype}
 
 
-NUMBERS = (
-    Call("quantize", cases.PER_TENSOR, number=True),
-    Call("dequantize", cases.PER_TENSOR, number=True),
-    Call("fake_quantize", cases.PER_TENSOR, number=True),
-)
-FORWARD_CALLS: tuple[Call | RangeCall | Int8Call | FusedCall, ...] = (
+FORWARD_CALLS: tuple[Any, ...] = (
     *(Call("quantize", g) for g in KINDS),
     *(Call("quantize", g, dtype=torch.float32) for g in KINDS),
     *(Call("dequantize", g) for g in KINDS),
     *(Call("fake_quantize", g) for g in KINDS),
     *(Call("fake_quantize", g, learned=True) for g in KINDS),
-    *NUMBERS,
+    *(Call(verb, cases.PER_TENSOR, number=True) for verb in FORWARD),
     *range_calls.FAKE_CALLS,
     *int8_calls.QAT_CALLS,
     *int8_calls.SERVED_CALLS,
@@ -146,7 +116,7 @@ ALL_CALLS = (
 )
 
 
-def outputs(result: Any) -> tuple[Tensor, ...]:
+def outputs(result: Any) -> Tensors:
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -156,9 +126,7 @@ def ramp(like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False).copy_(values.expand(like.shape))
 
 
-def value_and_gradients(
-    function: Callable[..., Any], tensors: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
+def value_and_gradients(function: Callable[..., Any], tensors: Tensors) -> Tensors:
     """The results, then the gradients in each tensor that requires grad."""
     results = outputs(function(*tensors))
     leaves = [t for t in tensors if t.requires_grad]
@@ -174,7 +142,7 @@ def value_and_gradients(
 TANGENTS_ARE_CONTIGUOUS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
-def assert_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+def assert_equal(actual: Tensors, expected: Tensors) -> None:
     """Same number, shapes, dtypes, strides and values."""
     assert len(actual) == len(expected)
     for a, e in zip(actual, expected, strict=True):

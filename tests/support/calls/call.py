@@ -3,15 +3,18 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
+from tests.support.cases import Shape
 
 NAMES = ("verb", "name", "base")  # of the op
+Tensors = tuple[Tensor, ...]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class OpCall:
@@ -21,6 +24,11 @@ class OpCall:
     number = False  # whether scale and zero point are numbers
     learned = False  # whether they require grad
     differentiable = False  # whether the first tensor can require grad
+    ranged = False  # whether the arguments end with a range, which may be left out
+    input_alone = False  # whether vmap goes over the first tensor alone
+    exact_gradients = True  # whether they have the same bits however they are batched
+    FACETS: ClassVar[tuple[str, ...]] = ()  # of whose values the short run takes each
+    OF: ClassVar[str] = ""  # whose facets these are, where others have such, too
 
     def __str__(self) -> str:
         """The verb, and the options that are not the usual ones."""
@@ -38,12 +46,26 @@ class OpCall:
         return "-".join(words)
 
     @property
+    def facets(self) -> set[tuple[str, Any]] | None:
+        return {(name + self.OF, getattr(self, name)) for name in self.FACETS} or None
+
+    @property
     def function(self) -> Callable[..., Any]:
         """The function of `baraquant.ops`."""
-        function: Callable[..., Any] = getattr(ops, self.verb)
-        return function
+        return getattr(ops, self.verb)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
+        """The tensors for an input of `shape`, of which those that can require grad do."""
+        raise NotImplementedError
+
+    def tensors(
+        self, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> Tensors:
+        """Those on a device."""
+        made = [(t, t.requires_grad) for t in self.made(shape, dtype)]
+        return tuple(t.requires_grad_(False).to(device).requires_grad_(grad) for t, grad in made)
+
+    def arguments(self, *tensors: Tensor) -> Arguments:
         """The positional and keyword arguments of the op."""
         raise NotImplementedError
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 
 NORMS = ("rms_norm", "layer_norm")
 VERBS = (*NORMS, "silu_mul", "gelu", "hadamard")
@@ -37,14 +38,9 @@ class FusedCall(OpCall):
     dtype: torch.dtype | None = None
 
     granularity = cases.PER_TOKEN
-    ranged = False
-    input_alone = False
     exact_gradients = False  # those of weights are sums
-
-    @property
-    def facets(self) -> set[tuple[str, Any]]:
-        names = ("verb", "residual", "affine", "approximate", "symmetric")
-        return {(f"{name} of fused", getattr(self, name)) for name in names}
+    FACETS = ("verb", "residual", "affine", "approximate", "symmetric")
+    OF = " of fused"
 
     @property
     def verb(self) -> str:
@@ -58,13 +54,7 @@ class FusedCall(OpCall):
     def differentiable(self) -> bool:
         return not self.quantize
 
-    @property
-    def returns(self) -> int:
-        return (3 if self.quantize else 1) + self.residual
-
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """The input; the residual or `up`; the weight and the bias."""
         random = cases.generator(sum(shape))
         shapes = [shape]
@@ -73,9 +63,9 @@ class FusedCall(OpCall):
         if self.affine and self.base in NORMS:
             shapes += [shape[-1:]] * (1 + (self.base == "layer_norm"))
         made = [torch.randn(s, generator=random, dtype=torch.float64) for s in shapes]
-        return tuple(t.to(device, dtype).requires_grad_(self.differentiable) for t in made)
+        return tuple(t.to(dtype).requires_grad_(self.differentiable) for t in made)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         # NB: no list that is changed: torch.compile of PyTorch 2.11 takes it for a tuple.
         first, others = tensors[0], tensors[1:]
         args: tuple[Any, ...] = (first,)

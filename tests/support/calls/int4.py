@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 
 OUTPUTS, GROUP_SIZE = 9, 4
 LINEARS = ("int4_linear", "quantized_int4_linear", "static_quantized_int4_linear")
@@ -41,9 +42,7 @@ class Int4Call(OpCall):
     def differentiable(self) -> bool:
         return self.verb in LINEARS[1:]
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """The weight has rows of the shape's last size; an input of a linear op has the shape."""
         random = cases.generator(sum(shape))
         columns, compute = shape[-1], cases.compute_dtype(dtype)
@@ -82,9 +81,9 @@ class Int4Call(OpCall):
                     found.append(numbers(rows).to(compute))
                 if self.verb == INTEGERS:
                     found.append(bytes_of(0, 9, *shape[:-1]).int() - 4)
-        return tuple(t.to(device) for t in found)
+        return tuple(found)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         if self.verb == "pack_int4":
             return tensors, {}
         if self.verb == "choose_int4_qparams":

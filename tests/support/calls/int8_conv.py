@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_conv import Case
 
 NAMES = ("input", "weight", "input_scale", "weight_scale", "bias", "input_zero_point", "weight_sum")
@@ -29,32 +30,17 @@ class ConvCall(OpCall):
 
     verb = "int8_conv"
 
-    def case(self, shape: tuple[int, ...], dtype: torch.dtype) -> Case:
-        """A convolution over one to three dimensions of space, whose sizes come from the shape."""
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
+        """Over one to three dimensions of space, whose sizes come from the shape; as in `NAMES`."""
         space = tuple(size % 40 + 3 for size in shape[-3:])
-        channels = 4 if self.depthwise else 6
-        return Case(
-            channels,
-            8,
-            4 if self.depthwise else 2,
-            space,
-            (2,) * len(space),
-            images=max(shape[0] % 4, 1),
-            input=self.input,
-            dtype=dtype,
-            shift=self.full,
-            sums=self.full,
-            bias="compute" if self.full else "",
-        )
+        channels, groups = (4, 4) if self.depthwise else (6, 2)
+        sizes = {"images": max(shape[0] % 4, 1), "input": self.input, "dtype": dtype}
+        options = {"shift": self.full, "sums": self.full, "bias": "compute" if self.full else ""}
+        case = Case(channels, 8, groups, space, (2,) * len(space), **sizes, **options)
+        made = case.arguments(sum(shape))
+        return tuple(made[name] for name in NAMES if name in made)
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
-        """In the order of `NAMES`, without those that are not given."""
-        made = self.case(shape, dtype).arguments(sum(shape))
-        return tuple(made[name].to(device) for name in NAMES if name in made)
-
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         names = NAMES if self.full else NAMES[:4]
         given: dict[str, Any] = dict(zip(names, tensors, strict=True))
         given["groups"] = 4 if self.depthwise else 2
@@ -64,8 +50,4 @@ class ConvCall(OpCall):
         return (), given
 
 
-CONV_CALLS = (
-    ConvCall(),
-    ConvCall(full=True),
-    ConvCall(full=True, depthwise=True, input=torch.uint8),
-)
+CONV_CALLS = (ConvCall(), ConvCall(full=True), ConvCall(True, True, torch.uint8))

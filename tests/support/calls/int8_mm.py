@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_mm import INPUT_RANGE, WEIGHT_RANGE, integers
 
 
@@ -40,15 +41,13 @@ class Int8Call(OpCall):
     weight_range: tuple[int, int] | None = None
 
     granularity = cases.per_channel(0)  # of the weight's scale
-    ranged = False
-    returns = 1
     input_alone = True
     exact_gradients = False
+    FACETS = ("verb", "input", "bias", "shift", "sums", "number", "given", "range")
 
     @property
     def facets(self) -> set[tuple[str, Any]]:
-        names = ("verb", "input", "bias", "shift", "sums", "number", "given", "range")
-        return {(name, getattr(self, name)) for name in names} | {("dtype of int8", self.dtype)}
+        return super().facets | {("dtype of int8", self.dtype)}
 
     @property
     def static(self) -> bool:
@@ -87,15 +86,7 @@ class Int8Call(OpCall):
         found += ["qweight", "weight_scale"] if self.given else []
         return (*found, "weight_sum") if self.sums else tuple(found)
 
-    @property
-    def learned_names(self) -> tuple[str, ...]:
-        """Of the tensors that get a gradient."""
-        names = ("input", "weight", "bias") if self.trained else ("input", "bias")
-        return names if self.differentiable else ()
-
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """For an input of `shape`; the weight of a differentiable op is square."""
         gen, k = cases.generator(sum(shape)), shape[-1]
         n = k if self.differentiable or self.of_sums else shape[0] + 3
@@ -126,10 +117,11 @@ class Int8Call(OpCall):
             made["input"] = normal(*shape) + 0.5
         if self.trained:
             made |= {"weight": normal(n, k), "bias": normal(n)}
-        learned = self.learned_names
-        return tuple(made[n].to(device).requires_grad_(n in learned) for n in self.names)
+        learned = {"input", "bias", *(("weight",) if self.trained else ())}
+        learned = learned if self.differentiable else set()
+        return tuple(made[n].requires_grad_(n in learned) for n in self.names)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         given = dict(zip(self.names, tensors, strict=True))
         named = ["input_zero_point", "act_zero_point", "smooth_scale", "weight_sum", "qweight"]
         named += ["weight_scale"] if self.given else []

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.calls.call import OpCall
-from tests.support.cases import Granularity
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Granularity, Shape
 
 RANGE = (-8, 7)
 
@@ -26,13 +26,7 @@ class RangeCall(OpCall):
     symmetric: bool = True
     dtype: torch.dtype | None = None
 
-    input_alone = False
-    exact_gradients = True
-
-    @property
-    def facets(self) -> set[tuple[str, Any]]:
-        names = ("verb", "granularity", "symmetric", "dtype")
-        return {(name, getattr(self, name)) for name in names}
+    FACETS = ("verb", "granularity", "symmetric", "dtype")
 
     @property
     def differentiable(self) -> bool:
@@ -40,26 +34,16 @@ class RangeCall(OpCall):
 
     @property
     def ranged(self) -> bool:
-        """Whether the range may be left out."""
         return self.dtype != torch.uint8
 
-    @property
-    def returns(self) -> int:
-        return {"choose_qparams": 2, "dynamic_range_quantize": 3, "dynamic_fake_quantize": 1}[
-            self.verb
-        ]
-
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
-        x = skewed(shape).to(device, dtype)
-        return (x.requires_grad_(self.differentiable),)
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
+        return (skewed(shape).to(dtype).requires_grad_(self.differentiable),)
 
     @property
     def function(self) -> Callable[..., Any]:
         return self.granularity.op(self.verb, ops)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         ends = (0, 15) if self.dtype == torch.uint8 else RANGE
         kwargs = {"symmetric": self.symmetric}
         if self.dtype is not None:
@@ -67,7 +51,7 @@ class RangeCall(OpCall):
         return (*tensors, *self.granularity.args, *ends), kwargs
 
 
-def skewed(shape: tuple[int, ...]) -> Tensor:
+def skewed(shape: Shape) -> Tensor:
     """Values of which an asymmetric scale of four bits clips the largest: a tie at both ends.
 
     From -1.5 to 13.5 the scale is 1, and -1.5 and 13.5 both round up, which is one step too many.
@@ -113,12 +97,9 @@ class ObserveCall(OpCall):
     symmetric: bool = True
     observe: bool = True
     quantize: bool = True
-    exact_gradients = True
 
-    @property
-    def facets(self) -> set[tuple[str, Any]]:
-        names = ("name", "axis", "average", "symmetric", "observe", "quantize")
-        return {(f"{name} of observe", getattr(self, name)) for name in names}
+    FACETS = ("name", "axis", "average", "symmetric", "observe", "quantize")
+    OF = " of observe"
 
     @property
     def verb(self) -> str:
@@ -129,24 +110,18 @@ class ObserveCall(OpCall):
         return self.name == "observe_fake_quantize"
 
     @property
-    def function(self) -> Callable[..., Any]:
-        return getattr(ops, self.name)
-
-    @property
     def overload(self) -> torch._ops.OpOverload:
         return getattr(torch.ops.baraquant, self.name).default
 
     @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self) -> Arguments:
         """What follows the tensors."""
         if not self.differentiable:
             return (self.axis, self.average), {}
         kwargs = {"symmetric": self.symmetric, "averaging_constant": self.average}
         return (self.axis, *RANGE), kwargs
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """The input and the state; a range has been seen in some channels, and exceeded."""
         params = () if self.axis is None else (shape[self.axis],)
         compute = cases.compute_dtype(dtype)
@@ -154,14 +129,14 @@ class ObserveCall(OpCall):
         state = [torch.where(seen, -0.5, math.inf), torch.where(seen, 0.75, -math.inf)]
         if self.differentiable:
             state += [torch.full(params, 0.1), torch.full(params, 1)]
-        x = skewed(shape).to(device, dtype).requires_grad_(self.differentiable)
+        x = skewed(shape).to(dtype).requires_grad_(self.differentiable)
         dtypes = (compute, compute, compute, torch.int32)
-        given = [t.to(device, d) for t, d in zip(state, dtypes, strict=False)]
+        given = [t.to(d) for t, d in zip(state, dtypes, strict=False)]
         if self.differentiable:
             given += [torch.tensor(self.observe), torch.tensor([self.quantize], dtype=torch.uint8)]
-        return x, *(t.to(device) for t in given)
+        return x, *given
 
-    def __call__(self, input: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, input: Tensor, *state: Tensor) -> Tensors:
         """The result, if there is one, and the new state; the given one stays as it is."""
         state = tuple(t.clone() for t in state)
         args, kwargs = self.arguments

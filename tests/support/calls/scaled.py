@@ -6,14 +6,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
 from tests.support.calls.int8_mm import Int8Call
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_mm import integers
 
 
@@ -24,22 +24,19 @@ class ScaledCall(OpCall):
     verb: str
     random: bool = False
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         rng = cases.generator(sum(shape))
         if self.verb == "transpose_int8":
             rows = math.prod(shape[:-1])
-            return (integers((rows, shape[-1]), torch.int8, "random", 1).to(device),)
+            return (integers((rows, shape[-1]), torch.int8, "random", 1),)
         x = torch.randn(shape, generator=rng, dtype=torch.float64)
         of_rows = self.verb == "scaled_quantize_transposed"
         compute = cases.compute_dtype(dtype)
         factor = cases.scales(shape[:-1] if of_rows else shape[-1:], compute, 3)
-        found = [x.to(device, dtype), factor.to(device)]
-        found += [torch.tensor([sum(shape), 2**40], device=device)] if self.random else []
-        return tuple(found)
+        random = [torch.tensor([sum(shape), 2**40])] if self.random else []
+        return x.to(dtype), factor, *random
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         if not self.random:
             return tensors, {}
         return tensors[:-1], {"random": tensors[-1]}
@@ -51,7 +48,7 @@ class IntegerQatCall(Int8Call):
 
     backward: str = "int8"
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         args, kwargs = super().arguments(*tensors)
         return args, kwargs | {"backward": self.backward}
 

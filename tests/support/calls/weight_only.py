@@ -10,7 +10,8 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.calls.call import OpCall
+from tests.support.calls.call import Arguments, OpCall, Tensors
+from tests.support.cases import Shape
 from tests.support.family_cases.int8_mm import integers
 
 OUTPUTS, GROUP_SIZE = 9, 4
@@ -33,9 +34,7 @@ class WeightOnlyCall(OpCall):
     verb = "weight_only_linear"
     differentiable = True
 
-    def tensors(
-        self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> tuple[Tensor, ...]:
+    def made(self, shape: Shape, dtype: torch.dtype) -> Tensors:
         """The input has the shape, the weight rows of its last size."""
         random = cases.generator(sum(shape))
         columns, compute = shape[-1], cases.compute_dtype(dtype)
@@ -49,9 +48,9 @@ class WeightOnlyCall(OpCall):
         if self.full:
             found.append(cases.zero_points(params, (-128, 127), 4))
             found.append(torch.randn(OUTPUTS, generator=random, dtype=torch.float64).to(dtype))
-        return tuple(t.to(device) for t in found)
+        return tuple(found)
 
-    def arguments(self, *tensors: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, *tensors: Tensor) -> Arguments:
         names = ("input", "weight", "weight_scale", "weight_zero_point", "bias")
         keywords: dict[str, Any] = dict(zip(names, tensors, strict=False))
         return (), keywords | ({"group_size": GROUP_SIZE} if self.grouped else {})

@@ -11,30 +11,23 @@ from tests.support.bits import assert_same_bits
 from tests.support.family_cases.int8_mm import Case
 from tests.support.oracle import int8_mm as int8_oracle
 
-OPS = (
-    "int8_linear",
-    "smoothquant_linear",
-    "quantized_linear",
-    "static_quantized_linear",
-    "qat_linear",
-)
+Arguments = dict[str, Any]
+Layout = Callable[[Tensor], Tensor]
+OPS = ("int8_linear", "smoothquant_linear")
+OPS += ("quantized_linear", "static_quantized_linear", "qat_linear")
 
 
-def moved(arguments: dict[str, Any], device: str) -> dict[str, Any]:
+def moved(arguments: Arguments, device: str) -> dict[str, Any]:
     """The tensors among them on a device; on Meta with the same strides."""
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
 
 
-def call(name: str, arguments: dict[str, Any], device: str = "cpu") -> Tensor:
+def call(name: str, arguments: Arguments, device: str = "cpu") -> Tensor:
     return getattr(torch.ops.baraquant, name)(**moved(arguments, device))
 
 
 def check(
-    name: str,
-    arguments: dict[str, Any],
-    device: str,
-    note: object = "",
-    layout: Callable[[Tensor], Tensor] | None = None,
+    name: str, arguments: Arguments, device: str, note: object = "", layout: Layout | None = None
 ) -> Tensor:
     """Compare one call with the oracle; the input gets its layout on the device."""
     expected = getattr(int8_oracle, name)(**arguments)
@@ -56,7 +49,7 @@ def check_case(case: Case, device: str) -> Tensor:
     return check(case.op, case.arguments(), device, case)
 
 
-def summary(arguments: dict[str, Any]) -> str:
+def summary(arguments: Arguments) -> str:
     """What a failure says of its call."""
 
     def of(value: Any) -> str:

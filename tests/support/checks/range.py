@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The comparison with the oracle that the tests of the range family share."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import Granularity
-from tests.support.family_cases.range import characterful, modes_of
+from tests.support.cases import Granularity, Shape
+from tests.support.family_cases.range import Ends, characterful, modes_of
 from tests.support.oracle.range import Dynamic
 
-Ends = tuple[int, int]
-
-
-def integer_dtypes(ends: Ends) -> tuple[torch.dtype, ...]:
-    """Those that dynamic_range_quantize can give for this range."""
-    return tuple(dtype for dtype in cases.INTEGER_DTYPES if cases.fits(ends, dtype))
+FULL = (-128, 127)
 
 
 def assert_chosen(scale: Tensor, point: Tensor, rule: Dynamic, note: str = "") -> None:
@@ -27,20 +20,14 @@ def assert_chosen(scale: Tensor, point: Tensor, rule: Dynamic, note: str = "") -
 
 
 def check_input(
-    device: str,
-    x: Tensor,
-    granularity: Granularity,
-    ends: Ends = (-128, 127),
-    symmetric: bool = True,
-    layout: Callable[[Tensor], Tensor] | None = None,
+    device: str, x: Tensor, granularity: Granularity, ends: Ends = FULL, symmetric: bool = True
 ) -> Dynamic:
     """Compare choose_qparams, dynamic_range_quantize to each dtype, and dynamic_fake_quantize."""
     rule = Dynamic(x, granularity, *ends, symmetric)
     note = f"{granularity} {tuple(x.shape)} {x.dtype} {ends} symmetric={symmetric}"
-    here = x.to(device) if layout is None else layout(x.to(device))
-    args, mode = (here, *granularity.args, *ends), {"symmetric": symmetric}
+    args, mode = (x.to(device), *granularity.args, *ends), {"symmetric": symmetric}
     assert_chosen(*granularity.op("choose_qparams")(*args, **mode), rule, note)
-    for dtype in integer_dtypes(ends):
+    for dtype in [d for d in cases.INTEGER_DTYPES if cases.fits(ends, d)]:
         op = granularity.op("dynamic_range_quantize")
         q, scale, point = op(*args, **mode, dtype=dtype)
         assert q.dtype == dtype
@@ -54,10 +41,10 @@ def check_input(
 
 def check(
     device: str,
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: torch.dtype,
     granularity: Granularity,
-    ends: Ends = (-128, 127),
+    ends: Ends = FULL,
     seed: int = 0,
 ) -> None:
     """Both modes on characterful data."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
+from tests.support.cases import Shape
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -19,11 +20,11 @@ class Case:
     channels: int = 8
     outputs: int = 12
     groups: int = 1
-    space: tuple[int, ...] = (9, 11)
-    kernel: tuple[int, ...] = (3, 3)
-    stride: tuple[int, ...] = (1,)
-    padding: tuple[int, ...] = (0,)
-    dilation: tuple[int, ...] = (1,)
+    space: Shape = (9, 11)
+    kernel: Shape = (3, 3)
+    stride: Shape = (1,)
+    padding: Shape = (0,)
+    dilation: Shape = (1,)
     images: int | None = 2  # None: no batch
     input: torch.dtype = torch.int8
     dtype: torch.dtype = torch.float64
@@ -44,38 +45,28 @@ class Case:
         if self.channels_last and x.dim() in FORMATS and x.dim() == w.dim():
             x = x.contiguous(memory_format=FORMATS[x.dim()])
             w = w.contiguous(memory_format=FORMATS[x.dim()])
+        names = ("stride", "padding", "dilation", "groups", "dtype")
         made: dict[str, Any] = {
             "input": x,
             "weight": w,
             "input_scale": cases.scales((), compute, seed + 1),
             "weight_scale": cases.scales((self.outputs,), compute, seed + 2),
-            "stride": self.stride,
-            "padding": self.padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "dtype": self.dtype,
+            **{name: getattr(self, name) for name in names},
         }
         if self.bias:
             bias = torch.randn(self.outputs, generator=random, dtype=torch.float64) * 100
             made["bias"] = bias.to(compute if self.bias == "compute" else self.dtype)
         if self.shift:
-            low, high = ends(self.input)
+            low, high = cases.default_range(self.input)
             made["input_zero_point"] = torch.randint(low, high + 1, (1,), generator=random)
         if self.sums:
             made["weight_sum"] = w.flatten(1).sum(1, dtype=torch.int32)
         return made
 
 
-def ends(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and the largest integer."""
-    return (0, 255) if dtype == torch.uint8 else (-128, 127)
-
-
-def integers(
-    shape: tuple[int, ...], dtype: torch.dtype, values: str, random: torch.Generator
-) -> Tensor:
+def integers(shape: Shape, dtype: torch.dtype, values: str, random: torch.Generator) -> Tensor:
     """Integers of a dtype: any, or all the same."""
-    low, high = ends(dtype)
+    low, high = cases.default_range(dtype)
     if values != "random":
         return torch.full(shape, low if values == "lowest" else high, dtype=dtype)
     return torch.randint(low, high + 1, shape, generator=random).to(dtype)
@@ -84,7 +75,7 @@ def integers(
 def options() -> list[Case]:
     """Every option at least once, over one to three dimensions of space."""
     found = []
-    spaces: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    spaces: list[tuple[Shape, Shape]] = [
         ((23,), (3,)), ((9, 11), (3, 3)), ((9, 20), (1, 1)), ((8, 19), (2, 5)),
         ((4, 6, 7), (2, 3, 3)), ((1, 1), (1, 1)), ((3, 40), (3, 1)), ((5, 17, 3), (1, 1, 1)),
     ]  # fmt: skip
@@ -92,7 +83,7 @@ def options() -> list[Case]:
         (8, 12, 1), (3, 65, 1), (1, 5, 1), (33, 17, 1), (64, 40, 2), (8, 12, 4), (6, 6, 6),
         (5, 15, 5), (40, 40, 40), (17, 34, 17), (130, 130, 130),
     ]  # fmt: skip
-    steps: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+    steps: list[tuple[Shape, Shape, Shape]] = [
         ((1,), (0,), (1,)), ((2,), (1,), (1,)), ((1,), (2,), (2,)), ((3,), (4,), (1,)),
     ]  # fmt: skip
     dtypes = list(cases.FLOAT_DTYPES)

@@ -15,14 +15,8 @@ from torch import Tensor
 from tests.support import cases
 
 # The kernels for every GPU.
-GENERIC = (
-    "generic_128x256x64",
-    "generic_128x128x64",
-    "generic_64x128x128",
-    "generic_64x64x256",
-    "generic_32x64x256",
-    "generic_16x32x256",
-)
+GENERIC = ("generic_128x256x64", "generic_128x128x64", "generic_64x128x128", "generic_64x64x256")
+GENERIC += ("generic_32x64x256", "generic_16x32x256")
 DEEPEST, DEEPEST_SHIFTED = 131071, 65536  # the largest K: int8 without a zero point, any other
 POINT_DTYPES = (torch.int32, torch.int64, torch.int8, torch.uint8, torch.int16)
 # The arguments that are ranges of integers.
@@ -115,8 +109,7 @@ class Case:
         return cases.compute_dtype(self.dtype)
 
     def of_rows(self, kind: str) -> tuple[int, ...]:
-        shapes = {"one": (), "one_1": (1,), "token": self.lead, "token_1": (*self.lead, 1)}
-        return shapes[kind]
+        return {"one": (), "one_1": (1,), "token": self.lead, "token_1": (*self.lead, 1)}[kind]
 
     def arguments(self) -> dict[str, Any]:
         """All arguments by name, on the CPU."""

@@ -26,7 +26,7 @@ from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
-from tests.support.cases import INT64_MAX, INT64_MIN, Granularity
+from tests.support.cases import INT64_MAX, INT64_MIN, Granularity, Shape
 from tests.support.checks.int8_mm import summary
 from tests.support.core_calls import bound
 
@@ -42,7 +42,7 @@ FLOATS = (0.1, 0.5, 3.0, 1e-3, 0.0, -0.0, -1.0, math.nan, math.inf, -math.inf, 1
 WORDS = ("float", "int8_input", "int8", "nearest", "stochastic", "none", "tanh", "", "INT8", "ë")
 # Their values may be any; those of others are bytes of a weight, sums of it, or switches.
 POINTS = ("zero_point", "input_zero_point", "act_zero_point", "weight_zero_point")
-Makers = Sequence[Callable[[tuple[int, ...], torch.dtype, int], Tensor]]
+Makers = Sequence[Callable[[Shape, torch.dtype, int], Tensor]]
 
 
 def move(value: Any, device: str) -> Any:
@@ -51,7 +51,7 @@ def move(value: Any, device: str) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
-def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+def tensor(shape: Shape, dtype: torch.dtype, seed: int) -> Tensor:
     """Any values for an input; for a scale the ordinary and the special."""
     if dtype.is_complex or dtype == torch.bool:
         return torch.ones(shape, dtype=dtype)
@@ -59,7 +59,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
         info = torch.iinfo(dtype)
         low, high = max(info.min, -300), min(info.max, 300)
         return torch.randint(low, high + 1, shape, generator=cases.generator(seed)).to(dtype)
-    return scale * cases.gradients(shape, dtype, seed)
+    return cases.gradients(shape, dtype, seed)
 
 
 @dataclass
@@ -79,8 +79,7 @@ class Call:
     def function(self, namespace: object) -> Callable[..., Any]:
         if namespace is baraquant.ops:
             return cases.function_of(self.name)
-        function: Callable[..., Any] = getattr(namespace, self.name)
-        return function
+        return getattr(namespace, self.name)
 
     @property
     def verb(self) -> str:
@@ -137,17 +136,12 @@ def choose(rng: Random, right: Any, wrong: Sequence[Any]) -> Any:
 # --- right calls, and how they are changed -------------------------------------------------------
 
 
-def right_call(
-    rng: Random,
-    calls: Sequence[Any],
-    shapes: Sequence[tuple[int, ...]] = SHAPES_OF_ROWS,
-    dtypes: Sequence[torch.dtype] = cases.FLOAT_DTYPES,
-) -> Call:
+def right_call(rng: Random, calls: Sequence[Any], shapes: Sequence[Shape]) -> Call:
     """One of `tests/support/calls`, with any granularity that its shape allows."""
     call, shape = rng.choice(calls), rng.choice(shapes)
     if "granularity" in {field.name for field in dataclasses.fields(call)} and not call.number:
         call = dataclasses.replace(call, granularity=rng.choice(cases.granularities(shape)))
-    dtype = rng.choice(dtypes)
+    dtype = rng.choice(cases.FLOAT_DTYPES)
     if dtype == torch.float64 and not getattr(call, "takes_float64", True):
         dtype = torch.float32
     op, arguments = bound(call, call.tensors(shape, dtype))

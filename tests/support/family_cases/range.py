@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, Shape, per_channel, per_group
 from tests.support.oracle import affine as oracle
+
+Ends = tuple[int, int]
 
 # Odd ends, ends of one sign (where halves round towards minus infinity), the narrowest two.
 RANGES = (*cases.RANGES, (3, 200), (-100, -3), (-8, -4), (-128, -125), (-1, 1), (0, 1))
@@ -23,31 +25,15 @@ LONG_LENGTHS = (14336, 65536, 70001)
 # Of a matrix: rows, columns, everything, groups that end inside a row.
 MATRIX = (PER_TOKEN, per_channel(0), per_channel(1), PER_TENSOR, per_group(32), per_group(5, 0))
 
-CLEAN = (
-    "normal",
-    "ties",
-    "positive",
-    "negative",
-    "huge",
-    "subnormal",
-    "tiny",
-    "zeros",
-    "lonely",
-    "wild",
-)
+CLEAN = ("normal", "ties", "positive", "negative", "huge", "subnormal", "tiny", "zeros", "lonely")
+CLEAN += ("wild",)
 POISONED = ("nan", "negative_nan", "inf", "minus_inf", "both_inf", "nan_and_inf")
 CHARACTERS = CLEAN + POISONED
 
 
-def modes_of(quant_range: tuple[int, int]) -> tuple[bool, ...]:
+def modes_of(quant_range: Ends) -> tuple[bool, ...]:
     """A range of one step has no symmetric scale."""
     return MODES if quant_range[1] - quant_range[0] >= 2 else (False,)
-
-
-def segment_ids(granularity: Granularity, shape: tuple[int, ...]) -> np.ndarray:
-    """The number of each element's segment, in the order of the scale's entries."""
-    params = granularity.param_shape(shape)
-    return oracle.expand(np.arange(math.prod(params)).reshape(params), granularity, shape)
 
 
 def finite_patterns(dtype: torch.dtype, count: int, seed: int) -> Tensor:
@@ -57,7 +43,7 @@ def finite_patterns(dtype: torch.dtype, count: int, seed: int) -> Tensor:
 
 
 def _of_character(
-    name: str, count: int, dtype: torch.dtype, ends: tuple[int, int], symmetric: bool, seed: int
+    name: str, count: int, dtype: torch.dtype, ends: Ends, symmetric: bool, seed: int
 ) -> Tensor:
     """`count` values of one character, its outstanding elements not yet among them."""
     gen, info = cases.generator(seed), torch.finfo(dtype)
@@ -77,7 +63,7 @@ def _of_character(
     return values if sign is None else sign * (values.abs() + 2)
 
 
-def tie_ends(ends: tuple[int, int], symmetric: bool) -> tuple[int, int]:
+def tie_ends(ends: Ends, symmetric: bool) -> Ends:
     """Data with these ends has the scale 1, and so exact ties."""
     if symmetric:
         limit = ends[1] - (ends[0] + ends[1] + 1) // 2
@@ -86,9 +72,7 @@ def tie_ends(ends: tuple[int, int], symmetric: bool) -> tuple[int, int]:
     return -below, ends[1] - ends[0] - below
 
 
-def _outstanding(
-    name: str, dtype: torch.dtype, ends: tuple[int, int], symmetric: bool
-) -> tuple[float, ...]:
+def _outstanding(name: str, dtype: torch.dtype, ends: Ends, symmetric: bool) -> tuple[float, ...]:
     """Up to two values of which each segment of that character has one at a random place."""
     info = torch.finfo(dtype)
     subnormal = info.smallest_normal * info.eps
@@ -113,20 +97,22 @@ def negative_nan(dtype: torch.dtype) -> Tensor:
 
 
 def characterful(
-    shape: tuple[int, ...],
+    shape: Shape,
     dtype: torch.dtype,
     granularity: Granularity,
-    ends: tuple[int, int] = (-128, 127),
+    ends: Ends = (-128, 127),
     symmetric: bool = True,
     seed: int = 0,
     characters: tuple[str, ...] = CHARACTERS,
 ) -> Tensor:
     """Each segment has one of the characters; all occur where there are as many segments."""
-    segment = segment_ids(granularity, shape).reshape(-1)
+    params = granularity.param_shape(shape)
+    segments = math.prod(params)
+    # The number of each element's segment, in the order of the scale's entries.
+    segment = oracle.expand(np.arange(segments).reshape(params), granularity, shape).reshape(-1)
     count = len(segment)
     x = torch.zeros(count, dtype=dtype)
     rng = np.random.default_rng(seed)
-    segments = math.prod(granularity.param_shape(shape))
     turn = ((np.arange(segments) + seed) % len(characters)).astype(np.int8)
     turn_of_element = turn[segment]
     # The last of each segment in a random order, and the first: two random places.

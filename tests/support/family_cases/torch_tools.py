@@ -15,12 +15,11 @@ from torch import Tensor
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs, value_and_gradients
+from tests.support.cases import Shape
 from tests.support.core_calls import AsModule, bound, opcheck, scripted
 
 
-def learning(
-    call: Any, shape: tuple[int, ...], device: str, dtype: torch.dtype = torch.float32
-) -> Any:
+def learning(call: Any, shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> Any:
     """Its tensors, of which the input requires grad where it can."""
     first, *rest = call.tensors(shape, dtype, device)
     return (first.requires_grad_(call.differentiable), *rest)
@@ -39,7 +38,7 @@ class Tools:
     ANY_ROWS = True  # whether they may be exported for any number of rows
     SLOW: ClassVar[Sequence[Any]] = ()  # those for TorchInductor, if not the first alone
     SHAPE = (5, 12)
-    OTHER_SHAPES: ClassVar[Sequence[tuple[int, ...]]] = ((9, 20), (70, 33))
+    OTHER_SHAPES: ClassVar[Sequence[Shape]] = ((9, 20), (70, 33))
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "dtype" in metafunc.fixturenames:
@@ -80,7 +79,8 @@ class Tools:
         """Exported for any number of rows where vmap may batch them; saved and loaded, too."""
         tensors = tuple(t.detach() for t in call.tensors(self.SHAPE, torch.float32, device))
         given = bound(call, tensors)[1]
-        rows = [{0: torch.export.Dim.AUTO} if self.is_batched(given, t) else {} for t in tensors]
+        batched = {id(given.get(name)) for name in self.BATCHED if self.ANY_ROWS}
+        rows = [{0: torch.export.Dim.AUTO} if id(t) in batched else {} for t in tensors]
         program = torch.export.export(AsModule(call), tensors, dynamic_shapes=(tuple(rows),))
         file = io.BytesIO()
         torch.export.save(program, file)
@@ -92,9 +92,6 @@ class Tools:
                 pairs = zip(tensors, other, rows, strict=True)
                 now = tuple((o if any_row else t).detach() for t, o, any_row in pairs)
                 assert_all_same(run(*now), call(*now))
-
-    def is_batched(self, given: dict[str, Any], tensor: Tensor) -> bool:
-        return self.ANY_ROWS and any(given.get(name) is tensor for name in self.BATCHED)
 
     @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
     def test_scripted(self, call: Any, device: str) -> None:

@@ -14,15 +14,14 @@ from tests.support.schemes import described
 HOW: tuple[dict[str, bool], ...] = ({}, {"dynamic": False}, {"learned": True})
 
 
-def weight_configs(bits: tuple[int, ...] = (8,), group_size: int = 4) -> list[TensorConfig]:
-    kinds = ("per_channel", "per_tensor", "per_group")
+def weight_configs(bits: tuple[int, ...]) -> list[TensorConfig]:
+    kinds = {"per_channel": None, "per_tensor": None, "per_group": 4}
     found = [
-        TensorConfig(b, kind, symmetric, group_size=size_of(kind, group_size), **how)
+        TensorConfig(b, kind, symmetric, group_size=kinds[kind], **how)
         for b, kind, symmetric, how in itertools.product(bits, kinds, (True, False), HOW)
     ]
-    for kind in kinds if 2 in bits else ():
-        size = size_of(kind, group_size)
-        found.append(TensorConfig(2, kind, group_size=size, ternary=True))
+    if 2 in bits:
+        found += [TensorConfig(2, k, group_size=size, ternary=True) for k, size in kinds.items()]
     return found
 
 
@@ -34,10 +33,6 @@ def activation_configs(bits: tuple[int, ...] = (8,)) -> list[TensorConfig | None
         found += [TensorConfig(b, "per_group", symmetric, group_size=2)]
         found += [TensorConfig(b, "per_tensor", symmetric, **how) for how in HOW[1:]]
     return found
-
-
-def size_of(kind: str, group_size: int) -> int | None:
-    return group_size if kind == "per_group" else None
 
 
 LEARNED = described("int4 learned, int8 per_tensor asymmetric learned")
@@ -96,10 +91,10 @@ def train(model: nn.Module, *batches: Tensor, lr: float = 0.05) -> nn.Module:
     return model
 
 
-def linear_model(size: int = 16) -> nn.Sequential:
+def linear_model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(size, 12), nn.ReLU(), nn.Linear(12, 8, bias=False), nn.GELU(), nn.Linear(8, 4)
+        nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8, bias=False), nn.GELU(), nn.Linear(8, 4)
     )
 
 

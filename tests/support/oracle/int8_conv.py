@@ -11,19 +11,17 @@ from torch import Tensor
 
 from tests.support.oracle import int8_mm as int8_oracle
 
+Sizes = Sequence[int]
 
-def for_each(numbers: int | Sequence[int], space: int) -> tuple[int, ...]:
+
+def for_each(numbers: int | Sizes, space: int) -> tuple[int, ...]:
     """One number for each dimension of space, or as many as are given where that is not one."""
     given = (numbers,) if isinstance(numbers, int) else tuple(numbers)
     return given * space if len(given) == 1 else given
 
 
 def rows_of(
-    numbers: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    numbers: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes
 ) -> Tensor:
     """The patches [*batch, C, *out, *kernel] of [*batch, C, *space]; outside of it all are 0."""
     lead, space = numbers.shape[: -len(kernel)], numbers.shape[-len(kernel) :]
@@ -52,9 +50,9 @@ def int8_conv(
     *,
     input_zero_point: Tensor | None = None,
     weight_sum: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: int | Sizes = 1,
+    padding: int | Sizes = 0,
+    dilation: int | Sizes = 1,
     groups: int = 1,
     dtype: torch.dtype | None = None,
 ) -> np.ndarray:

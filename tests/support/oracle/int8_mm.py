@@ -24,22 +24,24 @@ from tests.support.cases import PER_TOKEN, per_channel
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.range import Dynamic
 
+Array = np.ndarray
+Maybe = Tensor | None  # an argument that may be left out
 DEEPEST = 2**53 // (255 * 128)  # beyond it the float64 sums would not be exact
 
 # --- fma -----------------------------------------------------------------------------------------
 
 
-def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
     """The rounded sum and, exactly, what was rounded off (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
-def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
     """The rounded product and, exactly, what was rounded off (Dekker, with Veltkamp's split)."""
 
-    def split(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(x: Array) -> tuple[Array, Array]:
         scaled = x * (2.0**27 + 1)
         high = scaled - (scaled - x)
         return high, x - high
@@ -49,7 +51,7 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return product, al * bl - (((product - ah * bh) - al * bh) - ah * bl)
 
 
-def _sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _sum_to_odd(a: Array, b: Array) -> Array:
     """The sum, rounded where it is inexact to the neighbour whose last bit is 1.
 
     Rounding that once more, to a narrower format, is as rounding the exact sum.
@@ -60,17 +62,17 @@ def _sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(total) & (rest != 0) & even, other, total)
 
 
-def _fma_of_float32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _fma_of_float32(a: Array, b: Array, c: Array) -> Array:
     """The product of two float32 is a float64; the sum is rounded to odd, and then once."""
     product = a.astype(np.float64) * b.astype(np.float64)
     return _sum_to_odd(product, c.astype(np.float64)).astype(np.float32)
 
 
-def _exponent_within(x: np.ndarray, limit: int) -> np.ndarray:
+def _exponent_within(x: Array, limit: int) -> Array:
     return np.isfinite(x) & (x != 0) & (np.abs(np.frexp(x)[1]) < limit)
 
 
-def _fma_of_float64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def _fma_of_float64(a: Array, b: Array, c: Array) -> Array:
     """Boldo and Melquiond's sum of three where nothing over- or underflows, else a fraction."""
     # Right where the product is exactly zero, or not finite for another reason than overflow.
     plain = np.where(np.isfinite(a) & np.isfinite(b) & ~np.isfinite(c), c, a * b + c)
@@ -95,7 +97,7 @@ def _nearest_float64(value: Fraction) -> float:
         return np.inf if value > 0 else -np.inf
 
 
-def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fma(a: Array, b: Array, c: Array) -> Array:
     """`a * b + c` with one rounding, for arrays of float32 or of float64."""
     a, b, c = np.broadcast_arrays(a, b, c)
     assert a.dtype == b.dtype == c.dtype
@@ -106,21 +108,21 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 # --- the product ---------------------------------------------------------------------------------
 
 
-def sums(input: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def sums(input: Array, weight: Array) -> Array:
     """`sum_k a[m, k] * w[n, k]` in int64."""
     assert input.dtype.itemsize == 1 and weight.dtype == np.int8
     assert input.shape[-1] < DEEPEST
     return (input.astype(np.float64) @ weight.astype(np.float64).T).astype(np.int64)
 
 
-def wrapped(values: np.ndarray) -> np.ndarray:
+def wrapped(values: Array) -> Array:
     """int64 modulo 2^32, read as int32."""
     return (values & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
 
 
 def accumulators(
-    input: Tensor, weight: Tensor, zero_point: Tensor | int | None, weight_sum: Tensor | None
-) -> np.ndarray:
+    input: Tensor, weight: Tensor, zero_point: Tensor | int | None, weight_sum: Maybe
+) -> Array:
     """The int32 sums `[M, N]` that are rescaled."""
     a, w = to_numpy(input), to_numpy(weight)
     rows = int(np.prod(a.shape[:-1]))
@@ -134,14 +136,12 @@ def accumulators(
     return wrapped(found - _of_rows(point, rows) * of_weight.astype(np.int64))
 
 
-def _of_rows(values: np.ndarray, rows: int) -> np.ndarray:
+def _of_rows(values: Array, rows: int) -> Array:
     """One for all, or one for each row, as `[M, 1]`."""
     return np.broadcast_to(values.reshape(-1, 1), (rows, 1))
 
 
-def rescale(
-    acc: np.ndarray, weight_scale: np.ndarray, input_scale: np.ndarray, bias: np.ndarray | None
-) -> np.ndarray:
+def rescale(acc: Array, weight_scale: Array, input_scale: Array, bias: Array | None) -> Array:
     """`fma(C(acc) * sw, sa, bias)` in C, the scales' dtype; no bias is a bias of -0."""
     c = weight_scale.dtype
     with np.errstate(all="ignore"):
@@ -149,39 +149,41 @@ def rescale(
     return fma(product, input_scale, np.full((), -0.0, c) if bias is None else bias.astype(c))
 
 
+def _rescaled(
+    acc: Array, input_scale: Tensor | float, weight_scale: Tensor, bias: Maybe, dtype: torch.dtype
+) -> Array:
+    """The result `[M, N]` for int32 sums."""
+    compute = oracle.numpy_dtype(dtype)
+    if isinstance(input_scale, Tensor):
+        scale = to_numpy(input_scale)
+    else:
+        with np.errstate(all="ignore"):
+            scale = np.asarray(input_scale).astype(compute)
+    of_weight = to_numpy(weight_scale)
+    assert scale.dtype == of_weight.dtype == compute
+    offset = None if bias is None else to_numpy(bias)
+    return oracle.round_to(rescale(acc, of_weight, _of_rows(scale, len(acc)), offset), dtype)
+
+
 def int8_linear(
     input: Tensor,
     weight: Tensor,
     input_scale: Tensor | float,
     weight_scale: Tensor,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
     input_zero_point: Tensor | int | None = None,
-    weight_sum: Tensor | None = None,
+    weight_sum: Maybe = None,
     dtype: torch.dtype = torch.float32,
-) -> np.ndarray:
-    shape = (*input.shape[:-1], weight.shape[0])
-    compute = oracle.numpy_dtype(dtype)
+) -> Array:
     acc = accumulators(input, weight, input_zero_point, weight_sum)
-    if isinstance(input_scale, float):
-        with np.errstate(all="ignore"):
-            scale = np.asarray(input_scale).astype(compute)
-    else:
-        scale = to_numpy(input_scale)
-    of_weight = to_numpy(weight_scale)
-    assert scale.dtype == of_weight.dtype == compute
-    offset = None if bias is None else to_numpy(bias)
-    y = rescale(acc, of_weight, _of_rows(scale, len(acc)), offset)
-    return oracle.round_to(y, dtype).reshape(shape)
+    y = _rescaled(acc, input_scale, weight_scale, bias, dtype)
+    return y.reshape(*input.shape[:-1], weight.shape[0])
 
 
 def int8_product(
-    input: Tensor,
-    weight: Tensor,
-    *,
-    input_zero_point: Tensor | None = None,
-    weight_sum: Tensor | None = None,
-) -> np.ndarray:
+    input: Tensor, weight: Tensor, *, input_zero_point: Maybe = None, weight_sum: Maybe = None
+) -> Array:
     acc = accumulators(input, weight, input_zero_point, weight_sum)
     return acc.reshape(*input.shape[:-1], weight.shape[0])
 
@@ -190,15 +192,12 @@ def rescale_product(
     input: Tensor,
     input_scale: Tensor,
     weight_scale: Tensor,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
     dtype: torch.dtype = torch.float32,
-) -> np.ndarray:
+) -> Array:
     acc = to_numpy(input).reshape(int(np.prod(input.shape[:-1])), input.shape[-1])
-    scale = _of_rows(to_numpy(input_scale), len(acc))
-    offset = None if bias is None else to_numpy(bias)
-    y = rescale(acc, to_numpy(weight_scale), scale, offset)
-    return oracle.round_to(y, dtype).reshape(input.shape)
+    return _rescaled(acc, input_scale, weight_scale, bias, dtype).reshape(input.shape)
 
 
 def smoothquant_linear(
@@ -206,30 +205,28 @@ def smoothquant_linear(
     weight: Tensor,
     weight_scale: Tensor,
     act_scale: Tensor | float,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
     act_zero_point: Tensor | int | None = None,
-    weight_sum: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> np.ndarray:
+    **options: Any,
+) -> Array:
     """`int8_linear` with one scale, and the arguments in another order."""
     args = (input, weight, act_scale, weight_scale, bias)
-    point = {"input_zero_point": act_zero_point}
-    return int8_linear(*args, **point, weight_sum=weight_sum, dtype=dtype)
+    return int8_linear(*args, input_zero_point=act_zero_point, **options)
 
 
 def quantized_linear(
     input: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
     symmetric: bool = True,
-    weight_sum: Tensor | None = None,
+    weight_sum: Maybe = None,
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype | None = None,
-) -> np.ndarray:
+) -> Array:
     """Each row quantized with a scale of its own, and multiplied."""
     rule = Dynamic(input, PER_TOKEN, quant_min, quant_max, symmetric)
     assert not symmetric or not rule.zero_point.any()
@@ -239,40 +236,27 @@ def quantized_linear(
     return int8_linear(q, weight, rule.scale, weight_scale, bias, **options)
 
 
-def static_rule(
-    input: Tensor,
-    act_scale: Tensor,
-    act_zero_point: Tensor | None = None,
-    smooth_scale: Tensor | None = None,
-    quant_min: int = -128,
-    quant_max: int = 127,
-) -> oracle.Affine:
-    """How the input of static_quantized_linear becomes integers."""
-    if smooth_scale is None:
-        args = act_scale.reshape(()), act_zero_point, cases.PER_TENSOR
-    else:
-        point = None if act_zero_point is None else act_zero_point.expand(len(smooth_scale))
-        args = smooth_scale, point, per_channel(-1)
-    return oracle.Affine(input, *args, quant_min, quant_max)
-
-
 def static_quantized_linear(
     input: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
     act_scale: Tensor,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
-    act_zero_point: Tensor | None = None,
-    smooth_scale: Tensor | None = None,
-    weight_sum: Tensor | None = None,
+    act_zero_point: Maybe = None,
+    smooth_scale: Maybe = None,
+    weight_sum: Maybe = None,
     quant_min: int = -128,
     quant_max: int = 127,
     dtype: torch.dtype | None = None,
-) -> np.ndarray:
-    """The input quantized with a scale that is given, and multiplied."""
-    ends = quant_min, quant_max
-    rule = static_rule(input, act_scale, act_zero_point, smooth_scale, *ends)
+) -> Array:
+    """The input quantized with a scale that is given, for all or for each channel; multiplied."""
+    if smooth_scale is None:
+        args = act_scale.reshape(()), act_zero_point, cases.PER_TENSOR
+    else:
+        point = None if act_zero_point is None else act_zero_point.expand(len(smooth_scale))
+        args = smooth_scale, point, per_channel(-1)
+    rule = oracle.Affine(input, *args, quant_min, quant_max)
     q = torch.from_numpy(rule.quantize(torch.int8))
     options = {"act_zero_point": act_zero_point, "weight_sum": weight_sum}
     options["dtype"] = dtype or input.dtype
@@ -282,14 +266,14 @@ def static_quantized_linear(
 def qat_linear(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
+    bias: Maybe = None,
     *,
     weight_quant_min: int = -128,
     weight_quant_max: int = 127,
-    qweight: Tensor | None = None,
-    weight_scale: Tensor | None = None,
+    qweight: Maybe = None,
+    weight_scale: Maybe = None,
     **of_input: Any,
-) -> np.ndarray:
+) -> Array:
     """The same with a weight that is quantized per channel, or whose integers are given."""
     if qweight is not None and weight_scale is not None:
         return quantized_linear(input, qweight, weight_scale, bias, **of_input)

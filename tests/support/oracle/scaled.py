@@ -22,7 +22,8 @@ from tests.support.oracle.range import qparams
 
 WORD = 2**32 - 1
 DEEPEST, DEEPEST_SHIFTED = 131071, 65536
-
+Random = tuple[int, int] | None  # two numbers of a state; None rounds to nearest
+Array = np.ndarray
 
 # --- random bits ---------------------------------------------------------------------------------
 
@@ -37,7 +38,7 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c
 
 
-def bits(random: tuple[int, int], count: int) -> np.ndarray:
+def bits(random: tuple[int, int], count: int) -> Array:
     """The 16 bits of the elements 0 to count - 1."""
     seed, offset = (number % 2**64 for number in random)
     found: list[int] = []
@@ -48,7 +49,7 @@ def bits(random: tuple[int, int], count: int) -> np.ndarray:
     return np.array(found[:count], np.int64)
 
 
-def uniform(random: tuple[int, int], shape: tuple[int, ...], compute: np.dtype) -> np.ndarray:
+def uniform(random: tuple[int, int], shape: tuple[int, ...], compute: np.dtype) -> Array:
     count = math.prod(shape)
     return ((bits(random, count) + 0.5) / 65536).astype(compute).reshape(shape)
 
@@ -59,11 +60,11 @@ def uniform(random: tuple[int, int], shape: tuple[int, ...], compute: np.dtype) 
 class Quantized(NamedTuple):
     """int8 [rows, columns] and a scale [rows] of the compute type."""
 
-    values: np.ndarray
-    scale: np.ndarray
+    values: Array
+    scale: Array
 
 
-def quantize_rows(v: np.ndarray, u: np.ndarray | None) -> Quantized:
+def quantize_rows(v: Array, u: Array | None) -> Quantized:
     with np.errstate(all="ignore"):
         high = np.abs(v).max(1, initial=0)
         scale, _ = qparams(-high, high, (-128, 127), symmetric=True)
@@ -72,30 +73,24 @@ def quantize_rows(v: np.ndarray, u: np.ndarray | None) -> Quantized:
         return Quantized(np.where(np.isnan(q), 0, np.clip(q, -128, 127)).astype(np.int8), scale)
 
 
-def scaled_rows(
-    x: np.ndarray, factor: np.ndarray, random: tuple[int, int] | None
-) -> tuple[np.ndarray, np.ndarray | None]:
+def scaled_rows(x: Array, factor: Array, random: Random) -> tuple[Array, Array | None]:
     """v and u of a matrix; the factor is [columns] or [rows, 1]."""
     with np.errstate(all="ignore"):
         v = x.astype(factor.dtype) * factor
     return v, None if random is None else uniform(random, x.shape, factor.dtype)
 
 
-def matrix(x: Tensor) -> np.ndarray:
+def matrix(x: Tensor) -> Array:
     rows = math.prod(x.shape[:-1])
     return to_numpy(x).reshape(rows, x.shape[-1])
 
 
-def scaled_quantize_per_token(
-    x: Tensor, factor: Tensor, random: tuple[int, int] | None = None
-) -> Quantized:
+def scaled_quantize_per_token(x: Tensor, factor: Tensor, random: Random = None) -> Quantized:
     q = quantize_rows(*scaled_rows(matrix(x), to_numpy(factor), random))
     return Quantized(q.values.reshape(x.shape), q.scale.reshape(*x.shape[:-1], 1))
 
 
-def scaled_quantize_transposed(
-    x: Tensor, factor: Tensor, random: tuple[int, int] | None = None
-) -> Quantized:
+def scaled_quantize_transposed(x: Tensor, factor: Tensor, random: Random = None) -> Quantized:
     v, u = scaled_rows(matrix(x), to_numpy(factor).reshape(-1, 1), random)
     return quantize_rows(v.T, None if u is None else u.T)
 
@@ -112,46 +107,33 @@ def blocks(depth: int, limit: int) -> list[slice]:
     return [slice(begin, begin + size) for begin in range(0, depth, size)]
 
 
-def _added(parts: list[np.ndarray], dtype: torch.dtype) -> np.ndarray:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return oracle.round_to(total, dtype)
+def _added(parts: list[Array], dtype: torch.dtype) -> Array:
+    return oracle.round_to(sum(parts[1:], parts[0]), dtype)
 
 
-def _number_product(acc: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _number_product(acc: Array, scale: Array) -> Array:
     with np.errstate(all="ignore"):
         return acc.astype(scale.dtype) * scale[:, None]
 
 
-def input_gradient(
-    dy: Tensor, w: np.ndarray, sw: np.ndarray, random: tuple[int, int] | None, limit: int = DEEPEST
-) -> np.ndarray:
+def input_gradient(dy: Tensor, w: Array, sw: Array, random: Random) -> Array:
     """`sd[m] * sum_n q(dy[m, n] * sw[n]) * w[n, k]`, in the shape [tokens, K]."""
     v, u = scaled_rows(matrix(dy), sw, random)
     parts = []
-    for block in blocks(v.shape[1], limit):
+    for block in blocks(v.shape[1], DEEPEST):
         q = quantize_rows(v[:, block], None if u is None else u[:, block])
         acc = int8_oracle.sums(q.values, np.ascontiguousarray(w[block].T))
         parts.append(_number_product(acc, q.scale))
     return _added(parts, dy.dtype)
 
 
-def weight_gradient(
-    dy: Tensor,
-    x: np.ndarray,
-    sx: np.ndarray,
-    zx: np.ndarray | None,
-    random: tuple[int, int] | None,
-    limit: int | None = None,
-) -> np.ndarray:
+def weight_gradient(dy: Tensor, x: Array, sx: Array, zx: Array | None, random: Random) -> Array:
     """`sd[n] * sum_m q(dy[m, n] * sx[m]) * (x[m, k] - zx[m])`; sx and zx are [tokens]."""
     if random is not None:
         random = (random[0], random[1] + 1)
     v, u = scaled_rows(matrix(dy), sx.reshape(-1, 1), random)
-    limit = limit or (DEEPEST if zx is None else DEEPEST_SHIFTED)
     parts = []
-    for block in blocks(v.shape[0], limit):
+    for block in blocks(v.shape[0], DEEPEST if zx is None else DEEPEST_SHIFTED):
         q = quantize_rows(v[block].T, None if u is None else u[block].T)
         of_x = x[block].astype(np.int64) - (0 if zx is None else zx[block, None].astype(np.int64))
         acc = (q.values.astype(np.float64) @ of_x.astype(np.float64)).astype(np.int64)
@@ -160,7 +142,7 @@ def weight_gradient(
     return _added(parts, dy.dtype)
 
 
-def bias_gradient(dy: Tensor, dtype: torch.dtype) -> np.ndarray:
+def bias_gradient(dy: Tensor, dtype: torch.dtype) -> Array:
     """`sum_m dy[m, n]`: 32 rows at a time in C; of these, each eighth in float64; the eight so."""
     rows = matrix(dy).astype(np.float64 if dy.dtype == torch.float64 else np.float32)
     lanes = np.zeros((8, rows.shape[1]))

@@ -17,21 +17,17 @@ import pytest
 
 from tests.support.short_run.cover import cover
 
+Item = pytest.Item
 COSTLY = ("inductor", "process", "packaging")
 DEVICES = ("device", "any_device")
 
 
-def is_short(item: pytest.Item) -> bool:
-    """Whether a test belongs to the short run, once the collection is complete."""
-    return item.get_closest_marker("exhaustive") is None
-
-
-def parameters(item: pytest.Item) -> dict[str, Any]:
+def parameters(item: Item) -> dict[str, Any]:
     """The values that a test is called with, by name; not those of its fixtures' own making."""
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
-def axes(item: pytest.Item) -> list[tuple[str, ...]]:
+def axes(item: Item) -> list[tuple[str, ...]]:
     """The names that vary together: those of one decorator, of one fixture, of `cover`'s pairs."""
     names = parameters(item).keys() - set(DEVICES)
     found = []
@@ -44,7 +40,7 @@ def axes(item: pytest.Item) -> list[tuple[str, ...]]:
     return [axis for axis in found if axis] + [(name,) for name in sorted(alone)] + pairs
 
 
-def facets(item: pytest.Item, name: str) -> Iterable[Hashable] | None:
+def facets(item: Item, name: str) -> Iterable[Hashable] | None:
     """What a value counts for, where it is more than one thing; None where it counts as itself."""
     value = parameters(item)[name]
     for mark in item.iter_markers("cover"):
@@ -54,7 +50,7 @@ def facets(item: pytest.Item, name: str) -> Iterable[Hashable] | None:
     return getattr(value, "facets", None)
 
 
-def combination(item: pytest.Item) -> set[Hashable]:
+def combination(item: Item) -> set[Hashable]:
     """The values of the axes; an object stands for itself, since decorators reuse their objects."""
     values = parameters(item)
     found: set[Hashable] = set()
@@ -68,33 +64,29 @@ def combination(item: pytest.Item) -> set[Hashable]:
     return found
 
 
-def is_costly(item: pytest.Item) -> bool:
+def is_costly(item: Item) -> bool:
     """Whether a test costs too much for the short run."""
     costly = any(item.get_closest_marker(name) for name in COSTLY)
     return costly and item.get_closest_marker("smoke") is None
 
 
-def split(
-    items: Iterable[pytest.Item], wanted: Callable[[pytest.Item], bool]
-) -> tuple[list[pytest.Item], list[pytest.Item]]:
+def split(items: Iterable[Item], wanted: Callable[[Item], bool]) -> tuple[list[Item], list[Item]]:
     """The items that are wanted, and the others."""
-    both: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    both: tuple[list[Item], list[Item]] = ([], [])
     for item in items:
         both[not wanted(item)].append(item)
     return both
 
 
-def pairs_of_values(item: pytest.Item) -> set[Hashable]:
+def pairs_of_values(item: Item) -> set[Hashable]:
     """Every two values that a test is called with."""
     named = [(name, id(value)) for name, value in parameters(item).items()]
     return {*combinations(named, 2)}
 
 
-def few(
-    items: Iterable[pytest.Item], holds: Callable[[pytest.Item], set[Hashable]]
-) -> set[pytest.Item]:
+def few(items: Iterable[Item], holds: Callable[[Item], set[Hashable]]) -> set[Item]:
     """Of each function, for each device alike, items that together hold what all of them do."""
-    functions: dict[tuple[str, Hashable], list[pytest.Item]] = {}
+    functions: dict[tuple[str, Hashable], list[Item]] = {}
     for item in items:
         values = parameters(item)
         device = tuple(values[name] for name in DEVICES if name in values)
@@ -102,30 +94,19 @@ def few(
     return {same[i] for same in functions.values() for i in cover([holds(item) for item in same])}
 
 
-def is_left_out(items: Iterable[pytest.Item]) -> Callable[[pytest.Item], bool]:
-    """Says of each item whether it is one more of a test marked `pairs`."""
-    marked = [item for item in items if item.get_closest_marker("pairs")]
-    left_out = {*marked} - few(marked, pairs_of_values)
-    return left_out.__contains__
-
-
-def mark_exhaustive(items: Iterable[pytest.Item]) -> None:
+def mark_exhaustive(items: Iterable[Item]) -> None:
     """Marks what the short run leaves out."""
-    candidates, others = split(filter(is_short, items), lambda item: not is_costly(item))
+    short = [item for item in items if item.get_closest_marker("exhaustive") is None]
+    candidates, others = split(short, lambda item: not is_costly(item))
     chosen = few(candidates, combination)
     for item in (*candidates, *others):
         if item not in chosen:
             item.add_marker("exhaustive")
 
 
-def needs_cuda(item: pytest.Item) -> bool:
+def needs_cuda(item: Item) -> bool:
     """Whether a test runs on CUDA alone."""
     return item.get_closest_marker("cuda") is not None or "cuda" in item.fixturenames
-
-
-def part_of(nodeid: str, parts: int) -> int:
-    """The part, from 1 on, that a test belongs to: the same on every machine."""
-    return zlib.crc32(nodeid.encode()) % parts + 1
 
 
 class Selection:
@@ -142,9 +123,7 @@ class Selection:
         self.not_collected = 0
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Item]) -> None:
         part, parts = self.part
         found, dropped = list(items), []
         if self.no_cuda:
@@ -152,9 +131,11 @@ class Selection:
             twins = sum("cpu" in map(parameters(item).get, DEVICES) for item in items)
             found, dropped = split(items, lambda item: not needs_cuda(item))
             self.not_collected = len(dropped) + twins
-        more, found = split(found, is_left_out(found))
+        of_pairs = [item for item in found if item.get_closest_marker("pairs")]
+        more, found = split(found, ({*of_pairs} - few(of_pairs, pairs_of_values)).__contains__)
         mark_exhaustive(found)
-        items[:], others = split(found, lambda item: part_of(item.nodeid, parts) == part)
+        # The part, from 1 on, that a test belongs to is the same on every machine.
+        items[:], others = split(found, lambda i: zlib.crc32(i.nodeid.encode()) % parts == part - 1)
         config.hook.pytest_deselected(items=dropped + more + others)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

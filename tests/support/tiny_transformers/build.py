@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Builds and runs tiny models of the architectures of transformers, with random weights.
 
-The tables of models are in `encoders.py`, `decoders.py`, `images.py` and `sounds.py`; what these
-are written with is in `parts.py`.
+The table of models is in `models.py`.
 """
 
 from typing import Any
@@ -10,17 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.tiny_transformers.decoders import DECODERS
-from tests.support.tiny_transformers.encoders import ENCODERS
-from tests.support.tiny_transformers.images import IMAGES
-from tests.support.tiny_transformers.parts import VOCABULARY, Inputs, Tiny
-from tests.support.tiny_transformers.sounds import SOUNDS
-
-__all__ = [
-    "TINY", "VOCABULARY", "build", "construct", "liven", "outputs", "relative_error", "tensors",
-]  # fmt: skip
-
-TINY: dict[str, Tiny] = {**ENCODERS, **DECODERS, **IMAGES, **SOUNDS}
+from tests.support.tiny_transformers.models import TINY, Inputs, Tiny
 
 
 def build(name: str, seed: int = 0) -> nn.Module:
@@ -68,9 +57,9 @@ def tensors(output: Any) -> list[torch.Tensor]:
     return []
 
 
-def outputs(model: nn.Module, inputs: Inputs, seed: int = 1) -> list[torch.Tensor]:
+def outputs(model: nn.Module, inputs: Inputs) -> list[torch.Tensor]:
     """What the model makes of the inputs; its own random numbers are the same in every call."""
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     with torch.no_grad():
         return tensors(model(**inputs))
 
