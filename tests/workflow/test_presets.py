@@ -27,13 +27,7 @@ from baraquant import (
 from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
-from tests.support.models.outlier_models import (
-    SCHEMES,
-    Block,
-    batches,
-    relative_error,
-    seeded,
-)
+from tests.support.models.outlier_models import SCHEMES, Block, batches, relative_error, seeded
 from tests.support.models.training_models import LEARNED
 from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
@@ -200,8 +194,7 @@ NORMAL = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
 def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
     """What the weight of a linear layer is once it is quantized."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
+    linear.weight.data.copy_(weight)
     model = nn.Sequential(linear)
     baraquant.quantize_(model, config)
     return model[0].weight.detach() * 1

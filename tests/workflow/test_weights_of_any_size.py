@@ -27,8 +27,7 @@ CONFIGS: dict[str, Any] = {
 
 def quantized(config: Any, weight: torch.Tensor, data: torch.Tensor) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 24, bias=False, dtype=weight.dtype))
-    with torch.no_grad():
-        model[0].weight.copy_(weight)
+    model[0].weight.data.copy_(weight)
     needs = isinstance(config, (baraquant.AWQ, baraquant.GPTQ))
     baraquant.quantize_(model, config, calibration=[data] if needs else None, progress=False)
     return model

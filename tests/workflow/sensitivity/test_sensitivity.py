@@ -347,8 +347,7 @@ class Gated(nn.Module):
         super().__init__()
         self.lstm, self.attention = nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2)
         self.head, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
-        with torch.no_grad():
-            self.lstm.weight_ih_l0[3, 3] = 60.0
+        self.lstm.weight_ih_l0.data[3, 3] = 60.0
 
     def forward(self, x: torch.Tensor, seen: list[int] | None = None) -> Any:
         if seen is not None:
