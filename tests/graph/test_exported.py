@@ -8,16 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from tests.graph.blocks import (
-    BLOCKS,
-    SCHEMES,
-    WIDTH,
-    LlamaBlock,
-    RMSNorm,
-    assert_values_fit,
-    counts,
-    quantized,
-)
+from tests.graph.blocks import BLOCKS, SCHEMES, WIDTH, RMSNorm, assert_values_fit, counts, quantized
 from tests.nn.test_quantizer_modules import saved
 
 Program = torch.export.ExportedProgram
@@ -25,7 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 
 def dynamic(x: Tensor) -> tuple[Any, ...]:
-    """A batch and a length that can be any."""
     return (dict.fromkeys(range(x.dim() - 1), torch.export.Dim.AUTO),)
 
 
@@ -55,7 +45,7 @@ def assert_fused(model: nn.Module, *args: Tensor, **kwargs: Any) -> tuple[Progra
 
 def test_of_a_block() -> None:
     """One quantization for q, k, v, one for gate and up, none that is not in another op."""
-    model = quantized(LlamaBlock())
+    model = quantized(BLOCKS["llama"]())
     program, report = assert_fused(model, torch.randn(2, 3, WIDTH))
     found = counts(program.graph)
     assert found["rms_norm_quantize_per_token"] == 2 and found["rms_norm"] == 0
@@ -124,8 +114,7 @@ def test_post_norm_keeps_what_the_residual_reads() -> None:
 
 @pytest.mark.exhaustive
 def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
-    """The fused program is a program like any other."""
-    model = quantized(LlamaBlock(bias=True), "W8A8 asymmetric")
+    model = quantized(BLOCKS["llama"](bias=True), "W8A8 asymmetric")
     x = torch.randn(2, 3, WIDTH)
     program = exported(model, x, dynamic_shapes=dynamic(x))
     expected = outputs(program, x)[0]
@@ -142,7 +131,7 @@ def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
 @pytest.mark.exhaustive
 def test_parameters_are_frozen() -> None:
     """Those of the program, so that it runs in grad mode; not those of the model."""
-    model = quantized(LlamaBlock())
+    model = quantized(BLOCKS["llama"]())
     model.post_norm.weight = model.input_norm.weight
     x = torch.randn(2, 3, WIDTH)
     program = torch.export.export(model, (x,))
@@ -197,7 +186,7 @@ def test_parts_of_higher_order_ops() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.two = LlamaBlock(), LlamaBlock()
+            self.one, self.two = BLOCKS["llama"](), BLOCKS["llama"]()
             self.norm, self.a, self.b = RMSNorm(WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -219,7 +208,7 @@ def test_parts_of_higher_order_ops() -> None:
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_without_fake_values(dtype: torch.dtype, has_dtype: bool) -> None:
     """A product is fused where its dtype is an argument; else nothing says what it returns."""
-    model = quantized(LlamaBlock(), dtype=dtype)
+    model = quantized(BLOCKS["llama"](), dtype=dtype)
     x = torch.randn(2, 3, WIDTH, dtype=dtype)
     module = exported(model, x).module()
     for node in module.graph.nodes:

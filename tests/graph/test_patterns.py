@@ -18,8 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 
 class Weights(nn.Module):
-    """Two weights and what a product needs besides."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(0)

@@ -15,23 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import baraquant
-from baraquant.nn import (
-    HoldsIntegers,
-    QuantizedLinear,
-    StaticQuantizedLinear,
-    WeightOnlyInt4Linear,
-    WeightOnlyLinear,
-)
-from tests.hf.models import (
-    TOKENS,
-    build,
-    every_other,
-    load,
-    logits,
-    read_by_us,
-    saved,
-    transformers,
-)
+from baraquant import nn as bnn
+from tests.hf import models
+from tests.hf.models import TOKENS, build, load, logits, read_by_us, saved, transformers
 from tests.support.compressed_folders import KINDS, tensors, write_by_package
 from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
@@ -75,7 +61,9 @@ def test_file_is_compressed_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("scheme", "name", "dtype"), every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings"), ids=str
+    ("scheme", "name", "dtype"),
+    models.every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings"),
+    ids=str,
 )
 def test_readers(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Ours gives the same bits; transformers the same weights, and numbers but for a rounding."""
@@ -112,7 +100,6 @@ def test_models_quantized_by_hand_are_still_refused(tmp_path: Path) -> None:
 
 
 def saved_with(name: str, folder: Path) -> Path:
-    """A folder with a tensor more."""
     add = tensors(lambda state: state.update({name: torch.ones(3)}))
     add(saved(folder, "llama"))
     return folder
@@ -166,10 +153,10 @@ def written(name: str, folder: Path, kind: str, dtype: torch.dtype) -> nn.Module
 
 def kind_of(kind: str) -> type[nn.Module]:
     if "static" in kind:
-        return StaticQuantizedLinear
+        return bnn.StaticQuantizedLinear
     if kind.startswith("int8 token"):
-        return QuantizedLinear
-    return WeightOnlyLinear if kind.startswith("int8") else WeightOnlyInt4Linear
+        return bnn.QuantizedLinear
+    return bnn.WeightOnlyLinear if kind.startswith("int8") else bnn.WeightOnlyInt4Linear
 
 
 @pytest.mark.exhaustive
@@ -180,7 +167,7 @@ def test_kinds_of_the_package(name: str, kind: str, dtype: torch.dtype, tmp_path
     package("compressed_tensors")
     theirs = written(name, tmp_path / "x", kind, dtype)
     model = read_by_us(name, tmp_path / "x", dtype=dtype)
-    layers = {p: m for p, m in model.named_modules() if isinstance(m, HoldsIntegers)}
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, bnn.HoldsIntegers)}
     assert len(layers) == 14
     assert {type(layer) for layer in layers.values()} == {kind_of(kind)}
     for path, layer in layers.items():
@@ -226,7 +213,7 @@ def test_base_model_of_a_folder_with_a_head(tmp_path: Path) -> None:
     with use_for_compressed_tensors():
         base = transformers.AutoModel.from_pretrained(folder)
     assert torch.equal(base(TOKENS).last_hidden_state, model.model(TOKENS).last_hidden_state)
-    assert type(base.layers[0].mlp.up_proj) is QuantizedLinear
+    assert type(base.layers[0].mlp.up_proj) is bnn.QuantizedLinear
 
 
 @pytest.mark.exhaustive

@@ -73,7 +73,6 @@ def without(model: nn.Sequential) -> nn.Sequential:
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_quantize(layer: str, maker: str) -> None:
-    """The integers are those of the computed weight."""
     model, x = build(layer, maker)
     wanted = without(model)
     with torch.no_grad():

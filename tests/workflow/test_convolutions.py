@@ -69,7 +69,6 @@ def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:
 @by_config
 @pytest.mark.exhaustive
 def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -> None:
-    """In float32, and some in the other dtypes."""
     others = {"static": torch.float16, "asymmetric": torch.bfloat16, "dynamic": torch.float64}
     dtypes = {torch.float32, others.get(config, torch.float32)}
     for dtype, quantizes in itertools.product(dtypes, (False, True)):

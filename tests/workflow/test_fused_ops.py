@@ -19,8 +19,6 @@ from tests.support.tiny_transformers import build as tiny
 
 
 class Block(nn.Module):
-    """One of each module that is swapped, and modules that stay."""
-
     def __init__(self):
         super().__init__()
         self.norm = random_norm(nn.RMSNorm(8))

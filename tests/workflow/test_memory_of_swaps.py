@@ -71,7 +71,6 @@ def freed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["kept", "freed"])
 def either(request: pytest.FixtureRequest) -> None:
-    """Let a model count as small, and as large."""
     if request.param == "freed":
         request.getfixturevalue("freed")
 
@@ -81,7 +80,6 @@ def alive(references: dict[str, Any]) -> list[str]:
 
 
 def watched(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return weak references to the layers of a model, and to the values of their weights."""
     modules = {
         name: weakref.ref(module)
         for name, module in model.named_modules()

@@ -26,8 +26,6 @@ SHARES = [1 - step / 20 for step in range(11)]
 
 
 class Squares:
-    """Sums up the squares of each channel of a layer's inputs."""
-
     skipped_batches = None
 
     def __init__(self, axis: int) -> None:
@@ -59,8 +57,6 @@ def clipped(weight: Tensor, squares: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Clip(baraquant.Algorithm):
-    """Clips weights where the errors of their products are smallest."""
-
     scheme: ClassVar[str] = "clip in a test"
 
     config: QuantConfig
@@ -228,8 +224,6 @@ def test_algorithms_stand_beside_each_other() -> None:
 
 @dataclass(frozen=True)
 class Halve(baraquant.Algorithm):
-    """Needs no data."""
-
     scheme: ClassVar[str] = "halve in a test"
 
     config: QuantConfig

@@ -12,19 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-)
-from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
+from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
+from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import SCHEMES, Block, batches, relative_error, seeded
@@ -192,7 +181,6 @@ NORMAL = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
 
 
 def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
-    """What the weight of a linear layer is once it is quantized."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     linear.weight.data.copy_(weight)
     model = nn.Sequential(linear)
@@ -219,12 +207,6 @@ KINDS = [
 ]
 
 
-def outlier(weight: Tensor) -> Tensor:
-    weight = weight.clone()
-    weight[3, 5] = 1e4
-    return weight
-
-
 WEIGHTS: dict[str, Tensor] = {
     "normal": NORMAL,
     "uniform": torch.rand(16, 128, generator=torch.Generator().manual_seed(1)) - 0.2,
@@ -232,7 +214,7 @@ WEIGHTS: dict[str, Tensor] = {
     "negative": -NORMAL[:16].abs() - 1,
     "zeros": torch.zeros(4, 64),
     "rows of zeros": NORMAL[:8] * (torch.arange(8) % 2)[:, None],
-    "an outlier": outlier(NORMAL[:8]),
+    "an outlier": NORMAL[:8].index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1e4)),
     "tiny": NORMAL[:8] * 1e-30,
     "huge": NORMAL[:8] * 1e30,
     "one number": torch.full((1, 32), -3.0),

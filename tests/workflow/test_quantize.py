@@ -19,19 +19,13 @@ from baraquant.nn import QuantizedEmbedding
 from baraquant.qat import prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import outlier_models
-from tests.support.models.outlier_models import (
-    SCHEMES,
-    Block,
-    Tied,
-    batches,
-    relative_error,
-    seeded,
-    tokens,
-)
+from tests.support.models.outlier_models import Block, Tied, batches, relative_error, seeded, tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("config", [*SCHEMES, AWQ(W8A16(), 4), GPTQ(W8A8())], ids=str)
+@pytest.mark.parametrize(
+    "config", [*outlier_models.SCHEMES, AWQ(W8A16(), 4), GPTQ(W8A8())], ids=str
+)
 def test_embeddings_tied_weights_and_shared_modules(config, dtype):
     model, data = seeded(Tied).to(dtype), tokens()
     expected = model(data[0])
@@ -113,9 +107,8 @@ def test_bad_calibration_leaves_the_model_alone(call, config):
     fails([], "expected calibration data, but got no batch")
     fails(lambda m: None, "query: expected the calibration data to reach the module")
     fails([torch.zeros(0, 5, 16)], "query: expected the calibration data to reach the module")
-    fails(
-        poisoned, f"{call.__name__}: query: expected finite calibration data, but every batch gives"
-    )
+    name = call.__name__
+    fails(poisoned, f"{name}: query: expected finite calibration data, but every batch gives")
     fails(lambda m: [m(x) for x in poisoned], "query: expected finite calibration data")
     fails(3, "expected calibration to be an iterable", TypeError)
     fails([torch.randn(2, 5, 7)], "normalized_shape", RuntimeError)
@@ -221,8 +214,6 @@ WARNING: dict[str, tuple[str, Callable[..., Any], Any, Any]] = {
 
 
 class Packed(nn.Module):
-    """A convolution, packed weights, and a block."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.lstm = nn.Conv1d(16, 16, 1), nn.LSTM(16, 16)

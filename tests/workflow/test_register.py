@@ -181,7 +181,6 @@ LIES: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_registrations_that_lie(name: str) -> None:
-    """The error names the layer's path, and the model is as it was."""
     inference, changes, message = LIES[name]
     register(inference, **changes)
     model = model_of()

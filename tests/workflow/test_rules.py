@@ -23,8 +23,6 @@ class Special(nn.Linear):
 
 
 class Model(nn.Module):
-    """Layers of several kinds, an attention and an LSTM, the last two of packed weights."""
-
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 16)
@@ -172,7 +170,6 @@ def test_two_rules_for_one_weight(call: Any) -> None:
 
 @by_call
 def test_one_of_two_that_share_a_weight_stays_floating(call: Any) -> None:
-    """By the caller's choice."""
     for rules in ({"head": None, "*": W8A8()}, {"table": W8A8()}):
         model = TiedHead()
         weight = model.head.weight

@@ -58,7 +58,6 @@ def per_value(scales: Tensor, rows: Tensor) -> Tensor:
 
 
 def check(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> None:
-    """Check scale, zero point and integers of a converted layer."""
     scale, zeros = layer.weight_scale, getattr(layer, "weight_zero_point", None)
     assert scale.dtype == torch.float32 and bool((scale > 0).all())
     assert torch.equal(rounded(scale, dtype), scale), "not a number of the dtype"
@@ -91,7 +90,6 @@ def check_range(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> No
 
 
 def trained(model: nn.Module, config: QuantConfig, data: Callable[[], Tensor]) -> nn.Module:
-    """The model prepared, after a step of training."""
     prepare_(model, config)
     train(model, data())
     model(data())  # an observed scale is that of the last weight that training has used

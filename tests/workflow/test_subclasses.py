@@ -60,8 +60,6 @@ class LoRA(nn.Linear):
 
 
 class Around(nn.Linear):
-    """Something before and something after, and arguments of its own."""
-
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
         self.before, self.after = nn.LayerNorm(inputs), nn.Dropout(0.1)

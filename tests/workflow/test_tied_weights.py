@@ -37,8 +37,6 @@ class Averaged(nn.Embedding):
 
 
 class Model(nn.Module):
-    """A language model whose head is its embedding."""
-
     def __init__(self, embedding: type[nn.Embedding] = nn.Embedding, tied: bool = True) -> None:
         super().__init__()
         self.embedding = embedding(VOCABULARY, WIDTH)

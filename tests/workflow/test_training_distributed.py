@@ -117,7 +117,6 @@ def mean_of_learned(rank: int) -> dict[str, Tensor]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     results: dict[str, Any] = {
         f"{wrapper} {name}": train(CONFIGS[name], rank, wrapper) for wrapper, name in CASES
     }

@@ -53,7 +53,6 @@ class Result:
     state: dict[str, Tensor]
 
     def check(self, expected: Result) -> None:
-        """The same bits."""
         assert self.losses == expected.losses
         for a, b in zip(self.grads, expected.grads, strict=True):
             assert torch.equal(a, b)

@@ -284,8 +284,6 @@ def test_a_first_batch_within_a_wrapper_is_refused() -> None:
 
 
 class Empty(nn.Module):
-    """A usual layer, and layers without elements."""
-
     def __init__(self) -> None:
         super().__init__()
         tables = nn.Embedding(4, 0), nn.Embedding(0, 4)

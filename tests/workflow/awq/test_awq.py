@@ -11,18 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-    ops,
-)
+from baraquant import AWQ, GPTQ, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, ops
+from baraquant.configs import QuantConfig, TensorConfig
 from baraquant.nn import WeightOnlyInt4Linear, WeightOnlyLinear
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
@@ -260,8 +250,6 @@ def test_large_weights_are_searched_in_parts() -> None:
 
 
 class Side(nn.Module):
-    """A norm, and layers side by side."""
-
     def __init__(self, norm: nn.Module, layers: nn.ModuleList) -> None:
         super().__init__()
         self.norm, self.layers = norm, layers

@@ -12,19 +12,8 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    PerGroup,
-    QuantConfig,
-    Sensitivity,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-)
+from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, Sensitivity, SmoothQuant, W8A8Static
+from baraquant.configs import QuantConfig, TensorConfig
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
 
@@ -45,7 +34,6 @@ def measured(model, configs=TWO, data=None, **kwargs):
 
 
 def data_bytes(path):
-    """The bytes of the tensors in a safetensors file."""
     content = path.read_bytes()
     return len(content) - 8 - struct.unpack("<Q", content[:8])[0]
 
@@ -284,7 +272,7 @@ def test_names_of_a_list():
         "W8A8 static": W8A8Static(),
         "W4A16 g16": W4A16(16),
         "W4A16 g16 asymmetric rotate 16": W4A16(16, symmetric=False, rotate=16),
-        "W3A16 g8": QuantConfig(TensorConfig(3, PerGroup(8))),
+        "W3A16 g8": QuantConfig(TensorConfig(3, "per_group", group_size=8)),
     }
     assert measured(seeded(Block), [*wanted.values()]).configs == wanted
 
@@ -341,8 +329,6 @@ def test_budgets():
 
 
 class Gated(nn.Module):
-    """A recurrent layer of one large weight, an attention, and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm, self.attention = nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2)

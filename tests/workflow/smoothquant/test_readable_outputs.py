@@ -228,8 +228,6 @@ OTHERS += [Decorated, ReadItems, unknown["NoSource"]]
 
 
 class Around(nn.Module):
-    """A model that has another one as a part or as a block."""
-
     def __init__(self, model: nn.Module, is_block: bool) -> None:
         super().__init__()
         self.part = nn.ModuleList([model]) if is_block else model

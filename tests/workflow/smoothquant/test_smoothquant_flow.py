@@ -50,8 +50,6 @@ def test_a_norm_whose_factor_is_not_its_weight_is_not():
 
 
 class Wired(nn.Module):
-    """A norm, two linear layers, and a function that wires them."""
-
     def __init__(self, wiring):
         super().__init__()
         self.norm, self.linear, self.other = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
