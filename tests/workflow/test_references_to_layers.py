@@ -25,39 +25,36 @@ class Frozen:
     layer: nn.Module
 
 
+@dataclass(slots=True)
 class Slotted:
-    __slots__ = ("layer",)
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
+    layer: nn.Module
 
 
-def _call(value: Any, x: Tensor) -> Tensor:
-    result: Tensor = value(x)
-    return result
+def itself(held: Any) -> Any:
+    return held
 
 
-# How a model keeps a layer, and how it calls what it has kept.
-KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, Tensor], Tensor]]] = {
-    "forward": (lambda layer: layer.forward, _call),
-    "call": (lambda layer: layer.__call__, _call),
-    "partial": (functools.partial, _call),
-    "partial of a method": (lambda layer: functools.partial(layer.forward), _call),
-    "ordered": (lambda layer: collections.OrderedDict(f=layer), lambda held, x: held["f"](x)),
-    "key": (lambda layer: {layer: 1}, lambda held, x: next(iter(held))(x)),
-    "set": (lambda layer: {layer}, lambda held, x: next(iter(held))(x)),
-    "frozenset": (lambda layer: frozenset([layer]), lambda held, x: next(iter(held))(x)),
-    "deque": (lambda layer: collections.deque([layer]), lambda held, x: held[0](x)),
-    "nested": (lambda layer: [({"f": (layer.forward,)},)], lambda held, x: held[0][0]["f"][0](x)),
-    "namespace": (lambda layer: types.SimpleNamespace(f=layer), lambda held, x: held.f(x)),
-    "dataclass": (Frozen, lambda held, x: held.layer(x)),
-    "slots": (Slotted, lambda held, x: held.layer(x)),
-    "closure": (lambda layer: lambda x: layer(x), _call),
-    "default": (lambda layer: lambda x, layer=layer: layer(x), _call),
-    "proxy": (lambda layer: [weakref.proxy(layer)], lambda held, x: held[0](x)),
-    "ref": (weakref.ref, lambda held, x: held()(x)),
-    "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held, x: next(iter(held))(x)),
-    "get": (lambda layer: {"f": layer}.get, lambda held, x: held("f")(x)),
+# How a model keeps a layer, and how it finds what it calls in what it has kept.
+KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Callable[[Tensor], Tensor]]]] = {
+    "forward": (lambda layer: layer.forward, itself),
+    "call": (lambda layer: layer.__call__, itself),
+    "partial": (functools.partial, itself),
+    "partial of a method": (lambda layer: functools.partial(layer.forward), itself),
+    "ordered": (lambda layer: collections.OrderedDict(f=layer), lambda held: held["f"]),
+    "key": (lambda layer: {layer: 1}, lambda held: next(iter(held))),
+    "set": (lambda layer: {layer}, lambda held: next(iter(held))),
+    "frozenset": (lambda layer: frozenset([layer]), lambda held: next(iter(held))),
+    "deque": (lambda layer: collections.deque([layer]), lambda held: held[0]),
+    "nested": (lambda layer: [({"f": (layer.forward,)},)], lambda held: held[0][0]["f"][0]),
+    "namespace": (lambda layer: types.SimpleNamespace(f=layer), lambda held: held.f),
+    "dataclass": (Frozen, lambda held: held.layer),
+    "slots": (Slotted, lambda held: held.layer),
+    "closure": (lambda layer: lambda x: layer(x), itself),
+    "default": (lambda layer: lambda x, layer=layer: layer(x), itself),
+    "proxy": (lambda layer: [weakref.proxy(layer)], lambda held: held[0]),
+    "ref": (weakref.ref, lambda held: held()),
+    "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held: next(iter(held))),
+    "get": (lambda layer: {"f": layer}.get, lambda held: held("f")),
 }
 
 
@@ -65,11 +62,11 @@ class Keeps(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.fc = nn.Linear(16, 16)
-        keep, self._call_kept = KEPT[name]
+        keep, self._find = KEPT[name]
         self.kept = keep(self.fc)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._call_kept(self.kept, x)
+        return self._find(self.kept)(x)
 
 
 def _quantize(model: nn.Module) -> None:
