@@ -20,11 +20,7 @@ from tests.support.models.training_models import train
 from tests.support.oracle.affine import round_to
 
 DTYPES = ("bfloat16", "float16")
-GRANULARITIES: dict[str, dict[str, Any]] = {
-    "per_tensor": {"granularity": "per_tensor"},
-    "per_channel": {"granularity": "per_channel"},
-    "per_group": {"granularity": "per_group", "group_size": 2},
-}
+GROUP_SIZES = {"per_tensor": None, "per_channel": None, "per_group": 2}
 RULES: dict[str, dict[str, bool]] = {
     "max": {},
     "search": {},
@@ -89,32 +85,24 @@ def check_range(rows: Tensor, layer: Any, config: QuantConfig, dtype: str) -> No
         assert torch.equal(layer.weight_zero_point.reshape(-1), zeros)
 
 
-def trained(model: nn.Module, config: QuantConfig, data: Callable[[], Tensor]) -> nn.Module:
-    prepare_(model, config)
-    train(model, data())
-    model(data())  # an observed scale is that of the last weight that training has used
-    return model.eval()
-
-
-def weights(bits: int, granularity: str, rule: str, symmetric: bool) -> TensorConfig:
-    return TensorConfig(bits, symmetric=symmetric, **GRANULARITIES[granularity], **RULES[rule])
-
-
 @by_dtype
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
+@pytest.mark.parametrize("granularity", GROUP_SIZES)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.exhaustive
 def test_scales_integers_and_bits(layer: str, granularity: str, rule: str, dtype: str) -> None:
     build, data = LAYERS[layer]
+    how = RULES[rule] | {"group_size": GROUP_SIZES[granularity]}
     for bits, symmetric in itertools.product((2, 4, 8), (True, False)):
         torch.manual_seed(bits)
-        weight = weights(bits, granularity, rule, symmetric)
+        weight = TensorConfig(bits, granularity, symmetric, **how)
         config = QuantConfig(weight, scale_rule="max", scale_dtype=dtype)
         if rule != "search":
-            model = trained(Holder(build()), config, data)
+            prepare_(model := Holder(build()), config)
+            train(model, data())
+            model(data())  # an observed scale is that of the last weight that training has used
             rows, x = rows_of(model.child), data()
-            evaluated, read = model(x), model.child.weight + 0
+            evaluated, read = model.eval()(x), model.child.weight + 0
             convert_(model)
             assert torch.equal(model(x), evaluated)
             assert torch.equal(model.child.weight + 0, read)
