@@ -75,8 +75,8 @@ def either(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("freed")
 
 
-def alive(references: dict[str, Any]) -> list[str]:
-    return [name for name, reference in references.items() if reference() is not None]
+def alive(*references: dict[str, Any]) -> list[str]:
+    return [name for one in references for name, ref in one.items() if ref() is not None]
 
 
 def watched(model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -100,8 +100,7 @@ def test_quantize_frees_the_float_layers(name: str) -> None:
     modules, weights = watched(model)
     with no_collector():
         baraquant.quantize_(model, SCHEMES[name], calibration=DATA, progress=False)
-        assert alive(modules) == []
-        assert alive(weights) == []
+        assert alive(modules, weights) == []
 
 
 @pytest.mark.usefixtures("either")
@@ -120,8 +119,7 @@ def test_prepare_and_convert_free_the_layers_before(name: str) -> None:
         }
         _, weights = watched(model)
         baraquant.qat.convert_(model)
-        assert alive(prepared) == []
-        assert alive(weights) == []
+        assert alive(prepared, weights) == []
 
 
 def test_use_fused_ops_frees_the_norms() -> None:
@@ -141,8 +139,7 @@ def test_load_frees_the_float_layers(tmp_path: Path) -> None:
     modules, weights = watched(model)
     with no_collector():
         baraquant.load_(model, tmp_path / "model.safetensors")
-        assert alive(modules) == []
-        assert alive(weights) == []
+        assert alive(modules, weights) == []
 
 
 def _raises(module: nn.Module, name: str) -> bool:

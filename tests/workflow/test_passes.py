@@ -306,14 +306,13 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
         ((Halve, Squares), TypeError, "expected a subclass of baraquant.Pass, but got .*Squares"),
         ((Halve, baraquant.Pass), TypeError, "expected a subclass of baraquant.Pass"),
         ((Halve, HalvePass()), TypeError, "expected a subclass of baraquant.Pass, but got <"),
+        (
+            (type("Nameless", (baraquant.Algorithm,), {}), HalvePass),
+            ValueError,
+            "expected Nameless to have a scheme",
+        ),
     ],
 )
 def test_what_cannot_be_registered(arguments: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"baraquant.register_pass: .*{message}"):
         baraquant.register_pass(*arguments)
-
-
-def test_a_scheme_has_a_name() -> None:
-    nameless = type("Nameless", (baraquant.Algorithm,), {})
-    with pytest.raises(ValueError, match="expected Nameless to have a scheme"):
-        baraquant.register_pass(nameless, HalvePass)

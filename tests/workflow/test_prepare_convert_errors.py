@@ -22,10 +22,8 @@ CONVERT = "^baraquant.qat.convert_: "
 by_call = pytest.mark.parametrize(("call", "name"), CALLS.values(), ids=CALLS)
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([linear_model() for _ in range(2)])
+def encoder() -> nn.Module:
+    return nn.ModuleDict({"layers": nn.ModuleList([linear_model() for _ in range(2)])})
 
 
 @by_call
@@ -39,7 +37,7 @@ class Encoder(nn.Module):
 )
 def test_group_size_that_does_not_fit(config: QuantConfig, call: Any, name: str) -> None:
     """It leaves out the layer, but is an error for one that the caller named alone."""
-    model = Encoder()
+    model = encoder()
     reason = "expected group_size to divide in_features (12), but got 8"
     message = rf".* has none \(layers\.0\.2: the configuration does not fit: {re.escape(reason)}"
     refused(call, name + message, model, config, filter_fn=lambda _, path: path == "layers.0.2")
@@ -206,7 +204,7 @@ def test_convert_before_prepare() -> None:
 @pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
 def test_convert_without_finite_data(config: QuantConfig, value: float | None) -> None:
-    model = Encoder()
+    model = encoder()
     prepare_(model, config)
     before = dict(model.named_modules())
     seen = "it has seen no data"

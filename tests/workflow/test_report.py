@@ -105,15 +105,9 @@ def test_what_is_grouped() -> None:
     """Paths that differ in numbers alone, where all fared alike."""
     names = ["a.0.x", "a.1.x", "a.10.x", "a.2.y", "b3.x", "b4.x", "7", "8"]
     report = Report(dict.fromkeys(names, "A") | {"a.3.x": "B"}, {"9": "A reason"})
-    assert [(name, what) for name, what, _ in report.rows()] == [
-        ("a.*.x (3)", "A"),
-        ("a.2.y", "A"),
-        ("b3.x", "A"),
-        ("b4.x", "A"),
-        ("* (2)", "A"),
-        ("a.3.x", "B"),
-        ("9", "left out: A reason"),
-    ]
+    rows = [(name, what) for name, what, _ in report.rows()]
+    assert rows[:5] == [(name, "A") for name in ("a.*.x (3)", "a.2.y", "b3.x", "b4.x", "* (2)")]
+    assert rows[5:] == [("a.3.x", "B"), ("9", "left out: A reason")]
 
 
 def test_the_model_itself_and_nothing() -> None:

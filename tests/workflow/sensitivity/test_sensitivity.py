@@ -405,6 +405,9 @@ def infinite():
     return model
 
 
+GONE = {"configs": [W8A8Static()], "calibration": iter(batches())}
+
+
 @pytest.mark.parametrize(
     "arguments, kind, message",
     [
@@ -437,11 +440,7 @@ def infinite():
         ({"together": [[]]}, ValueError, "together .* but an entry is empty"),
         ({"together": [[nn.Linear]]}, TypeError, "together .* but a pattern is a type"),
         ({"together": [["q_proj"]]}, ValueError, "'q_proj' of together to match .* query, key"),
-        (
-            {"configs": [W8A8Static()], "calibration": iter(batches())},
-            ValueError,
-            r"gone through 2 times for static inputs \(W8A8 static\)",
-        ),
+        (GONE, ValueError, r"gone through 2 times for static inputs \(W8A8 static\)"),
     ],
 )
 def test_what_it_refuses(arguments, kind, message):
