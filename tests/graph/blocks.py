@@ -26,15 +26,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.rand(width) + 0.5)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        if residual is None:
-            return ops.rms_norm(x, self.weight, 1e-6)
         return ops.rms_norm(x, self.weight, 1e-6, residual=residual)
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:  # type: ignore[override]
-        if residual is None:
-            return ops.layer_norm(x, self.weight, self.bias, self.eps)
         return ops.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)
 
 
