@@ -3,7 +3,6 @@
 
 import copy
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import SCHEMES, Block, batches, relative_error, seeded
 from tests.support.models.training_models import LEARNED
+from tests.support.schemes import tensor
 from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
 PRESETS: dict[str, QuantConfig] = {
@@ -198,12 +198,10 @@ def test_errors_of_normal_weights(group_size: int, search: float, largest: float
 
 
 KINDS = [
-    TensorConfig(bits, kind, symmetric, group_size=size)
-    for bits, (kind, size), symmetric in itertools.product(
-        (2, 3, 4, 7),
-        (("per_tensor", None), ("per_channel", None), ("per_group", 32)),
-        (True, False),
-    )
+    tensor(f"int{bits} {kind} {symmetry}")
+    for bits in (2, 3, 4, 7)
+    for kind in ("per_tensor", "per_channel", "per_group(32)")
+    for symmetry in ("symmetric", "asymmetric")
 ]
 
 
@@ -224,9 +222,8 @@ WEIGHTS: dict[str, Tensor] = {
 @pytest.mark.parametrize("config", KINDS, ids=str)
 def test_a_search_is_never_worse(config: TensorConfig) -> None:
     for name, weight in WEIGHTS.items():
-        search, largest = (
-            rounded(weight, QuantConfig(config, scale_rule=rule)) for rule in ("search", "max")
-        )
+        rules = (QuantConfig(config, scale_rule=rule) for rule in ("search", "max"))
+        search, largest = (rounded(weight, rule) for rule in rules)
         assert bool(search.isfinite().all()), name
         errors = [float((w.double() - weight.double()).square().sum()) for w in (search, largest)]
         assert errors[0] <= errors[1] * (1 + 1e-5), name
