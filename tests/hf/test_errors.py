@@ -149,9 +149,7 @@ def test_folders_that_lie(case: str, tmp_path: Path) -> None:
         load("llama", folder)
 
 
-@pytest.mark.skipif(
-    not IS_5, reason="before version 5, transformers does not say which files it reads"
-)
+@pytest.mark.skipif(not IS_5, reason="transformers 4 does not say which files it reads")
 def test_files_of_two_saves(tmp_path: Path) -> None:
     """transformers writes config.json and each shard in place: our readers refuse a mixture."""
     for name in ("old", "new"):

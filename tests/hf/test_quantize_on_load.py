@@ -49,23 +49,11 @@ def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Modu
     return model
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the weights that were quantized when they arrived."""
-    names: list[str] = []
-    original = Stream.add
-
-    def add(self: Stream, name: str, value: torch.Tensor) -> list[str]:
-        names.append(name)
-        return original(self, name, value)
-
-    monkeypatch.setattr(Stream, "add", add)
-    return names
-
-
 def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "float", "llama", shard="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    arrived = counted(monkeypatch)
+    arrived, add = [], Stream.add  # the weights that are quantized when they arrive
+    monkeypatch.setattr(Stream, "add", lambda *given: arrived.append(given[1]) or add(*given))
     config = BaraquantConfig(baraquant.W8A8())
     model = load("llama", folder, quantization_config=config)
     assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
@@ -106,9 +94,7 @@ def test_every_architecture(name: str, tmp_path: Path) -> None:
     scheme = {"*": baraquant.W8A16()}
     wanted = type(original).from_pretrained(tmp_path)
     kept = tuple(getattr(wanted, "_keep_in_fp32_modules", None) or ())
-    report = baraquant.quantize_(
-        wanted, scheme, filter_fn=lambda module, path: not path.endswith(kept)
-    )
+    report = baraquant.quantize_(wanted, scheme, filter_fn=lambda _, path: not path.endswith(kept))
     config = BaraquantConfig(scheme)
     model = type(original).from_pretrained(tmp_path, quantization_config=config)
     got = model.hf_quantizer.report

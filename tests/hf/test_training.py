@@ -82,11 +82,9 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
     for run in (model, compiled):
         cache = transformers.StaticCache(config=model.config, max_cache_len=16)
         with torch.no_grad():
-            run_first = model(TOKENS[:, :5], past_key_values=cache, use_cache=True)
+            cache = model(TOKENS[:, :5], past_key_values=cache, use_cache=True).past_key_values
             positions = torch.tensor([5])
-            step = run(
-                TOKENS[:, 5:6], past_key_values=run_first.past_key_values, cache_position=positions
-            )
+            step = run(TOKENS[:, 5:6], past_key_values=cache, cache_position=positions)
         results.append(step.logits)
     assert torch.equal(*results)
 
