@@ -117,9 +117,7 @@ def assert_values_fit(graph: Graph) -> None:
         with args[0].fake_mode, torch.no_grad():
             expected = node.target(*args, **kwargs)
         found = node.meta["val"]
-        pairs = (
-            [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
-        )
-        for one, other in pairs:
+        found, expected = ([r] if isinstance(r, Tensor) else r for r in (found, expected))
+        for one, other in zip(found, expected, strict=True):
             assert (one.dtype, one.device) == (other.dtype, other.device), node
             assert [str(s) for s in one.shape] == [str(s) for s in other.shape], node

@@ -192,9 +192,7 @@ class Counted(TorchDispatchMode):
             del self.sizes[key]
         return sum(size for _, size in self.sizes.values())
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.add(tree_leaves(result))
         return result

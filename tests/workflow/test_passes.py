@@ -79,9 +79,8 @@ class ClipPass(baraquant.Pass):
         unreached = run(watchers, "clipping")
         for path in unreached:
             layers[path].remark += "; not clipped, as the calibration data does not reach it"
-        self.squares = {
-            f"{path}.weight": one.sums for path, one in watchers.items() if path not in unreached
-        }
+        reached = watchers.keys() - set(unreached)
+        self.squares = {f"{path}.weight": watchers[path].sums for path in reached}
         self.fails = {f"{path}.weight": one.config.fails for path, one in layers.items()}
 
     def apply(self, name: str, weight: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 """`prepare_` and `convert_`: what becomes of a model, and that conversion changes no bit."""
 
 import copy
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -51,11 +52,7 @@ def test_converted_bits(bits: int, activation: TensorConfig | None, device: str)
     Training too has the bits of a product of integers, where it computes that.
     """
     torch.manual_seed(0)
-    if activation is not None:
-        kind, size = activation.granularity, activation.group_size
-        activation = TensorConfig(
-            bits, kind, activation.symmetric, activation.dynamic, activation.learned, size
-        )
+    activation = activation and dataclasses.replace(activation, bits=bits)
     x = data(3, 2, 8).to(device)
     for weight in training_models.weight_configs((bits,)):
         model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 3, bias=False)).to(device)

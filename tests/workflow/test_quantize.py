@@ -19,6 +19,7 @@ from baraquant.nn import QuantizedEmbedding
 from baraquant.qat import prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import outlier_models
+from tests.support.models.every_layer import same
 from tests.support.models.outlier_models import Block, Tied, batches, relative_error, seeded, tokens
 
 
@@ -170,10 +171,7 @@ def test_batches_with_labels(config):
     baraquant.quantize_(wanted, config, calibration=batches())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_pre_hooks for module in model.modules())
-    for (name, got), value in zip(
-        model.state_dict().items(), wanted.state_dict().values(), strict=True
-    ):
-        assert torch.equal(got, value), name
+    assert same(model, wanted)
 
 
 def test_other_errors_of_the_model_are_its_own():

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.layers import LAYERS
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error
+from tests.support.schemes import described
 from tests.workflow import registered_layer
 from tests.workflow.registered_layer import (
     TENSORS,
@@ -38,18 +39,14 @@ SCHEMES: dict[str, QuantConfig] = {
     "W8A16": W8A16(),
     "W4A16": W4A16(4, symmetric=False),
     "W4A8": W4A8(8, group_factors=False),
-    "learned": QuantConfig(
-        TensorConfig(3, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    ),
+    "learned": described("int3 learned, int8 per_tensor learned"),
 }
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_layer_of_ones_own(name: str, tmp_path: Path) -> None:
-    config = SCHEMES[name]
-    assert prepare_(model_of(), W8A8()).left_out == dict.fromkeys(
-        GAINED, "there is no quantized form of Gained"
-    )
+    config, reason = SCHEMES[name], "there is no quantized form of Gained"
+    assert prepare_(model_of(), W8A8()).left_out == dict.fromkeys(GAINED, reason)
     register()
     model = model_of()
     wanted = model(X).detach()

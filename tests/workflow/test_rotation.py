@@ -35,9 +35,8 @@ def test_which_blocks_and_what_the_reports_say() -> None:
     blocks = {"up": ", rotate=32", "down": ", rotate=32", "head": ", rotate=8", "odd": ""}
     plain = str(baraquant.W8A8())
     report = prepare_(model, config)
-    assert report.changed == {
-        name: f"FakeQuantizedLinear({plain}{text})" for name, text in blocks.items()
-    }
+    prepared = {name: f"FakeQuantizedLinear({plain}{text})" for name, text in blocks.items()}
+    assert report.changed == prepared
     converted = {name: f"QuantizedLinear{text}" for name, text in blocks.items()}
     assert convert_(model).changed == converted
     assert baraquant.quantize_(block(), config).changed == converted

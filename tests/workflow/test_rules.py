@@ -137,9 +137,8 @@ def test_a_path_whose_layer_cannot_be_taken(path: str, call: Any) -> None:
 
 
 def biased() -> nn.Module:
-    return nn.ModuleDict(
-        {"odd": nn.MultiheadAttention(8, 2, add_bias_kv=True), "head": nn.Linear(8, 8)}
-    )
+    odd = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+    return nn.ModuleDict({"odd": odd, "head": nn.Linear(8, 8)})
 
 
 @by_call

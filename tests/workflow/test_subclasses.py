@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error, seeded
 from tests.support.models.training_models import train
+from tests.support.schemes import described
 
 
 class Times(nn.Embedding):
@@ -98,9 +99,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "rotated w8a8": W8A8(rotate=8),
     "w4a16": W4A16(4),
     "w4a8": W4A8(None),
-    "learned": QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    ),
+    "learned": described("int4 learned, int8 per_tensor learned"),
 }
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 

@@ -64,9 +64,8 @@ def searched(weight: Tensor, importance: Tensor, config: QuantConfig) -> tuple[T
     integers, values = torch.empty_like(segments, dtype=torch.int8), torch.empty_like(segments)
     least = torch.full_like(segments[:, 0], torch.inf)
     for step in range(26):
-        scale, zero_point = ops.choose_qparams_per_channel(
-            ends * (1 - step / 50), 0, *limits, symmetric=how.symmetric
-        )
+        parts = ends * (1 - step / 50), 0, *limits
+        scale, zero_point = ops.choose_qparams_per_channel(*parts, symmetric=how.symmetric)
         if config.scale_dtype != "float32":
             scale = scale.to(getattr(torch, config.scale_dtype)).to(segments.dtype)
         q = ops.quantize_per_channel(segments, scale, zero_point, 0, *limits)

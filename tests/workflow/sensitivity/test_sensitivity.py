@@ -28,9 +28,8 @@ TWO = {"W4": W4A16(16), "W8": W8A8()}
 
 
 def measured(model, configs=TWO, data=None, **kwargs):
-    return baraquant.sensitivity(
-        model, configs, batches() if data is None else data, progress=False, **kwargs
-    )
+    data = batches() if data is None else data
+    return baraquant.sensitivity(model, configs, data, progress=False, **kwargs)
 
 
 def data_bytes(path):

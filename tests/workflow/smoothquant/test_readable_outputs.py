@@ -274,18 +274,17 @@ def test_what_one_place_reads_is_folded(kind: Any, place: str, scheme: Any) -> N
     assert is_changed and "folded into" in about
 
 
+OF_TRANSFORMERS = ["llama", "bert", "bert_classifier", "vit", "opt", "clip", "whisper", "gpt2"]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES[:2], ids=str)
-@pytest.mark.parametrize(
-    "name", ["llama", "bert", "bert_classifier", "vit", "opt", "clip", "whisper", "gpt2"]
-)
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_hidden_states_of_transformers(name: str, scheme: Any) -> None:
     """Each tensor that a call with other flags returns is near the float model's."""
     pytest.importorskip("transformers")
     model, inputs = liven(build(name)), TINY[name].inputs()
-    norms = [
-        m for m in model.modules() if type(m).__name__.endswith("Norm") and hasattr(m, "weight")
-    ]
-    for index, norm in enumerate(norms):
+    norms = [m for m in model.modules() if type(m).__name__.endswith("Norm")]
+    for index, norm in enumerate(norm for norm in norms if hasattr(norm, "weight")):
         generator = torch.Generator().manual_seed(index)
         norm.weight.data.copy_(torch.rand(norm.weight.shape, generator=generator) * 3 + 0.1)
     more = inputs | {"output_hidden_states": True, "use_cache": False}
