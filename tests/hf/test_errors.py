@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 import baraquant
-from tests.hf.models import build, load, logits, read_by_us, saved, transformers
+from tests.hf.models import build, load, logits, quantized, read_by_us, saved, transformers
 from tests.support.compressed_folders import Edit, configured, cut, group, tensors
 
 pytest.importorskip("transformers")
@@ -153,8 +153,7 @@ def test_folders_that_lie(case: str, tmp_path: Path) -> None:
 def test_files_of_two_saves(tmp_path: Path) -> None:
     """transformers writes config.json and each shard in place: our readers refuse a mixture."""
     for name in ("old", "new"):
-        options = {"quantization_config": BaraquantConfig(baraquant.W8A8())}
-        model = load("llama", saved(tmp_path / "float", "llama"), **options)
+        model = quantized("llama", tmp_path / "float", baraquant.W8A8())
         model.save_pretrained(tmp_path / name, max_shard_size="40KB")
     shards = sorted(file.name for file in (tmp_path / "new").glob("*.safetensors"))
     assert len(shards) > 2

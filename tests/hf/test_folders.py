@@ -17,7 +17,7 @@ from torch import nn
 import baraquant
 from baraquant import nn as bnn
 from tests.hf import models
-from tests.hf.models import TOKENS, build, load, logits, read_by_us, saved, transformers
+from tests.hf.models import TOKENS, build, load, logits, quantized, read_by_us, saved, transformers
 from tests.support.compressed_folders import KINDS, tensors, write_by_package
 from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
@@ -41,11 +41,7 @@ INTEGERS: dict[str, Any] = {
 }
 # transformers cannot load what it writes itself: packed zero points get another shape.
 OURS_ALONE: dict[str, Any] = {"W4A16 asymmetric": baraquant.W4A16(32, symmetric=False)}
-
-
-def quantized(name: str, folder: Path, scheme: Any, dtype: torch.dtype = torch.float32) -> Any:
-    config = BaraquantConfig(scheme)
-    return load(name, saved(folder, name, dtype), dtype=dtype, quantization_config=config)
+EVERY = models.every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings")
 
 
 def test_file_is_compressed_tensors(tmp_path: Path) -> None:
@@ -60,11 +56,7 @@ def test_file_is_compressed_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("scheme", "name", "dtype"),
-    models.every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings"),
-    ids=str,
-)
+@pytest.mark.parametrize(("scheme", "name", "dtype"), EVERY, ids=str)
 def test_readers(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Ours gives the same bits; transformers the same weights, and numbers but for a rounding."""
     chosen = {**WEIGHTS, **INTEGERS, **OURS_ALONE}[scheme]
