@@ -96,12 +96,8 @@ def counts(graph: Graph) -> Counter[str]:
         "_activation_quantize": "activation_quantize", "_dynamic_quantize":
         "dynamic_range_quantize_per_token",
     }  # fmt: skip
-    names = (
-        node.target._schema.name
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-    )
-    own = [name.partition("::")[2] for name in names if name.startswith("baraquant::")]
+    targets = (n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+    own = [one._schema.name.partition("::")[2] for one in targets if one.namespace == "baraquant"]
     return Counter(public.get(name, name) for name in own)
 
 

@@ -23,6 +23,9 @@ from tests.workflow.registered_layer import forgotten
 __all__ = ["forgotten"]  # a fixture
 
 SHARES = [1 - step / 20 for step in range(11)]
+CONFIGS = [W4A16(None), W4A16(4, scale_rule="max"), W8A8Static(conv_inputs=True), W8A8(rotate=8)]
+CONFIGS += [W8A16(master="bfloat16")]
+NAMELESS = type("Nameless", (baraquant.Algorithm,), {})
 
 
 class Squares:
@@ -146,17 +149,7 @@ def clipped_by_hand(dtype: torch.dtype, data: list[Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(
-    "config",
-    [
-        W4A16(None),
-        W4A16(4, scale_rule="max"),
-        W8A8Static(conv_inputs=True),
-        W8A8(rotate=8),
-        W8A16(master="bfloat16"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_bits_of_changed_weights(config: QuantConfig, dtype: torch.dtype) -> None:
     model, data = Model(dtype), batches(dtype)
     twin = clipped_by_hand(dtype, data)
@@ -305,11 +298,7 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
         ((Halve, Squares), TypeError, "expected a subclass of baraquant.Pass, but got .*Squares"),
         ((Halve, baraquant.Pass), TypeError, "expected a subclass of baraquant.Pass"),
         ((Halve, HalvePass()), TypeError, "expected a subclass of baraquant.Pass, but got <"),
-        (
-            (type("Nameless", (baraquant.Algorithm,), {}), HalvePass),
-            ValueError,
-            "expected Nameless to have a scheme",
-        ),
+        ((NAMELESS, HalvePass), ValueError, "expected Nameless to have a scheme"),
     ],
 )
 def test_what_cannot_be_registered(arguments: Any, kind: type[Exception], message: str) -> None:

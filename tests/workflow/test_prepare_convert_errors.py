@@ -14,6 +14,7 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import training_models
 from tests.support.models.training_models import data, linear_model
+from tests.support.schemes import described
 
 PREPARE = "^baraquant.qat.prepare_: "
 CALLS = {"prepare_": (prepare_, PREPARE)}
@@ -27,17 +28,10 @@ def encoder() -> nn.Module:
 
 
 @by_call
-@pytest.mark.parametrize(
-    "config",
-    [
-        QuantConfig(TensorConfig(4, "per_group", group_size=8)),
-        QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=8)),
-    ],
-    ids=["weight", "activation"],
-)
-def test_group_size_that_does_not_fit(config: QuantConfig, call: Any, name: str) -> None:
+@pytest.mark.parametrize("config", ["int4 per_group(8)", "int4, int8 per_group(8)"])
+def test_group_size_that_does_not_fit(config: Any, call: Any, name: str) -> None:
     """It leaves out the layer, but is an error for one that the caller named alone."""
-    model = encoder()
+    model, config = encoder(), described(config)
     reason = "expected group_size to divide in_features (12), but got 8"
     message = rf".* has none \(layers\.0\.2: the configuration does not fit: {re.escape(reason)}"
     refused(call, name + message, model, config, filter_fn=lambda _, path: path == "layers.0.2")

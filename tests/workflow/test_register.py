@@ -19,17 +19,10 @@ from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error
 from tests.support.schemes import described
 from tests.workflow import registered_layer
-from tests.workflow.registered_layer import (
-    TENSORS,
-    FakeQuantizedGained,
-    Gained,
-    QuantizedGained,
-    model_of,
-    register,
-)
+from tests.workflow.registered_layer import FakeQuantizedGained, Gained, QuantizedGained, model_of
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-forgotten = registered_layer.forgotten
+forgotten, register = registered_layer.forgotten, registered_layer.register
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 GAINED = ["0.0", "2"]
@@ -164,7 +157,7 @@ LIES: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
         "HasMore to have the tensors .*, but it has surplus"),
     "a tensor less": (changed("HasLess", lambda layer: delattr(layer, "gain")), {},
         "HasLess to have the tensors .*, but gain is missing"),
-    "a name more": (QuantizedGained, {"tensors": TENSORS | {"bias": True}},
+    "a name more": (QuantizedGained, {"tensors": registered_layer.TENSORS | {"bias": True}},
         "QuantizedGained to have the tensors .*, but bias is missing"),
     "a name less": (QuantizedGained, {"tensors": {"qweight": True, "weight_scale": True}},
         "QuantizedGained to have the tensors .*, but it has gain"),

@@ -21,12 +21,7 @@ from tests.support.oracle.affine import round_to
 
 DTYPES = ("bfloat16", "float16")
 GROUP_SIZES = {"per_tensor": None, "per_channel": None, "per_group": 2}
-RULES: dict[str, dict[str, bool]] = {
-    "max": {},
-    "search": {},
-    "learned": {"learned": True},
-    "observed": {"dynamic": False},
-}
+RULES = {"max": {}, "search": {}, "learned": {"learned": True}, "observed": {"dynamic": False}}
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (lambda: nn.Linear(8, 6), lambda: torch.randn(5, 8)),
     "conv": (lambda: nn.Conv2d(8, 6, 3, groups=2, padding=1), lambda: torch.randn(2, 8, 5, 4)),

@@ -105,11 +105,7 @@ def brute_force(model: Fed, config: QuantConfig, data: list[Tensor]) -> tuple[li
     return errors, integers
 
 
-READS: dict[str, Any] = {
-    "same": (),
-    "relu": (lambda y: y, F.relu),
-    "slice": (lambda y: y[:, 1:], lambda y: y),
-}
+READS = {"same": (), "relu": (lambda y: y, F.relu), "slice": (lambda y: y[:, 1:], lambda y: y)}
 
 
 @pytest.mark.parametrize(

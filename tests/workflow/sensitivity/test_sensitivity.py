@@ -17,14 +17,8 @@ from baraquant.configs import QuantConfig, TensorConfig
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
 
-CONFIGS = {
-    "W4": W4A16(16),
-    "W8": W8A8(),
-    "static": W8A8Static(),
-    "W4A8": W4A8(None),
-    "factors": W4A8(8, group_factors=True),
-}
 TWO = {"W4": W4A16(16), "W8": W8A8()}
+CONFIGS = TWO | {"static": W8A8Static(), "W4A8": W4A8(None), "factors": W4A8(8, group_factors=True)}
 
 
 def measured(model, configs=TWO, data=None, **kwargs):

@@ -236,11 +236,7 @@ class Around(nn.Module):
         return self.part[0](x) if isinstance(self.part, nn.ModuleList) else self.part(x)
 
 
-PLACES = {
-    "root": lambda model: model,
-    "part": lambda model: Around(model, is_block=False),
-    "block": lambda model: Around(model, is_block=True),
-}
+PLACES = "root", "part", "block"
 by_place = pytest.mark.parametrize("place", PLACES)
 by_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 
@@ -249,7 +245,7 @@ def quantize(model: nn.Module, place: str, scheme: Any) -> tuple[bool, str]:
     """Return whether the norm is changed, and what the report says of the head."""
     norm, head = model.layers if isinstance(model, Items) else (model.norm, model.head)
     before = copy.deepcopy(norm.weight)
-    root = PLACES[place](model).eval()
+    root = (model if place == "root" else Around(model, is_block=place == "block")).eval()
     path = next(name for name, one in root.named_modules() if one is head)
     data = [torch.randn(16, 8, generator=torch.Generator().manual_seed(1))]
     report = baraquant.quantize_(root, scheme, calibration=data, progress=False)
