@@ -31,20 +31,18 @@ def data_bytes(path):
     return len(content) - 8 - struct.unpack("<Q", content[:8])[0]
 
 
+@torch.no_grad()
 def by_hand(model, path, config, data):
     """The error of one layer, made by quantize_ of that layer alone."""
-    calls = []
+    calls, other = [], copy.deepcopy(model)
     layer = model.get_submodule(path)
     handle = layer.register_forward_hook(lambda m, args, out: calls.append((args, out)))
-    with torch.no_grad():
-        for batch in data:
-            model(batch)
+    for batch in data:
+        model(batch)
     handle.remove()
-    other = copy.deepcopy(model)
     baraquant.quantize_(other, {path: config}, calibration=data, progress=False)
     new = other.get_submodule(path)
-    with torch.no_grad():
-        lost = sum((new(*args) - out).double().square().sum() for args, out in calls)
+    lost = sum((new(*args) - out).double().square().sum() for args, out in calls)
     return float(lost / sum(out.double().square().sum() for _, out in calls))
 
 
@@ -183,9 +181,8 @@ def test_batches_with_a_nan():
 
 def test_a_configuration_whose_output_is_not_finite():
     model = nn.Sequential(nn.Linear(16, 1, bias=False)).to(torch.float16)
-    with torch.no_grad():
-        model[0].weight.fill_(0.4)
-        model[0].weight[0, 0] = 0.6
+    model[0].weight.data.fill_(0.4)
+    model[0].weight.data[0, 0] = 0.6
     data = [torch.full((1, 16), 9000.0, dtype=torch.float16)]
     coarse = QuantConfig(TensorConfig(2), scale_rule="max")
     report = measured(model, {"W2": coarse, "W8": baraquant.W8A16()}, data)
@@ -341,6 +338,7 @@ def data() -> list[torch.Tensor]:
     return [torch.randn(4, 5, 8, generator=generator) for _ in range(2)]
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("scheme", [W8A8(), W8A8Static(), W4A16(8)], ids=str)
 def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> None:
     model = seeded(Gated)
@@ -351,11 +349,9 @@ def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> N
     assert found.left_out == {"unused": "the calibration data does not reach it"}
     wanted = [model(x)["y"] for x in data()]
     for layer in found.layers:
-        quantized = copy.deepcopy(model)
+        quantized, pairs = copy.deepcopy(model), zip(data(), wanted, strict=True)
         baraquant.quantize_(quantized, {layer.path: scheme}, calibration=data(), progress=False)
-        with torch.no_grad():
-            pairs = zip(data(), wanted, strict=True)
-            error = sum((quantized(x)["y"] - y).square().sum() for x, y in pairs)
+        error = sum((quantized(x)["y"] - y).square().sum() for x, y in pairs)
         expected = float(error / sum(y.square().sum() for y in wanted))
         assert layer.errors["q"] == pytest.approx(expected, rel=1e-4, abs=1e-12), layer.path
 
@@ -382,22 +378,13 @@ def test_functions_and_calls_that_change_their_inputs() -> None:
     assert by_list.layers == by_call.layers and all(one == [1] for _, one in seen)
 
 
-def choosing():
-    model = nn.Sequential(nn.Linear(16, 8), nn.Flatten())
-    model.register_forward_hook(lambda module, args, output: output.argmax(-1))
-    return model
-
-
 def run_a_part(model):
     model.up(torch.ones(1, 16))
 
 
-def infinite():
-    model = seeded(Block)
-    nn.init.constant_(model.up.weight[:1, :1], math.inf)
-    return model
-
-
+CHOOSING, INFINITE = nn.Sequential(nn.Linear(16, 8), nn.Flatten()), seeded(Block)
+CHOOSING.register_forward_hook(lambda module, args, output: output.argmax(-1))
+nn.init.constant_(INFINITE.up.weight[:1, :1], math.inf)
 GONE = {"configs": [W8A8Static()], "calibration": iter(batches())}
 
 
@@ -406,8 +393,8 @@ GONE = {"configs": [W8A8Static()], "calibration": iter(batches())}
     [
         ({"of": "model"}, ValueError, "expected of to be 'layer' or 'output', but got 'model'"),
         ({"of": "output", "calibration": run_a_part}, ValueError, "to call the model itself"),
-        ({"of": "output", "model": choosing()}, ValueError, "to return floating tensors"),
-        ({"model": infinite()}, ValueError, "up: expected a finite weight"),
+        ({"of": "output", "model": CHOOSING}, ValueError, "to return floating tensors"),
+        ({"model": INFINITE}, ValueError, "up: expected a finite weight"),
         ({"configs": W8A8()}, TypeError, "expected configs to be a list .* but got QuantConfig"),
         ({"configs": "W8A8"}, TypeError, "expected configs to be a list .* but got str"),
         ({"configs": []}, ValueError, "expected configs to have a configuration, but it is empty"),
