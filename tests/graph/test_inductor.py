@@ -146,6 +146,7 @@ def test_training_of_what_is_around(device: str) -> None:
     assert forward["norm"] == 2 and forward["_quantized_linear_with_mask"] == 7
 
 
+@torch.no_grad()
 @pytest.mark.inductor
 def test_a_cache_is_written(device: str) -> None:
     """In place, between products of it; the state and the output are those without the pass."""
@@ -169,8 +170,7 @@ def test_a_cache_is_written(device: str) -> None:
     for options in (WITHOUT, WITH):
         torch._dynamo.reset()
         own = copy.deepcopy(model)
-        with torch.no_grad():
-            y = torch.compile(own, options=options)(x)
+        y = torch.compile(own, options=options)(x)
         states.append([y, own.keys, own.values])
     for found, expected in zip(*states, strict=True):
         assert torch.equal(found, expected)

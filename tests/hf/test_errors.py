@@ -92,13 +92,10 @@ def test_folders_of_other_states(tmp_path: Path) -> None:
     ):
         options = transformers.CompressedTensorsConfig()
         load("llama", tmp_path / "float", quantization_config=options)
-    config = json.loads((tmp_path / "float" / "config.json").read_text())
-    (tmp_path / "float" / "config.json").write_text(json.dumps(config | OWN))
+    file, own = tmp_path / "float" / "config.json", {"quant_method": "baraquant"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": own}))
     with pytest.raises(ValueError, match=r"quant_method 'baraquant'.*save_pretrained"):
         load("llama", tmp_path / "float")
-
-
-OWN = {"quantization_config": {"quant_method": "baraquant"}}
 
 
 def served(folder: Path, scheme: Any = None) -> Path:

@@ -196,10 +196,9 @@ def test_algorithms_stand_beside_each_other() -> None:
     model[0].weight.data[5] *= 30
     data = [torch.randn(64, 32)]
     twin, weight = copy.deepcopy(model), model[0].weight.detach()
-    with torch.no_grad():
-        squares = Squares(-1)
-        squares.observe(data[0])
-        twin[0].weight.copy_(clipped(twin[0].weight, squares.sums))
+    squares = Squares(-1)
+    squares.observe(data[0])
+    twin[0].weight.data.copy_(clipped(twin[0].weight, squares.sums))
     config = {"0": Clip(W8A16()), "1": AWQ(W4A16(8)), "3": SmoothQuant(0.5)}
     report = baraquant.quantize_(model, config, calibration=data, progress=False)
     assert report.changed["0"].endswith(", clipped")

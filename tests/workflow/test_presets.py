@@ -58,7 +58,6 @@ ROTATED = {
     for name, config in (PRESETS | TRAINED).items()
 }
 PLAIN_AND_ROTATED = [*PRESETS, *(name for name in ROTATED if name.split(" rotated")[0] in PRESETS)]
-by_preset = pytest.mark.parametrize("name", PLAIN_AND_ROTATED)
 SHORT = ("W8A8", "W8A8Static mse", "W4A16", "learned", "learned factors")
 SOME_SHORT = [
     pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive])
@@ -111,7 +110,7 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
     assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 
-@by_preset
+@pytest.mark.parametrize("name", PLAIN_AND_ROTATED)
 def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None:
     """Both ways give the same integers where the numbers alone decide.
 

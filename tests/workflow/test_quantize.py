@@ -4,7 +4,6 @@
 import copy
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +63,9 @@ def test_an_attention_comes_back_where_quantization_fails():
 def test_the_conv1d_of_transformers_is_a_linear_layer(config):
     utils = pytest.importorskip("transformers.pytorch_utils")
     norm, plain, conv = nn.LayerNorm(16), nn.Linear(16, 8), utils.Conv1D(8, 16)
-    with torch.no_grad():
-        nn.init.uniform_(norm.weight, 0.1, 20)
-        conv.weight.copy_(plain.weight.t())
-        conv.bias.copy_(plain.bias)
+    nn.init.uniform_(norm.weight, 0.1, 20)
+    conv.weight.data.copy_(plain.weight.t())
+    conv.bias.data.copy_(plain.bias)
     models = [nn.Sequential(copy.deepcopy(norm), layer).eval() for layer in (plain, conv)]
     reports = [baraquant.quantize_(model, config, calibration=batches()) for model in models]
     assert reports[0].changed == reports[1].changed
@@ -222,13 +220,12 @@ class Packed(nn.Module):
         return self.block(self.attention(y, y, y)[0])
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", WARNING)
 def test_the_model_is_as_it_was(name: str) -> None:
     message, call, config, given = WARNING[name]
     more = {"filter_fn": lambda module, path: True} if "filter" in name else {}
     model = Packed()
     modules = dict(model.named_modules())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        refused(call, message, model, config, calibration=given, error=UserWarning, **more)
+    refused(call, message, model, config, calibration=given, error=UserWarning, **more)
     assert dict(model.named_modules()) == modules

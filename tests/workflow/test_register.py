@@ -123,9 +123,6 @@ def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> N
     refused(baraquant.load_, message, other, tmp_path / "a")
 
 
-# --- registrations that are wrong -----------------------------------------------------------------
-
-
 def lying(name: str, from_prepared: Any) -> type[nn.Module]:
     """A class of this name whose ``from_prepared`` is a function of the layer and its integers."""
     method = classmethod(lambda cls, *given: from_prepared(*given))

@@ -179,17 +179,14 @@ def test_what_has_no_numbers_yet() -> None:
     assert report.total_parameters == 94 and report.bytes_before == 376
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
     report = prepare_(Model(), W8A16())
     plain = str(report)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdout", terminal)
     shown = str(report)
     assert shown != plain and "┃" in shown and "blocks.* (3)" in shown
     assert "what they are now" in shown and "46.8 % of 94 parameters" in " ".join(shown.split())

@@ -74,7 +74,6 @@ FEW = ("w8a8", "w4_group", "learned", "learned_weight_only", "static")
 MODELS: dict[str, Any] = {"two": Model, "three": Three}
 PAIRS = [(nn.Embedding, scheme) for scheme in SCHEMES]
 PAIRS += [(embedding, scheme) for embedding in (Scaled, Averaged) for scheme in FEW]
-by_kind = pytest.mark.parametrize("kind", MODELS)
 
 
 def built(kind: str, *arguments: Any, seed: int = 0) -> nn.Module:
@@ -115,7 +114,7 @@ def check_report(report: Any, model: nn.Module, embedding: type[nn.Embedding]) -
         assert type(model.embedding).__name__.endswith(suffix)
 
 
-@by_kind
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("embedding", "scheme"), PAIRS)
 def test_trained_converted_saved(kind: str, embedding: Any, scheme: str, tmp_path: Path) -> None:
     model = built(kind, embedding)

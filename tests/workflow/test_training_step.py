@@ -207,18 +207,18 @@ def test_compiled_step(scheme: str) -> None:
         torch.testing.assert_close(twin.state_dict()[name], tensor, rtol=1e-2, atol=2e-3)
 
 
+@torch.no_grad()
 @pytest.mark.cover(scheme=None)
 @pytest.mark.parametrize("scheme", MIXED)
 def test_dynamic_shapes(scheme: str) -> None:
     """One compilation for all lengths of the sequence (and one for the first)."""
     model = prepared(scheme, seen=True)
-    with torch.no_grad():
-        model.apply(bnn.disable_observer)
-        forward = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-        with torch._dynamo.config.patch(recompile_limit=1):
-            for length in (5, 7, 12):
-                x = data(2, length, 16)
-                torch.testing.assert_close(forward(x), model(x))
+    model.apply(bnn.disable_observer)
+    forward = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for length in (5, 7, 12):
+            x = data(2, length, 16)
+            torch.testing.assert_close(forward(x), model(x))
 
 
 @by_any_scheme

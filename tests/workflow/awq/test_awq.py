@@ -40,9 +40,8 @@ class Fed(nn.Module):
         super().__init__()
         self.norm, self.wide, self.narrow = nn.LayerNorm(K), nn.Linear(K, 24), nn.Linear(K, 8)
         self.read = first, second
-        with torch.no_grad():
-            self.norm.weight.uniform_(0.2, 2)
-            self.norm.weight[[3, 17]] = 30.0
+        self.norm.weight.data.uniform_(0.2, 2)
+        self.norm.weight.data[[3, 17]] = 30.0
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.norm(x)
@@ -159,9 +158,8 @@ def test_a_chain_of_linear_layers() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(K, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8)]
     model = nn.Sequential(*layers)
-    with torch.no_grad():
-        model[0].weight[5] *= 20
-        model[2].weight[9] *= 20
+    model[0].weight.data[5] *= 20
+    model[2].weight.data[9] *= 20
     data, nearest = rows(torch.float32), copy.deepcopy(model)
     expected = model(data[0])
     few, eight = W4A16(16, scale_rule="max"), W8A16()
@@ -199,9 +197,8 @@ def test_factors_that_overflow_the_producer_are_not_taken() -> None:
     for dtype in (torch.float32, torch.float16):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
-        with torch.no_grad():
-            model[0].weight.copy_(torch.linspace(1, 1000, K).diag())
-            model[0].weight[0, 0] = 60000
+        model[0].weight.data.copy_(torch.linspace(1, 1000, K).diag())
+        model[0].weight.data[0, 0] = 60000
         config = {"0": None, "1": AWQ(W4A16(16))}
         given = [batch.to(dtype) for batch in data]
         found[dtype] = baraquant.quantize_(model.to(dtype), config, calibration=given)
