@@ -2,7 +2,6 @@
 """Models whose float ops are baraquant's, and what the tests ask of their graphs."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +9,10 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import baraquant
-from baraquant import ops
+from baraquant import W4A8, W8A8, ops
 
 WIDTH, HIDDEN, HEADS = 32, 48, 4
-SCHEMES: dict[str, Callable[[], Any]] = {
-    "W8A8": baraquant.W8A8,
-    "W8A8 asymmetric": lambda: baraquant.W8A8(symmetric=False),
-    "W4A8": lambda: baraquant.W4A8(group_size=None),
-}
+SCHEMES = {"W8A8": W8A8(), "W8A8 asymmetric": W8A8(symmetric=False), "W4A8": W4A8(None)}
 
 
 class RMSNorm(nn.Module):
@@ -84,7 +79,7 @@ BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
 def quantized(
     model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> nn.Module:
-    baraquant.quantize_(model.eval(), SCHEMES[scheme](), progress=False)
+    baraquant.quantize_(model.eval(), SCHEMES[scheme], progress=False)
     return model.to(device, dtype)
 
 

@@ -26,8 +26,7 @@ def exported(model: nn.Module, *args: Any, **kwargs: Any) -> Program:
 
 @torch.no_grad()
 def outputs(program: Any, *args: Any) -> list[Tensor]:
-    module = program.module() if isinstance(program, Program) else program
-    result = module(*args)
+    result = (program.module() if isinstance(program, Program) else program)(*args)
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -45,8 +44,7 @@ def assert_fused(model: nn.Module, *args: Tensor, **kwargs: Any) -> tuple[Progra
 
 def test_of_a_block() -> None:
     """One quantization for q, k, v, one for gate and up, none that is not in another op."""
-    model = quantized(BLOCKS["llama"]())
-    program, report = assert_fused(model, torch.randn(2, 3, WIDTH))
+    program, report = assert_fused(quantized(BLOCKS["llama"]()), torch.randn(2, 3, WIDTH))
     found = counts(program.graph)
     assert found["rms_norm_quantize_per_token"] == 2 and found["rms_norm"] == 0
     assert found["silu_mul_quantize_per_token"] == 1 and found["silu_mul"] == 0
@@ -120,8 +118,7 @@ def test_saved_loaded_and_compiled(tmp_path: Any) -> None:
     assert torch.equal(outputs(loaded, x)[0], expected)
     again = baraquant.graph.fuse_(loaded)
     assert again.fusions == () and again.before == again.after == 1
-    flat = torch.export.unflatten(program)
-    assert torch.equal(outputs(flat, x)[0], expected)
+    assert torch.equal(outputs(torch.export.unflatten(program), x)[0], expected)
 
 
 @pytest.mark.exhaustive
