@@ -5,6 +5,7 @@ One that writes the parent's formula out becomes the parent's; what computes ano
 """
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -72,23 +73,20 @@ class Around(nn.Linear):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.words, self.places = Times(11, 8), Plus(6, 8)
         self.lora, self.around = LoRA(8, 16), Around(16, 8)
         self.head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return self.head(x + self.around(torch.relu(self.lora(x)), factor=0.5))
 
 
-class Tied(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight = self.words.weight
-
-
+Tied, Wider = functools.partial(Model, tied=True), functools.partial(LoRA, rank=3)
 SUBCLASSES = {"words": Times, "places": Plus, "lora": LoRA, "around": Around}
 MODELS: dict[str, Callable[[], nn.Module]] = {"untied": Model, "tied": Tied}
 by_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
@@ -159,11 +157,6 @@ def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_
         assert all(one.head.qweight is one.words.qweight for one in loaded)
 
 
-class Wider(LoRA):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, rank=3)
-
-
 class Without(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1
@@ -231,8 +224,7 @@ def test_the_parents_formula_written_out_is_the_parents(tmp_path: Path) -> None:
     prepare_(model, W8A8())
     model(x).sum().backward()
     evaluated = model.eval()(x)
-    report = convert_(model)
-    assert set(report.changed.values()) == {"QuantizedLinear"}
+    assert set(convert_(model).changed.values()) == {"QuantizedLinear"}
     assert torch.equal(model(x), evaluated)
     assert (evaluated - wanted).norm() < 0.03 * wanted.norm()
     baraquant.save(model, tmp_path / "a")

@@ -114,8 +114,6 @@ def compiled(function: Forward) -> Forward:
 
 # --- compiled, checkpointed, under autocast ------------------------------------------------------
 
-Wrap = Callable[[nn.Module, bool], Forward]
-
 
 def checkpointed(model: Forward, use_reentrant: bool) -> Forward:
     return lambda x: checkpoint(model, x, use_reentrant=use_reentrant)
@@ -125,7 +123,7 @@ def nested(model: Forward, use_reentrant: bool) -> Forward:
     return checkpointed(checkpointed(model, not use_reentrant), use_reentrant)
 
 
-WRAPS: dict[str, Wrap] = {
+WRAPS: dict[str, Callable[[Forward, bool], Forward]] = {
     "compiled_whole": lambda model, kind: compiled(checkpointed(model, kind)),
     "compiled_within": lambda model, kind: checkpointed(compiled(model), kind),
     "nested": nested,
@@ -183,8 +181,7 @@ def test_compiled_by_inductor(device: str) -> None:
     model = prepared("static-learned-learned", device, seen=True)
     twin = copy.deepcopy(model)
     inductor = torch.compile(checkpointed(twin, False), fullgraph=True)
-    losses = train(model).losses
-    assert train(twin, inductor).losses == pytest.approx(losses, rel=2e-3)
+    assert train(twin, inductor).losses == pytest.approx(train(model).losses, rel=2e-3)
 
 
 @pytest.mark.cover(scheme=None)
@@ -239,15 +236,11 @@ def test_autocast(scheme: str) -> None:
 # --- what a module does while a backward pass is under way ---------------------------------------
 
 
-def observed() -> bnn.FakeQuantize:
-    return bnn.FakeQuantize(mode="observed", averaging_constant=0.5)
-
-
 @pytest.mark.parametrize("wrap", ["checkpointed", *WRAPS])
 @by_kind
 def test_an_observer_counts_a_batch_once(use_reentrant: bool, wrap: str, device: str) -> None:
     """And keeps the switch: held still, it stays so, and goes on when it is let go."""
-    quantizer = observed().to(device)
+    quantizer = bnn.FakeQuantize(mode="observed", averaging_constant=0.5).to(device)
     forward = WRAPS.get(wrap, checkpointed)(lambda x: quantizer(x).sin(), use_reentrant)
     largest = []
     for size, enabled in ((1.0, True), (3.0, True), (99.0, False), (5.0, True)):
@@ -265,8 +258,8 @@ def test_an_observer_counts_a_batch_once(use_reentrant: bool, wrap: str, device:
 
 
 def test_an_exported_observer_needs_no_python_op() -> None:
-    quantizer, x = observed(), torch.randn(8)
-    program = torch.export.export(quantizer, (x,), strict=True)
+    quantizer = bnn.FakeQuantize(mode="observed", averaging_constant=0.5)
+    program = torch.export.export(quantizer, (torch.randn(8),), strict=True)
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in names if "recomputing" in name]
     assert any("observe" in name for name in names)
