@@ -51,8 +51,7 @@ def test_file_is_compressed_tensors(tmp_path: Path) -> None:
     assert config["quant_method"] == "compressed-tensors"
     assert config["format"] == "int-quantized"
     assert config["ignore"] == ["model.embed_tokens", "lm_head"]
-    read = read_by_us("llama", tmp_path / "served")
-    assert torch.equal(logits(read), logits(model))
+    assert torch.equal(logits(read_by_us("llama", tmp_path / "served")), logits(model))
 
 
 @pytest.mark.exhaustive
@@ -65,8 +64,7 @@ def test_readers(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> 
     read = read_by_us(name, tmp_path / "served", dtype=dtype)
     assert torch.equal(logits(read), logits(model))
     read.save_pretrained(tmp_path / "again")
-    again = read_by_us(name, tmp_path / "again", dtype=dtype)
-    assert torch.equal(logits(again), logits(model))
+    assert torch.equal(logits(read_by_us(name, tmp_path / "again", dtype=dtype)), logits(model))
     if scheme in OURS_ALONE or dtype != torch.float32:
         return
     package("compressed_tensors")

@@ -71,8 +71,7 @@ def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_same_as_quantize_(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path / "float", name, dtype)
     wanted = by_hand(name, folder, SCHEMES[scheme], dtype)
-    config = BaraquantConfig(SCHEMES[scheme])
-    model = load(name, folder, dtype=dtype, quantization_config=config)
+    model = load(name, folder, dtype=dtype, quantization_config=BaraquantConfig(SCHEMES[scheme]))
     assert model.dtype == dtype
     assert torch.equal(logits(model), logits(wanted))
     kinds = {path: type(module).__name__ for path, module in wanted.named_modules()}
@@ -96,8 +95,7 @@ def test_every_architecture(name: str, tmp_path: Path) -> None:
     wanted = type(original).from_pretrained(tmp_path)
     kept = tuple(getattr(wanted, "_keep_in_fp32_modules", None) or ())
     report = baraquant.quantize_(wanted, scheme, filter_fn=lambda _, path: not path.endswith(kept))
-    config = BaraquantConfig(scheme)
-    model = type(original).from_pretrained(tmp_path, quantization_config=config)
+    model = type(original).from_pretrained(tmp_path, quantization_config=BaraquantConfig(scheme))
     got = model.hf_quantizer.report
     assert got.changed == report.changed
     assert got.computes == report.computes and got.integer_products == report.integer_products
@@ -134,8 +132,7 @@ def test_file_with_both_tied_weights(is_same: bool, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "pytorch_model.bin")
     scheme = {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()}
     model = load("tied_llama", tmp_path, quantization_config=BaraquantConfig(scheme))
-    is_tied = is_same or not IS_5
-    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == is_tied
+    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == (is_same or not IS_5)
     assert torch.equal(logits(model), logits(by_hand("tied_llama", tmp_path, scheme, None)))
 
 
@@ -274,8 +271,7 @@ def test_float_model_is_never_in_memory(tmp_path: Path) -> None:
     """The peak stays below that of the float model: one float layer at a time, and the integers."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     folder = saved(tmp_path / "float", "llama", **sizes)
-    warm = saved(tmp_path / "warm", "llama")
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(warm)]
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(saved(tmp_path / "warm", "llama"))]
     # Each tensor has pages of its own, so that freed memory counts as freed.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -78,8 +78,7 @@ def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
         cache = transformers.StaticCache(config=model.config, max_cache_len=16)
         with torch.no_grad():
             cache = model(TOKENS[:, :5], past_key_values=cache, use_cache=True).past_key_values
-            positions = torch.tensor([5])
-            step = run(TOKENS[:, 5:6], past_key_values=cache, cache_position=positions)
+            step = run(TOKENS[:, 5:6], past_key_values=cache, cache_position=torch.tensor([5]))
         results.append(step.logits)
     assert torch.equal(*results)
 

@@ -153,14 +153,12 @@ def test_registered_layers(inference: Any, scheme: Any, how: str) -> None:
 @pytest.mark.parametrize("scheme", [W8A16(), W8A8Static(conv_inputs=True)], ids=str)
 def test_others_are_not(scheme: Any) -> None:
     report = baraquant.quantize_(convolutions(), scheme, calibration=DATA)
-    products = 0.5 if scheme.activation is not None else 0.0
-    assert report.integer_products == products
+    assert report.integer_products == (0.5 if scheme.activation is not None else 0.0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_shared_weight_counts_for_each_of_its_modules(tied: bool) -> None:
-    rules = {"body": W8A8(), "*": W8A16()}
-    report = baraquant.quantize_(TiedHead(100, 16, tied=tied), rules)
+    report = baraquant.quantize_(TiedHead(100, 16, tied=tied), {"body": W8A8(), "*": W8A16()})
     assert report.integer_products == pytest.approx(256 / (256 + 1600))
 
 

@@ -113,8 +113,7 @@ def test_training(layer: str, maker: str, scheme: Any, tmp_path: Path) -> None:
         optimizer.step()
     with torch.no_grad():
         evaluated = model.eval()(x)
-        again = copy.deepcopy(model)
-        assert torch.equal(again(x), evaluated)
+        assert torch.equal(copy.deepcopy(model)(x), evaluated)
     assert not torch.equal(model[0].float_weight(), first)
     assert list(convert_(model).changed) == ["0"]
     assert torch.equal(model(x), evaluated)

@@ -95,8 +95,7 @@ def test_padding_is_exact_and_so_is_zero() -> None:
     baraquant.quantize_(model, config, calibration=[torch.rand(1, 2, 4, 4) + 5], progress=False)
     zeros = torch.zeros(1, 2, 4, 4)
     assert torch.equal(model.child.input_fake_quant(zeros), zeros)
-    bias = model.child.bias.reshape(1, 3, 1, 1)
-    assert torch.equal(model(zeros), bias.expand(1, 3, 6, 6))
+    assert torch.equal(model(zeros), model.child.bias.reshape(1, 3, 1, 1).expand(1, 3, 6, 6))
 
 
 def test_the_default_and_off() -> None:

@@ -70,8 +70,7 @@ def test_a_model_of_inference_tensors() -> None:
     baraquant.quantize_(model, baraquant.W8A8())
     assert not any(tensor.is_inference() for tensor in model.state_dict().values())
     assert model[0].qweight is model[2].qweight and model[1].weight.requires_grad
-    x = torch.randn(2, 8, requires_grad=True)
-    model(x).sum().backward()
+    model(torch.randn(2, 8, requires_grad=True)).sum().backward()
 
 
 MODES: dict[str, Callable[[], Any]] = {

@@ -284,8 +284,7 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
     class Later(Clip):
         scheme: ClassVar[str] = "a later clip in a test"
 
-    model = Model()
-    report = baraquant.quantize_(model, Later(W8A8()), calibration=batches(), progress=False)
+    report = baraquant.quantize_(Model(), Later(W8A8()), calibration=batches(), progress=False)
     assert report.changed["head"] == "QuantizedLinear, clipped"
 
 

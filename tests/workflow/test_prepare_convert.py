@@ -123,8 +123,7 @@ def test_what_linear_layers_become() -> None:
         convert_(model)
         assert [type(layer) for layer in model if hasattr(layer, "weight")] == [kind] * 3
         assert all(not layer.training or model.training for layer in model)
-        limit = 2 ** (model[0].weight_bits - 1)
-        assert model[0].qweight.int().abs().max() <= limit
+        assert model[0].qweight.int().abs().max() <= 2 ** (model[0].weight_bits - 1)
 
 
 def test_modes_and_hooks_are_taken_over() -> None:

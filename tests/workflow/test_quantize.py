@@ -48,8 +48,7 @@ def test_embeddings_tied_weights_and_shared_modules(config, dtype):
 
 def test_an_attention_comes_back_where_quantization_fails():
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2).eval()
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
     attention, flag = model.layers[0].self_attn, model.layers[0].activation_relu_or_gelu
     assert flag == 1 and model.use_nested_tensor
     refused(baraquant.quantize_, "got no batch", model, W8A8Static(), calibration=[])

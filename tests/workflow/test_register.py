@@ -171,8 +171,7 @@ def test_registrations_that_lie(name: str) -> None:
     inference, changes, message = LIES[name]
     register(inference, **changes)
     model = model_of()
-    where = rf"baraquant\.quantize_: 0\.0: .*{message}"
-    refused(baraquant.quantize_, where, model, W8A8())
+    refused(baraquant.quantize_, rf"baraquant\.quantize_: 0\.0: .*{message}", model, W8A8())
     prepare_(model, W8A8())
     refused(convert_, rf"baraquant\.qat\.convert_: 0\.0: .*{message}", model)
 

@@ -35,8 +35,7 @@ class Model(nn.Module):
 
 
 def test_shares() -> None:
-    model = Model()
-    report = prepare_(model, W8A16(), lambda module, name: name != "blocks.1")
+    report = prepare_(Model(), W8A16(), lambda module, name: name != "blocks.1")
     assert report.total_parameters == 94
     assert report.parameters == {
         "table": 30, "blocks.0": 12, "blocks.1": 12, "blocks.2": 12, "head": 8,
@@ -144,8 +143,7 @@ def test_tied_weights_count_once(config: QuantConfig) -> None:
         report = call(model, config)
         assert report.total_parameters == 80 and report.share == 1.0
         assert report.parameters == {"table": 80, "head": 0}
-    quantizers = 3 if config == W8A8() else 2
-    assert report.bytes_before == 320 + quantizers * STATE
+    assert report.bytes_before == 320 + (3 if config == W8A8() else 2) * STATE
     assert report.bytes_after == 80 + 4 * scales
     floating.body.bias = None
     report = prepare_(floating, {"body": config})

@@ -208,8 +208,7 @@ def test_with_a_filter(call: Any) -> None:
         return name not in ("blocks.0", "attention", "head")
 
     rules = {nn.MultiheadAttention: SIX, "blocks.0": UNFIT, "head": W8A8(), "*": SIX}
-    model = seeded(Model)
-    report = call(model, rules, filter_fn=keep)
+    report = call(seeded(Model), rules, filter_fn=keep)
     assert report.left_out == dict.fromkeys(["blocks.0", "attention", "head"], FILTERED)
     assert set(report.changed) == {"table", *LINEARS[1:], *RECURRENT}
     assert set(asked) == {"table", *LINEARS, "attention", "recurrent", "head", *RECURRENT}

@@ -232,8 +232,7 @@ def test_large_weights_are_searched_in_parts() -> None:
             layer.weight.data.copy_(part)
         return Side(norm, layers)
 
-    generator = torch.Generator().manual_seed(1)
-    data = [torch.randn(64, features, generator=generator)]
+    data = [torch.randn(64, features, generator=torch.Generator().manual_seed(1))]
     whole, halves = model(rows), model(rows // 2, rows // 2)
     for one in (whole, halves):
         baraquant.quantize_(one, AWQ(W4A16(48), steps=1), calibration=data)

@@ -91,8 +91,7 @@ def slow_gptq(
     for column in order:
         group = column // size
         if not act_order and own.group_size is not None and column % size == 0:
-            part = weight[:, column : column + size]
-            scales[:, group], zeros[:, group] = grid_of(part, config)
+            scales[:, group], zeros[:, group] = grid_of(weight[:, column : column + size], config)
         scale, zero = scales[:, group], zeros[:, group]
         integer = (weight[:, column] / scale).round() + zero
         integer = integer.clamp(own.quant_min, own.quant_max)

@@ -56,8 +56,7 @@ def test_errors_are_those_of_the_layers_that_are_served(device):
     for layer in report.layers:
         assert list(layer.errors) == list(layer.bytes) == list(CONFIGS) and not layer.refused
         for name, error in layer.errors.items():
-            wanted = by_hand(model, layer.path, CONFIGS[name], data)
-            assert error == pytest.approx(wanted, rel=1e-5)
+            assert error == pytest.approx(by_hand(model, layer.path, CONFIGS[name], data), rel=1e-5)
 
 
 def test_every_kind_of_layer():
@@ -213,8 +212,7 @@ def test_each_run_and_each_choice_is_the_same():
     model = seeded(Block)
     one, other = measured(model, CONFIGS), measured(model, CONFIGS)
     assert one == other and one.choose(bits=9) == other.choose(bits=9)
-    again = Sensitivity.from_dict(json.loads(json.dumps(one.to_dict(), allow_nan=False)))
-    assert again == one
+    assert Sensitivity.from_dict(json.loads(json.dumps(one.to_dict(), allow_nan=False))) == one
     with pytest.raises(ValueError, match="from_dict: expected a dictionary of to_dict"):
         Sensitivity.from_dict({"format": "baraquant.sensitivity", "version": 2})
 
@@ -364,8 +362,7 @@ def test_the_worst_comes_first_and_is_named() -> None:
     assert share == pytest.approx(errors[path] / sum(errors.values())) and name == "W8A8"
     assert found.rows()[1][0] == path
     assert f"of the model's output; {path} makes" in found.summary()
-    choice = found.choose(bits=40, floating=True)
-    assert choice.error <= sum(errors.values())
+    assert found.choose(bits=40, floating=True).error <= sum(errors.values())
     assert baraquant.Sensitivity.from_dict(found.to_dict()) == found
 
 
