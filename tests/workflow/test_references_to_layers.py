@@ -7,7 +7,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,15 +19,8 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, SmoothQuant
 
-
-@dataclass(frozen=True)
-class Frozen:
-    layer: nn.Module
-
-
-@dataclass(slots=True)
-class Slotted:
-    layer: nn.Module
+Frozen = make_dataclass("Frozen", ["layer"], frozen=True)
+Slotted = make_dataclass("Slotted", ["layer"], slots=True)
 
 
 def itself(held: Any) -> Any:

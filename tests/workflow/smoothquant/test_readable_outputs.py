@@ -135,8 +135,7 @@ class ByAttribute:
 
 def of(forwards: type) -> list[type[nn.Module]]:
     """A subclass of Base for each of these forwards."""
-    found = {name: one for name, one in vars(forwards).items() if callable(one)}
-    return [type(name, (Base,), {"forward": one}) for name, one in found.items()]
+    return [type(n, (Base,), {"forward": f}) for n, f in vars(forwards).items() if callable(f)]
 
 
 @dataclass
@@ -217,10 +216,8 @@ class ReadItems(Items):
 
 
 unknown: dict[str, Any] = {"Base": Base, "__name__": "unknown"}
-exec(
-    "class NoSource(Base):\n    def forward(self, x):\n        return self.head(self.norm(x))",
-    unknown,
-)
+SOURCE = "class NoSource(Base):\n    def forward(self, x):\n        return self.head(self.norm(x))"
+exec(SOURCE, unknown)
 
 FREE, BY_ARGUMENT = [*of(Free), Items], of(ByArgument)
 OTHERS = [*of(ByAttribute), Finished, Recalled, Inherited, PureMethod, OfMethod, ByName, Partial]
