@@ -20,6 +20,7 @@ PREPARE = "^baraquant.qat.prepare_: "
 CALLS = {"prepare_": (prepare_, PREPARE)}
 CALLS["quantize_"] = (baraquant.quantize_, "^baraquant.quantize_: ")
 CONVERT = "^baraquant.qat.convert_: "
+MSE = "0: .* 'mse', but got None; training by itself follows min_max and mov"
 by_call = pytest.mark.parametrize(("call", "name"), CALLS.values(), ids=CALLS)
 
 
@@ -89,10 +90,7 @@ def test_what_is_no_scheme(config: object, got: str, call: Any, name: str) -> No
         (AWQ(W4A16()), "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_"),
         (GPTQ(W8A8()), "GPTQ: .*GPTQ needs calibration after training: use baraquant.quantize_"),
         ({"*": SmoothQuant()}, r"'\*': .* SmoothQuant needs calibration: use"),
-        (
-            W8A8Static("mse"),
-            "0: .* 'mse', but got None; training by itself follows min_max and mov",
-        ),
+        (W8A8Static("mse"), MSE),
         (W8A8Static("percentile"), "0: expected calibration data for the observer 'percentile'"),
     ],
     ids=str,
