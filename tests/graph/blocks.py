@@ -2,7 +2,6 @@
 """Models whose float ops are baraquant's, and what the tests ask of their graphs."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +9,10 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import baraquant
-from baraquant import ops
+from baraquant import W4A8, W8A8, ops
 
 WIDTH, HIDDEN, HEADS = 32, 48, 4
-SCHEMES: dict[str, Callable[[], Any]] = {
-    "W8A8": baraquant.W8A8,
-    "W8A8 asymmetric": lambda: baraquant.W8A8(symmetric=False),
-    "W4A8": lambda: baraquant.W4A8(group_size=None),
-}
+SCHEMES = {"W8A8": W8A8(), "W8A8 asymmetric": W8A8(symmetric=False), "W4A8": W4A8(None)}
 
 
 class RMSNorm(nn.Module):
@@ -26,15 +21,11 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.rand(width) + 0.5)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        if residual is None:
-            return ops.rms_norm(x, self.weight, 1e-6)
         return ops.rms_norm(x, self.weight, 1e-6, residual=residual)
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:  # type: ignore[override]
-        if residual is None:
-            return ops.layer_norm(x, self.weight, self.bias, self.eps)
         return ops.layer_norm(x, self.weight, self.bias, self.eps, residual=residual)
 
 
@@ -88,7 +79,7 @@ BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
 def quantized(
     model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> nn.Module:
-    baraquant.quantize_(model.eval(), SCHEMES[scheme](), progress=False)
+    baraquant.quantize_(model.eval(), SCHEMES[scheme], progress=False)
     return model.to(device, dtype)
 
 
@@ -100,12 +91,8 @@ def counts(graph: Graph) -> Counter[str]:
         "_activation_quantize": "activation_quantize", "_dynamic_quantize":
         "dynamic_range_quantize_per_token",
     }  # fmt: skip
-    names = (
-        node.target._schema.name
-        for node in graph.nodes
-        if isinstance(node.target, torch._ops.OpOverload)
-    )
-    own = [name.partition("::")[2] for name in names if name.startswith("baraquant::")]
+    targets = (n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload))
+    own = [one._schema.name.partition("::")[2] for one in targets if one.namespace == "baraquant"]
     return Counter(public.get(name, name) for name in own)
 
 
@@ -121,9 +108,7 @@ def assert_values_fit(graph: Graph) -> None:
         with args[0].fake_mode, torch.no_grad():
             expected = node.target(*args, **kwargs)
         found = node.meta["val"]
-        pairs = (
-            [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
-        )
-        for one, other in pairs:
+        found, expected = ([r] if isinstance(r, Tensor) else r for r in (found, expected))
+        for one, other in zip(found, expected, strict=True):
             assert (one.dtype, one.device) == (other.dtype, other.device), node
             assert [str(s) for s in one.shape] == [str(s) for s in other.shape], node

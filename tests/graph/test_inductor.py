@@ -84,8 +84,7 @@ def test_compiled_for_any_shape(device: str) -> None:
     model = quantized(nn.Sequential(*(block() for block in BLOCKS.values())), "W8A8 asymmetric")
     shapes = ((2, 8), (1, 64), (32, 3), (1, 1))
     inputs = [torch.randn(*shape, WIDTH, device=device) for shape in shapes]
-    found = assert_same_bits(model.to(device), inputs, dynamic=True, fullgraph=True)
-    assert found == OF_BOTH
+    assert assert_same_bits(model.to(device), inputs, dynamic=True, fullgraph=True) == OF_BOTH
 
 
 @pytest.mark.inductor
@@ -114,18 +113,11 @@ def test_under_autocast(device: str) -> None:
 def test_training_of_what_is_around(device: str) -> None:
     """An adapter beside frozen layers: the same output and gradients; masks stay in the graph."""
 
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(WIDTH, WIDTH, bias=False)
-            schemes = ("W8A8", "W8A8 asymmetric")
-            self.blocks = nn.Sequential(*(quantized(LlamaBlock(), scheme) for scheme in schemes))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.blocks(self.first(x))
-
     torch.manual_seed(0)
-    model = Adapted().to(device)
+    schemes = ("W8A8", "W8A8 asymmetric")
+    first = nn.Linear(WIDTH, WIDTH, bias=False)
+    model = nn.Sequential(first, *(quantized(LlamaBlock(), scheme) for scheme in schemes))
+    model.to(device)
     x = torch.randn(2, 8, WIDTH, device=device)
     results = []
     for options in (WITHOUT, WITH):
@@ -139,14 +131,14 @@ def test_training_of_what_is_around(device: str) -> None:
         if device == "cpu" or found is results[0][0]:
             assert torch.equal(found, expected)
         else:  # Inductor splits a float sum otherwise when there is less in the kernel before it
-            torch.testing.assert_close(
-                found, expected, rtol=0, atol=1e-5 * expected.abs().max().item()
-            )
+            most = expected.abs().max().item()
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * most)
     forward = SEEN[0]
     assert forward["norm_quantize"] == 2 and forward["int8_linear"] == 6
     assert forward["norm"] == 2 and forward["_quantized_linear_with_mask"] == 7
 
 
+@torch.no_grad()
 @pytest.mark.inductor
 def test_a_cache_is_written(device: str) -> None:
     """In place, between products of it; the state and the output are those without the pass."""
@@ -170,9 +162,7 @@ def test_a_cache_is_written(device: str) -> None:
     for options in (WITHOUT, WITH):
         torch._dynamo.reset()
         own = copy.deepcopy(model)
-        with torch.no_grad():
-            y = torch.compile(own, options=options)(x)
-        states.append([y, own.keys, own.values])
+        states.append([torch.compile(own, options=options)(x), own.keys, own.values])
     for found, expected in zip(*states, strict=True):
         assert torch.equal(found, expected)
     assert SEEN[-1] == {"norm_quantize": 1, "int8_linear": 3}

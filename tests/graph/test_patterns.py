@@ -18,8 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
 
 class Weights(nn.Module):
-    """Two weights and what a product needs besides."""
-
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(0)
@@ -36,16 +34,16 @@ class Weights(nn.Module):
         return self.function(self, *args)
 
 
+@torch.no_grad()
 def fuse(function: Callable[..., Any], *args: Tensor, decompose: bool = False) -> tuple[Any, Any]:
     """Fuse a function's program: the counts of its ops, the report. The bits stay the same."""
-    with torch.no_grad():
-        program = torch.export.export(Weights(function), args)
-        if decompose:
-            program = program.run_decompositions()
-        expected = program.module()(*(x.clone() for x in args))
-        report = baraquant.graph.fuse_(program)
-        assert_values_fit(program.graph)
-        found = program.module()(*(x.clone() for x in args))
+    program = torch.export.export(Weights(function), args)
+    if decompose:
+        program = program.run_decompositions()
+    expected = program.module()(*(x.clone() for x in args))
+    report = baraquant.graph.fuse_(program)
+    assert_values_fit(program.graph)
+    found = program.module()(*(x.clone() for x in args))
     expected, found = (r if isinstance(r, (tuple, list)) else [r] for r in (expected, found))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
@@ -106,8 +104,6 @@ def test_each_float_op(op: str, options: dict[str, Any], decompose: bool) -> Non
 
 
 X = example()
-
-# --- views ---------------------------------------------------------------------------------------
 
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "view": lambda h: h.view(-1, K),
@@ -343,12 +339,12 @@ def test_what_becomes_one(name: str) -> None:
     assert case.left_out is None or report.left_out == case.left_out
 
 
+@torch.no_grad()
 @pytest.mark.exhaustive
 def test_two_results_of_the_caller_share_no_memory() -> None:
-    with torch.no_grad():
-        program = torch.export.export(Weights(two_results), (X,))
-        baraquant.graph.fuse_(program)
-        one, two, _ = program.module()(X)
+    program = torch.export.export(Weights(two_results), (X,))
+    baraquant.graph.fuse_(program)
+    one, two, _ = program.module()(X)
     assert one.data_ptr() != two.data_ptr()
 
 

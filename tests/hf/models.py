@@ -75,6 +75,14 @@ def load(name: str, folder: Path, **options: Any) -> Any:
     return getattr(transformers, MODELS[name][0]).from_pretrained(folder, **options)
 
 
+def quantized(name: str, folder: Path, scheme: Any, dtype: torch.dtype = torch.float32) -> Any:
+    """What from_pretrained returns with a BaraquantConfig."""
+    from baraquant.transformers import BaraquantConfig
+
+    config = BaraquantConfig(scheme)
+    return load(name, saved(folder, name, dtype), dtype=dtype, quantization_config=config)
+
+
 def read_by_us(name: str, folder: Path, **options: Any) -> Any:
     """The same, by baraquant's reader of compressed-tensors."""
     from baraquant.transformers import use_for_compressed_tensors

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 import baraquant
-from tests.hf.models import build, load, logits, read_by_us, saved, transformers
+from tests.hf.models import build, load, logits, quantized, read_by_us, saved, transformers
 from tests.support.compressed_folders import Edit, configured, cut, group, tensors
 
 pytest.importorskip("transformers")
@@ -70,8 +70,7 @@ def test_models_that_cannot_be_loaded(tmp_path: Path) -> None:
     folder, places = saved(tmp_path / "llama", "llama"), {"model": "disk", "lm_head": "cpu"}
     with pytest.raises(ValueError, match="device_map of devices"):
         load("llama", folder, device_map=places, **options)
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[2, 3] = float("nan")
+    model.model.layers[1].mlp.up_proj.weight.data[2, 3] = float("nan")
     model.save_pretrained(tmp_path / "nan")
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.up_proj: expected a finite"):
         load("llama", tmp_path / "nan", **options)
@@ -93,13 +92,10 @@ def test_folders_of_other_states(tmp_path: Path) -> None:
     ):
         options = transformers.CompressedTensorsConfig()
         load("llama", tmp_path / "float", quantization_config=options)
-    config = json.loads((tmp_path / "float" / "config.json").read_text())
-    (tmp_path / "float" / "config.json").write_text(json.dumps(config | OWN))
+    file, own = tmp_path / "float" / "config.json", {"quant_method": "baraquant"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": own}))
     with pytest.raises(ValueError, match=r"quant_method 'baraquant'.*save_pretrained"):
         load("llama", tmp_path / "float")
-
-
-OWN = {"quantization_config": {"quant_method": "baraquant"}}
 
 
 def served(folder: Path, scheme: Any = None) -> Path:
@@ -150,14 +146,11 @@ def test_folders_that_lie(case: str, tmp_path: Path) -> None:
         load("llama", folder)
 
 
-@pytest.mark.skipif(
-    not IS_5, reason="before version 5, transformers does not say which files it reads"
-)
+@pytest.mark.skipif(not IS_5, reason="transformers 4 does not say which files it reads")
 def test_files_of_two_saves(tmp_path: Path) -> None:
     """transformers writes config.json and each shard in place: our readers refuse a mixture."""
     for name in ("old", "new"):
-        options = {"quantization_config": BaraquantConfig(baraquant.W8A8())}
-        model = load("llama", saved(tmp_path / "float", "llama"), **options)
+        model = quantized("llama", tmp_path / "float", baraquant.W8A8())
         model.save_pretrained(tmp_path / name, max_shard_size="40KB")
     shards = sorted(file.name for file in (tmp_path / "new").glob("*.safetensors"))
     assert len(shards) > 2

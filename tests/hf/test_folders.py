@@ -15,23 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import baraquant
-from baraquant.nn import (
-    HoldsIntegers,
-    QuantizedLinear,
-    StaticQuantizedLinear,
-    WeightOnlyInt4Linear,
-    WeightOnlyLinear,
-)
-from tests.hf.models import (
-    TOKENS,
-    build,
-    every_other,
-    load,
-    logits,
-    read_by_us,
-    saved,
-    transformers,
-)
+from baraquant import nn as bnn
+from tests.hf import models
+from tests.hf.models import TOKENS, build, load, logits, quantized, read_by_us, saved, transformers
 from tests.support.compressed_folders import KINDS, tensors, write_by_package
 from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
@@ -55,11 +41,7 @@ INTEGERS: dict[str, Any] = {
 }
 # transformers cannot load what it writes itself: packed zero points get another shape.
 OURS_ALONE: dict[str, Any] = {"W4A16 asymmetric": baraquant.W4A16(32, symmetric=False)}
-
-
-def quantized(name: str, folder: Path, scheme: Any, dtype: torch.dtype = torch.float32) -> Any:
-    config = BaraquantConfig(scheme)
-    return load(name, saved(folder, name, dtype), dtype=dtype, quantization_config=config)
+EVERY = models.every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings")
 
 
 def test_file_is_compressed_tensors(tmp_path: Path) -> None:
@@ -69,14 +51,11 @@ def test_file_is_compressed_tensors(tmp_path: Path) -> None:
     assert config["quant_method"] == "compressed-tensors"
     assert config["format"] == "int-quantized"
     assert config["ignore"] == ["model.embed_tokens", "lm_head"]
-    read = read_by_us("llama", tmp_path / "served")
-    assert torch.equal(logits(read), logits(model))
+    assert torch.equal(logits(read_by_us("llama", tmp_path / "served")), logits(model))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("scheme", "name", "dtype"), every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings"), ids=str
-)
+@pytest.mark.parametrize(("scheme", "name", "dtype"), EVERY, ids=str)
 def test_readers(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Ours gives the same bits; transformers the same weights, and numbers but for a rounding."""
     chosen = {**WEIGHTS, **INTEGERS, **OURS_ALONE}[scheme]
@@ -85,8 +64,7 @@ def test_readers(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> 
     read = read_by_us(name, tmp_path / "served", dtype=dtype)
     assert torch.equal(logits(read), logits(model))
     read.save_pretrained(tmp_path / "again")
-    again = read_by_us(name, tmp_path / "again", dtype=dtype)
-    assert torch.equal(logits(again), logits(model))
+    assert torch.equal(logits(read_by_us(name, tmp_path / "again", dtype=dtype)), logits(model))
     if scheme in OURS_ALONE or dtype != torch.float32:
         return
     package("compressed_tensors")
@@ -112,7 +90,6 @@ def test_models_quantized_by_hand_are_still_refused(tmp_path: Path) -> None:
 
 
 def saved_with(name: str, folder: Path) -> Path:
-    """A folder with a tensor more."""
     add = tensors(lambda state: state.update({name: torch.ones(3)}))
     add(saved(folder, "llama"))
     return folder
@@ -166,10 +143,10 @@ def written(name: str, folder: Path, kind: str, dtype: torch.dtype) -> nn.Module
 
 def kind_of(kind: str) -> type[nn.Module]:
     if "static" in kind:
-        return StaticQuantizedLinear
+        return bnn.StaticQuantizedLinear
     if kind.startswith("int8 token"):
-        return QuantizedLinear
-    return WeightOnlyLinear if kind.startswith("int8") else WeightOnlyInt4Linear
+        return bnn.QuantizedLinear
+    return bnn.WeightOnlyLinear if kind.startswith("int8") else bnn.WeightOnlyInt4Linear
 
 
 @pytest.mark.exhaustive
@@ -180,7 +157,7 @@ def test_kinds_of_the_package(name: str, kind: str, dtype: torch.dtype, tmp_path
     package("compressed_tensors")
     theirs = written(name, tmp_path / "x", kind, dtype)
     model = read_by_us(name, tmp_path / "x", dtype=dtype)
-    layers = {p: m for p, m in model.named_modules() if isinstance(m, HoldsIntegers)}
+    layers = {p: m for p, m in model.named_modules() if isinstance(m, bnn.HoldsIntegers)}
     assert len(layers) == 14
     assert {type(layer) for layer in layers.values()} == {kind_of(kind)}
     for path, layer in layers.items():
@@ -226,7 +203,7 @@ def test_base_model_of_a_folder_with_a_head(tmp_path: Path) -> None:
     with use_for_compressed_tensors():
         base = transformers.AutoModel.from_pretrained(folder)
     assert torch.equal(base(TOKENS).last_hidden_state, model.model(TOKENS).last_hidden_state)
-    assert type(base.layers[0].mlp.up_proj) is QuantizedLinear
+    assert type(base.layers[0].mlp.up_proj) is bnn.QuantizedLinear
 
 
 @pytest.mark.exhaustive

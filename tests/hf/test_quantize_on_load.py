@@ -37,6 +37,7 @@ ARCHITECTURES += ["falcon", "mamba2", "jamba", "recurrent_gemma", "swinv2", "cli
 ARCHITECTURES += ["whisper", "qwen3_moe", "vit", "wavlm"]
 # What transformers keeps floating; 4.57 keeps all of the last part of BERT.
 HEADS = ("lm_head", "cls.predictions.decoder" if IS_5 else "cls")
+QUERY_AND_KEY = r"model\.layers\.\d+\.self_attn\.[qk]_proj"
 
 
 def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Module:
@@ -49,23 +50,11 @@ def by_hand(name: str, folder: Path, scheme: Any, dtype: torch.dtype) -> nn.Modu
     return model
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the weights that were quantized when they arrived."""
-    names: list[str] = []
-    original = Stream.add
-
-    def add(self: Stream, name: str, value: torch.Tensor) -> list[str]:
-        names.append(name)
-        return original(self, name, value)
-
-    monkeypatch.setattr(Stream, "add", add)
-    return names
-
-
 def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "float", "llama", shard="60KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    arrived = counted(monkeypatch)
+    arrived, add = [], Stream.add  # the weights that are quantized when they arrive
+    monkeypatch.setattr(Stream, "add", lambda *given: arrived.append(given[1]) or add(*given))
     config = BaraquantConfig(baraquant.W8A8())
     model = load("llama", folder, quantization_config=config)
     assert torch.equal(logits(model), logits(by_hand("llama", folder, config.scheme, None)))
@@ -82,8 +71,7 @@ def test_one_scheme_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_same_as_quantize_(scheme: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path / "float", name, dtype)
     wanted = by_hand(name, folder, SCHEMES[scheme], dtype)
-    config = BaraquantConfig(SCHEMES[scheme])
-    model = load(name, folder, dtype=dtype, quantization_config=config)
+    model = load(name, folder, dtype=dtype, quantization_config=BaraquantConfig(SCHEMES[scheme]))
     assert model.dtype == dtype
     assert torch.equal(logits(model), logits(wanted))
     kinds = {path: type(module).__name__ for path, module in wanted.named_modules()}
@@ -106,11 +94,8 @@ def test_every_architecture(name: str, tmp_path: Path) -> None:
     scheme = {"*": baraquant.W8A16()}
     wanted = type(original).from_pretrained(tmp_path)
     kept = tuple(getattr(wanted, "_keep_in_fp32_modules", None) or ())
-    report = baraquant.quantize_(
-        wanted, scheme, filter_fn=lambda module, path: not path.endswith(kept)
-    )
-    config = BaraquantConfig(scheme)
-    model = type(original).from_pretrained(tmp_path, quantization_config=config)
+    report = baraquant.quantize_(wanted, scheme, filter_fn=lambda _, path: not path.endswith(kept))
+    model = type(original).from_pretrained(tmp_path, quantization_config=BaraquantConfig(scheme))
     got = model.hf_quantizer.report
     assert got.changed == report.changed
     assert got.computes == report.computes and got.integer_products == report.integer_products
@@ -147,24 +132,18 @@ def test_file_with_both_tied_weights(is_same: bool, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "pytorch_model.bin")
     scheme = {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()}
     model = load("tied_llama", tmp_path, quantization_config=BaraquantConfig(scheme))
-    is_tied = is_same or not IS_5
-    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == is_tied
+    assert (model.lm_head.qweight is model.model.embed_tokens.qweight) == (is_same or not IS_5)
     assert torch.equal(logits(model), logits(by_hand("tied_llama", tmp_path, scheme, None)))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("names", "floating"),
-    [
-        ([], set()),
-        (["lm_head"], {"lm_head"}),
-        (["model.layers.0", "lm_head"], {"model.layers.0", "lm_head"}),
-        (["k_proj", "mlp"], {"k_proj", "mlp"}),
-        ([r"model\.layers\.\d+\.self_attn\.[qk]_proj"], {"q_proj", "k_proj"}),
-    ],
+    "names", [[], ["lm_head"], ["model.layers.0", "lm_head"], ["k_proj", "mlp"], [QUERY_AND_KEY]]
 )
-def test_modules_to_not_convert(names: list[str], floating: set[str], tmp_path: Path) -> None:
-    folder = saved(tmp_path, "llama")
+def test_modules_to_not_convert(names: list[str], tmp_path: Path) -> None:
+    folder, floating = saved(tmp_path, "llama"), names
+    if names == [QUERY_AND_KEY]:
+        floating = ["q_proj", "k_proj"]
     config = BaraquantConfig(baraquant.W8A8(), modules_to_not_convert=names)
     model = load("llama", folder, quantization_config=config)
     for path, module in build("llama").named_modules():
@@ -292,8 +271,7 @@ def test_float_model_is_never_in_memory(tmp_path: Path) -> None:
     """The peak stays below that of the float model: one float layer at a time, and the integers."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     folder = saved(tmp_path / "float", "llama", **sizes)
-    warm = saved(tmp_path / "warm", "llama")
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(warm)]
+    command = [sys.executable, "-c", PROGRAM, str(folder), str(saved(tmp_path / "warm", "llama"))]
     # Each tensor has pages of its own, so that freed memory counts as freed.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -9,11 +9,8 @@ import torch
 from torch import nn
 
 import baraquant
-from tests.hf.models import TOKENS, load, logits, saved, transformers
+from tests.hf.models import TOKENS, load, logits, quantized, saved, transformers
 from tests.support.optional_packages import package
-
-pytest.importorskip("transformers")
-from baraquant.transformers import BaraquantConfig
 
 pytestmark = pytest.mark.exhaustive
 
@@ -62,8 +59,7 @@ def test_accelerate(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "opt"])
 def test_generate(name: str, scheme: Any, tmp_path: Path) -> None:
     """With and without the cache; where inputs are floating, the same tokens."""
-    config = BaraquantConfig(scheme)
-    model = load(name, saved(tmp_path, name), quantization_config=config)
+    model = quantized(name, tmp_path, scheme)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     tokens = model.generate(TOKENS[:, :5], **options)
     assert tokens.shape == (2, 11)
@@ -75,25 +71,20 @@ def test_generate(name: str, scheme: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", [baraquant.W8A8(), baraquant.W4A16(32)], ids=str)
 def test_compiled_step_of_generation(scheme: Any, tmp_path: Path) -> None:
     """A decoding step with a static cache, compiled whole; its logits have the bits of eager."""
-    config = BaraquantConfig(scheme)
-    model = load("llama", saved(tmp_path, "llama"), quantization_config=config)
+    model = quantized("llama", tmp_path, scheme)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     results = []
     for run in (model, compiled):
         cache = transformers.StaticCache(config=model.config, max_cache_len=16)
         with torch.no_grad():
-            run_first = model(TOKENS[:, :5], past_key_values=cache, use_cache=True)
-            positions = torch.tensor([5])
-            step = run(
-                TOKENS[:, 5:6], past_key_values=run_first.past_key_values, cache_position=positions
-            )
+            cache = model(TOKENS[:, :5], past_key_values=cache, use_cache=True).past_key_values
+            step = run(TOKENS[:, 5:6], past_key_values=cache, cache_position=torch.tensor([5]))
         results.append(step.logits)
     assert torch.equal(*results)
 
 
 def test_quantized_models_refuse_full_training_but_pass_gradients(tmp_path: Path) -> None:
-    config = BaraquantConfig(baraquant.W8A8())
-    model = load("llama", saved(tmp_path / "float", "llama"), quantization_config=config)
+    model = quantized("llama", tmp_path / "float", baraquant.W8A8())
     with pytest.raises(ValueError, match="purely quantized"):
         trained(model, tmp_path / "runs")
     embedded = model.get_input_embeddings()(TOKENS).detach().requires_grad_()

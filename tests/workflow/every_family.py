@@ -26,7 +26,5 @@ class EveryFamily(nn.Module):
         return self.head(self.norm(self.recurrent(x)[0]))
 
 
-OTHERS = {"table", "conv", "up"}
-RECURRENT = {"recurrent.cells.l0.ih", "recurrent.cells.l0.hh"}
 LINEAR = {*(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), "head"}
-PARTS = OTHERS | RECURRENT | LINEAR
+PARTS = LINEAR | {"table", "conv", "up", "recurrent.cells.l0.ih", "recurrent.cells.l0.hh"}

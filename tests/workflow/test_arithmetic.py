@@ -11,22 +11,13 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import (
-    AWQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-)
+from baraquant import AWQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
 from baraquant.nn import FakeQuantize
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.report import FLOATS, INTEGERS, ROWS
 from tests.support.checks.refused import refused
 from tests.support.models.training_models import TiedHead
+from tests.support.schemes import all_described
 from tests.workflow.registered_layer import Gained, QuantizedGained, forgotten, register
 
 __all__ = ["forgotten"]  # a fixture
@@ -41,14 +32,8 @@ DATA = [torch.randn(2, 16, 9)]
 
 @pytest.mark.parametrize(
     ("scheme", "how"),
-    [
-        (W8A8(), INTEGERS),
-        (W8A8Static(), INTEGERS),
-        (W4A8(16), INTEGERS),
-        (W4A8(16, group_factors=False), FLOATS),
-        (W8A16(), FLOATS),
-        (W4A16(16), FLOATS),
-    ],
+    [(scheme, INTEGERS) for scheme in (W8A8(), W8A8Static(), W4A8(16))]
+    + [(scheme, FLOATS) for scheme in (W4A8(16, group_factors=False), W8A16(), W4A16(16))],
     ids=str,
 )
 @pytest.mark.parametrize("trained", [True, False])
@@ -98,15 +83,14 @@ def test_training_says_the_same_and_nothing_changes_before(name: str, route: str
         refused(ROUTES[route], "no faster", build(), scheme, error=UserWarning)
 
 
+@pytest.mark.filterwarnings("error")
 def test_layers_that_training_has_not_reached_are_said_by_conversion() -> None:
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(16, 16)})
     prepare_(model, W8A8Static())
     model["used"](torch.randn(3, 4))
     before = dict(model.named_modules())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match=r"qat\.convert_: expected layers that multiply"):
-            convert_(model)
+    with pytest.raises(UserWarning, match=r"qat\.convert_: expected layers that multiply"):
+        convert_(model)
     assert dict(model.named_modules()) == before
 
 
@@ -124,9 +108,8 @@ def everything() -> nn.Module:
     [
         W8A8(), W8A8(False), W8A8Static(), W8A8Static(conv_inputs=True),
         W4A8(16), W4A8(16, group_factors=False), W4A8(16, learned=True), W8A16(), W4A16(16),
-        QuantConfig(TensorConfig(8, "per_channel", symmetric=False), TensorConfig(8, "per_token")),
-        QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", symmetric=False)),
-        QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=16)),
+        *all_described("int8 asymmetric, int8 per_token", "int8, int8 per_tensor asymmetric",
+            "int4, int8 per_group(16)").values(),
     ],
     ids=str,
 )  # fmt: skip
@@ -166,19 +149,16 @@ def test_registered_layers(inference: Any, scheme: Any, how: str) -> None:
     assert baraquant.quantize_(nn.Sequential(Gained(8, 8)), scheme).computes == {"0": how}
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scheme", [W8A16(), W8A8Static(conv_inputs=True)], ids=str)
 def test_others_are_not(scheme: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = baraquant.quantize_(convolutions(), scheme, calibration=DATA)
-    products = 0.5 if scheme.activation is not None else 0.0
-    assert report.integer_products == products
+    report = baraquant.quantize_(convolutions(), scheme, calibration=DATA)
+    assert report.integer_products == (0.5 if scheme.activation is not None else 0.0)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_shared_weight_counts_for_each_of_its_modules(tied: bool) -> None:
-    rules = {"body": W8A8(), "*": W8A16()}
-    report = baraquant.quantize_(TiedHead(100, 16, tied=tied), rules)
+    report = baraquant.quantize_(TiedHead(100, 16, tied=tied), {"body": W8A8(), "*": W8A16()})
     assert report.integer_products == pytest.approx(256 / (256 + 1600))
 
 
@@ -190,8 +170,7 @@ def test_embeddings_do_not_count(left_out: bool) -> None:
 
 def test_smoothing_is_not_mistaken_for_another_scheme() -> None:
     model = nn.Sequential(nn.Conv1d(16, 16, 1), nn.Flatten(), nn.LayerNorm(16), nn.Linear(16, 16))
-    with torch.no_grad():
-        model[2].weight[3] = 100.0  # AWQ scales the linear layer
+    model[2].weight.data[3] = 100.0  # AWQ scales the linear layer
     rules = {nn.Conv1d: SmoothQuant(0.5), "*": AWQ(W4A16(16))}
     with pytest.warns(UserWarning, match="expected SmoothQuant to smooth a layer"):
         report = baraquant.quantize_(model, rules, calibration=[torch.randn(4, 16, 1)])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations as computed
+from torch.nn.utils import parametrize, prune
 
 import baraquant
 from baraquant import W8A8, QuantConfig, TensorConfig
@@ -34,14 +35,12 @@ def both(layer: nn.Module) -> nn.Module:
 
 
 MAKERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "weight_norm": parametrizations.weight_norm,
-    "weight_norm_last": lambda layer: parametrizations.weight_norm(
-        layer, dim=layer.weight.dim() - 1
-    ),
-    "spectral_norm": parametrizations.spectral_norm,
+    "weight_norm": computed.weight_norm,
+    "weight_norm_last": lambda layer: computed.weight_norm(layer, dim=layer.weight.dim() - 1),
+    "spectral_norm": computed.spectral_norm,
     # In training each read of the weight would take a step of its iteration.
-    "spectral_norm_training": lambda layer: parametrizations.spectral_norm(layer).train(),
-    "orthogonal": parametrizations.orthogonal,
+    "spectral_norm_training": lambda layer: computed.spectral_norm(layer).train(),
+    "orthogonal": computed.orthogonal,
     "both": both,
     "hooked_weight_norm": torch.nn.utils.weight_norm,
     "hooked_spectral_norm": torch.nn.utils.spectral_norm,
@@ -70,14 +69,13 @@ def without(model: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(plain(model[0]), nn.Tanh())
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_quantize(layer: str, maker: str) -> None:
-    """The integers are those of the computed weight."""
     model, x = build(layer, maker)
     wanted = without(model)
-    with torch.no_grad():
-        assert torch.equal(wanted(x), model(x))
+    assert torch.equal(wanted(x), model(x))
     model[0].train(maker == "spectral_norm_training")
     report = baraquant.quantize_(model, W8A8())
     baraquant.quantize_(wanted, W8A8())
@@ -115,8 +113,7 @@ def test_training(layer: str, maker: str, scheme: Any, tmp_path: Path) -> None:
         optimizer.step()
     with torch.no_grad():
         evaluated = model.eval()(x)
-        again = copy.deepcopy(model)
-        assert torch.equal(again(x), evaluated)
+        assert torch.equal(copy.deepcopy(model)(x), evaluated)
     assert not torch.equal(model[0].float_weight(), first)
     assert list(convert_(model).changed) == ["0"]
     assert torch.equal(model(x), evaluated)
@@ -127,15 +124,14 @@ def test_training(layer: str, maker: str, scheme: Any, tmp_path: Path) -> None:
     assert torch.equal(loaded(x), evaluated) and type(loaded[0]) is type(model[0])
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("maker", ["weight_norm", "hooked_weight_norm", "pruned"])
 def test_conversion_follows_the_last_step(maker: str) -> None:
     """Also where no batch came after it, so that a hook has not computed the weight again."""
     model, x = build("linear", maker)
     prepare_(model, W8A8())
-    with torch.no_grad():
-        for parameter in model[0].parameters():
-            parameter.mul_(1.5)
+    for parameter in model[0].parameters():
+        parameter.mul_(1.5)
     wanted = copy.deepcopy(model)
     convert_(model)
-    with torch.no_grad():
-        assert torch.equal(model.eval()(x), wanted.eval()(x))
+    assert torch.equal(model.eval()(x), wanted.eval()(x))

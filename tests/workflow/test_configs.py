@@ -2,6 +2,7 @@
 """Configurations: what they accept, and their way to a dictionary and back."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -12,30 +13,16 @@ from typing import Any
 
 import pytest
 
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    W8A16,
-    PerChannel,
-    PerGroup,
-    PerTensor,
-    PerToken,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-    configs,
-    granularity,
-    schemes,
-)
-from baraquant.configs import Config
+from baraquant import AWQ, GPTQ, SmoothQuant, configs, granularity, schemes
+from baraquant.configs import Config, QuantConfig, TensorConfig
+from baraquant.granularity import PerChannel, PerGroup, PerTensor, PerToken
+from baraquant.schemes import W4A8, W4A16, W8A8, W8A16, W8A8Static
 from tests.support.models import training_models
 
 WEIGHT, PER_TOKEN = TensorConfig(), TensorConfig(granularity="per_token")
 ODD = TensorConfig().to_dict() | {"symmetric": "no"}
+WHOLE = W8A8().to_dict()
+DEEP = functools.reduce(lambda inner, _: [inner], range(2000), [])
 STATIC_GROUPS = TensorConfig(8, "per_group", group_size=4, dynamic=False)
 PER_TENSOR = QuantConfig(TensorConfig(4, "per_tensor"))
 ONE = "expected [a-z_]+ to be one of"
@@ -118,9 +105,8 @@ def test_the_block_of_a_layer(features: int, block: int | None) -> None:
 
 @pytest.mark.parametrize("value", [0, 1, 3, 255, 257, -2, -256, 65536, 2**63], ids=str)
 def test_blocks_that_cannot_be(value: int) -> None:
-    message = (
-        rf"^QuantConfig: expected rotate to be a power of two in \[2, 32768\], but got {value};"
-    )
+    expected = r"expected rotate to be a power of two in \[2, 32768\]"
+    message = rf"^QuantConfig: {expected}, but got {value};"
     for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
         with pytest.raises(ValueError, match=message):
             scheme(rotate=value)
@@ -171,9 +157,7 @@ def test_options_of_the_presets() -> None:
     ],
     ids=str,
 )
-def test_granularities_and_their_names(
-    given: granularity.Granularity, name: str, size: int | None
-) -> None:
+def test_granularities_and_their_names(given: Any, name: str, size: int | None) -> None:
     config = TensorConfig(granularity=given)
     assert config == TensorConfig(granularity=name, group_size=size)
     assert config.granularity == name == str(given) and config.group_size == size
@@ -314,6 +298,8 @@ def test_what_schemes_refuse(error: type[Exception], build: Any, message: str) -
     [
         ({"version": 2}, ValueError, "expected version 1, but got 2; a newer baraquant"),
         ({"version": True}, ValueError, "version"),
+        ({"version": DEEP}, ValueError, r"but got \[\[\[\[\.\.\.\]\]\]\]"),
+        ({"scheme": DEEP}, ValueError, r"but got \[\[\[\[\.\.\.\]\]\]\]"),
         ({"scheme": "w4a4"}, ValueError, "scheme quant, but got 'w4a4'"),
         ({"scheme": "smoothquant"}, ValueError, "scheme quant, but got 'smoothquant'"),
         ({"extra": 1}, ValueError, "the fields activation, .*, but got activation, .*, extra, .*"),
@@ -322,41 +308,35 @@ def test_what_schemes_refuse(error: type[Exception], build: Any, message: str) -
         ({"scale_rule": "no"}, ValueError, "scale_rule to be one of search, max, but got 'no'"),
         ({"weight": [8]}, TypeError, "weight to be a TensorConfig, but got list"),
         ({"weight": ODD}, TypeError, "TensorConfig: expected symmetric to be a bool, but got str"),
-        ({"weight": W8A8().to_dict()}, TypeError, "weight to be a TensorConfig, but got QuantCon"),
+        ({"weight": WHOLE}, TypeError, "weight to be a TensorConfig, but got QuantCon"),
     ],
 )
 def test_what_a_dictionary_is_refused(change: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        QuantConfig.from_dict(W8A8().to_dict() | change)
+        QuantConfig.from_dict(WHOLE | change)
 
 
-def test_other_data_is_refused() -> None:
-    with pytest.raises(TypeError, match="Config: expected a dict, but got list"):
-        Config.from_dict([])
-    with pytest.raises(ValueError, match="version"):
-        Config.from_dict({})
-    missing = {key: value for key, value in W8A8().to_dict().items() if key != "weight"}
-    message = "QuantConfig: expected the fields activation, .*, weight, but got .*, scale_rule$"
-    with pytest.raises(ValueError, match=message):
-        Config.from_dict(missing)
-    none = {"scheme": "tensor", "version": 1}
-    with pytest.raises(ValueError, match=r"TensorConfig: expected the fields bits, .* got none"):
-        Config.from_dict(none)
-    deep: object = 3
-    for _ in range(2000):
-        deep = W8A8().to_dict() | {"weight": deep}
-    with pytest.raises(ValueError, match="expected at most 8 levels of dictionaries"):
-        QuantConfig.from_dict(deep)
-    for key in ("version", "scheme"):
-        deep = []
-        for _ in range(2000):
-            deep = [deep]
-        with pytest.raises(ValueError, match=r"but got \[\[\[\[\.\.\.\]\]\]\]"):
-            QuantConfig.from_dict(W8A8().to_dict() | {key: deep})
-    nested = SmoothQuant().to_dict()
-    nested["activation"]["version"] = 2
-    with pytest.raises(ValueError, match="expected version 1, but got 2"):
-        SmoothQuant.from_dict(nested)
+FIELDS = "QuantConfig: expected the fields activation, .*, weight, but got .*, scale_rule$"
+NONE = "TensorConfig: expected the fields bits, .* got none"
+NESTED = functools.reduce(lambda inner, _: WHOLE | {"weight": inner}, range(2000), 3)
+OLD = SmoothQuant().to_dict()
+OLD["activation"]["version"] = 2
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ([], TypeError, "Config: expected a dict, but got list"),
+        ({}, ValueError, "version"),
+        ({key: value for key, value in WHOLE.items() if key != "weight"}, ValueError, FIELDS),
+        ({"scheme": "tensor", "version": 1}, ValueError, NONE),
+        (NESTED, ValueError, "expected at most 8 levels of dictionaries"),
+        (OLD, ValueError, "expected version 1, but got 2"),
+    ],
+)
+def test_other_data_is_refused(data: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Config.from_dict(data)
 
 
 @pytest.mark.parametrize("module", [configs, schemes, granularity], ids=lambda m: m.__name__)

@@ -13,28 +13,24 @@ from torch import Tensor, nn
 
 import baraquant
 import baraquant.nn as bnn
-from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W8A8, QuantConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.nn.test_convolutions import KINDS, floating
 from tests.support.checks.stored import assert_stored
 from tests.support.models.one_layer import Holder
 from tests.support.models.training_models import data, train
+from tests.support.schemes import described
 
-TENSOR = TensorConfig(8, "per_tensor")
 CONFIGS: dict[str, QuantConfig] = {
     "static": W8A8Static(conv_inputs=True),
     "asymmetric": W8A8Static(symmetric=False, conv_inputs=True),
     "average": W8A8Static("moving_average", False, conv_inputs=True, scale_dtype="float16"),
     "percentile": W8A8Static("percentile", conv_inputs=True),
     "mse": W8A8Static("mse", symmetric=False, conv_inputs=True),
-    "dynamic": QuantConfig(TensorConfig(8), TENSOR, conv_inputs=True),
-    "dynamic_asymmetric": QuantConfig(TensorConfig(4), TensorConfig(8, "per_tensor", False),
-        conv_inputs=True),
-    "learned": QuantConfig(TensorConfig(8), TensorConfig(8, "per_tensor", False, learned=True),
-        conv_inputs=True),
-}  # fmt: skip
-by_kind = pytest.mark.parametrize("kind", KINDS)
-by_config = pytest.mark.parametrize("config", CONFIGS)
+    "dynamic": described("int8, int8 per_tensor", conv_inputs=True),
+    "dynamic_asymmetric": described("int4, int8 per_tensor asymmetric", conv_inputs=True),
+    "learned": described("int8, int8 per_tensor asymmetric learned", conv_inputs=True),
+}
 
 
 def rounds(layer: Any) -> bool:
@@ -56,20 +52,18 @@ def check_product(kind: str, layer: Any, x: Tensor, got: Tensor) -> None:
     integers, scale, zeros = layer.input_fake_quant.quantize(x)
     assert integers.dtype == torch.int8 and scale.numel() == 1
     floats = convolution(kind, torch.float64).child
-    with torch.no_grad():
-        floats.weight.copy_(layer.dequantized_weight())
-        floats.bias = None
-        wanted = floats(integers.double() - zeros) * scale
+    floats.weight.data.copy_(layer.dequantized_weight())
+    floats.bias = None
+    wanted = floats(integers.double() - zeros).detach() * scale
     if layer.bias is not None:
         wanted += layer.bias.reshape(-1, *[1] * len(layer.kernel_size))
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
-@by_kind
-@by_config
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.exhaustive
 def test_prepared_converted_and_stored(kind: str, config: str, tmp_path: Path) -> None:
-    """In float32, and some in the other dtypes."""
     others = {"static": torch.float16, "asymmetric": torch.bfloat16, "dynamic": torch.float64}
     dtypes = {torch.float32, others.get(config, torch.float32)}
     for dtype, quantizes in itertools.product(dtypes, (False, True)):
@@ -101,23 +95,21 @@ def test_padding_is_exact_and_so_is_zero() -> None:
     baraquant.quantize_(model, config, calibration=[torch.rand(1, 2, 4, 4) + 5], progress=False)
     zeros = torch.zeros(1, 2, 4, 4)
     assert torch.equal(model.child.input_fake_quant(zeros), zeros)
-    bias = model.child.bias.reshape(1, 3, 1, 1)
-    assert torch.equal(model(zeros), bias.expand(1, 3, 6, 6))
+    assert torch.equal(model(zeros), model.child.bias.reshape(1, 3, 1, 1).expand(1, 3, 6, 6))
 
 
 def test_the_default_and_off() -> None:
     data = batches((2, 8, 6, 5))
     for option, trains, after in ((None, True, False), (False, False, False), (True, True, True)):
-        for activation in (TENSOR, TensorConfig(8, "per_tensor", dynamic=False)):
-            config = QuantConfig(TensorConfig(8), activation, conv_inputs=option)
+        for words in ("int8, int8 per_tensor", "int8, int8 per_tensor static"):
+            config = described(words, conv_inputs=option)
             model = Holder(nn.Conv2d(8, 4, 1))
             report = prepare_(model, config)
             assert model.child.rounds_input == trains
             assert ("input=float" in report.changed["child"]) == (not trains)
             model(data[0])
-            words = convert_(model).changed["child"]
+            assert ("input=" in convert_(model).changed["child"]) == (option is True)
             assert rounds(model.child) == trains
-            assert ("input=" in words) == (option is True)
             model = Holder(nn.Conv2d(8, 4, 1))
             baraquant.quantize_(model, config, calibration=data, progress=False)
             assert rounds(model.child) == after
@@ -126,19 +118,15 @@ def test_the_default_and_off() -> None:
     assert isinstance(linear.child, bnn.StaticQuantizedLinear), "an option of convolutions alone"
 
 
-FACTORS = TensorConfig(4, "per_group", group_size=8, group_factors=True)
-STATIC_FACTORS = QuantConfig(
-    FACTORS, TensorConfig(8, "per_tensor", dynamic=False), "min_max", scale_rule="max"
-)
-
-
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("kind", ["convolution", "factors"])
 def test_what_no_data_reaches_keeps_a_floating_input(kind: str, trains: bool) -> None:
     """Its weight is the one that it would have had; what factors give becomes int8."""
     make, config, x = lambda: nn.Conv2d(8, 8, 3), W8A8Static(conv_inputs=True), data(2, 8, 6, 5)
     if kind == "factors":
-        make, config, x = lambda: nn.Linear(16, 8), STATIC_FACTORS, data(5, 16)
+        make, x = lambda: nn.Linear(16, 8), data(5, 16)
+        words = "int4 per_group(8) factors, int8 per_tensor static"
+        config = described(words, observer="min_max", scale_rule="max")
     model = nn.ModuleDict({"used": make(), "unused": make()})
     plain = copy.deepcopy(model)
     if trains:

@@ -21,36 +21,23 @@ def floating(kind: str) -> nn.Sequential:
     return nn.Sequential(KINDS[kind][0]()).eval()
 
 
-def quantized(kind: str, model: nn.Module) -> nn.Module:
-    baraquant.quantize_(model, KINDS[kind][1], calibration=[example(kind)], progress=False)
+def left_by(entry: str, kind: str, folder: Path) -> nn.Module:
+    model, config = floating(kind), KINDS[kind][1]
+    if entry in ("prepare_", "convert_"):
+        prepare_(model, config)
+    else:
+        baraquant.quantize_(model, config, calibration=[example(kind)], progress=False)
+    if entry == "convert_":
+        model.train()(example(kind))
+        convert_(model.eval())
+    if entry.startswith("load_"):
+        baraquant.save(model, folder / "model")
+        target = floating(kind) if entry == "load_" else lambda: floating(kind)
+        model = baraquant.load_(target, folder / "model")
     return model
 
 
-def prepared(kind: str) -> nn.Module:
-    model = floating(kind)
-    prepare_(model, KINDS[kind][1])
-    return model
-
-
-def converted(kind: str) -> nn.Module:
-    model = prepared(kind).train()
-    model(example(kind))
-    convert_(model.eval())
-    return model
-
-
-def loaded(kind: str, folder: Path, target: Any) -> nn.Module:
-    baraquant.save(quantized(kind, floating(kind)), folder / "model")
-    return baraquant.load_(target, folder / "model")
-
-
-ENTRIES: dict[str, Callable[[str, Path], nn.Module]] = {
-    "quantize_": lambda kind, folder: quantized(kind, floating(kind)),
-    "prepare_": lambda kind, folder: prepared(kind),
-    "convert_": lambda kind, folder: converted(kind),
-    "load_": lambda kind, folder: loaded(kind, folder, floating(kind)),
-    "load_ of a function": lambda kind, folder: loaded(kind, folder, lambda: floating(kind)),
-}
+ENTRIES = "quantize_", "prepare_", "convert_", "load_", "load_ of a function"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,7 +47,7 @@ def test_called_in_inference_mode(kind: str, entry: str, tmp_path: Path) -> None
     if kind.startswith("smoothed") and entry in ("prepare_", "convert_"):
         pytest.skip("SmoothQuant is not trained")
     with torch.inference_mode():
-        model = ENTRIES[entry](kind, tmp_path)
+        model = left_by(entry, kind, tmp_path)
         assert torch.is_inference_mode_enabled()
     tensors = [*model.parameters(), *model.buffers()]
     assert not any(tensor.is_inference() for tensor in tensors)
@@ -83,8 +70,7 @@ def test_a_model_of_inference_tensors() -> None:
     baraquant.quantize_(model, baraquant.W8A8())
     assert not any(tensor.is_inference() for tensor in model.state_dict().values())
     assert model[0].qweight is model[2].qweight and model[1].weight.requires_grad
-    x = torch.randn(2, 8, requires_grad=True)
-    model(x).sum().backward()
+    model(torch.randn(2, 8, requires_grad=True)).sum().backward()
 
 
 MODES: dict[str, Callable[[], Any]] = {
@@ -124,8 +110,7 @@ def test_the_fused_ops() -> None:
 
 
 def test_the_gradient_mode_stays() -> None:
-    with torch.no_grad():
-        baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())
-        assert not torch.is_grad_enabled()
-    baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())
-    assert torch.is_grad_enabled()
+    for mode in (False, True):
+        with torch.set_grad_enabled(mode):
+            baraquant.quantize_(nn.Sequential(nn.Linear(8, 8)), baraquant.W8A8())
+            assert torch.is_grad_enabled() == mode

@@ -23,11 +23,12 @@ from tests.workflow.registered_layer import forgotten
 __all__ = ["forgotten"]  # a fixture
 
 SHARES = [1 - step / 20 for step in range(11)]
+CONFIGS = [W4A16(None), W4A16(4, scale_rule="max"), W8A8Static(conv_inputs=True), W8A8(rotate=8)]
+CONFIGS += [W8A16(master="bfloat16")]
+NAMELESS = type("Nameless", (baraquant.Algorithm,), {})
 
 
 class Squares:
-    """Sums up the squares of each channel of a layer's inputs."""
-
     skipped_batches = None
 
     def __init__(self, axis: int) -> None:
@@ -59,8 +60,6 @@ def clipped(weight: Tensor, squares: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Clip(baraquant.Algorithm):
-    """Clips weights where the errors of their products are smallest."""
-
     scheme: ClassVar[str] = "clip in a test"
 
     config: QuantConfig
@@ -83,9 +82,8 @@ class ClipPass(baraquant.Pass):
         unreached = run(watchers, "clipping")
         for path in unreached:
             layers[path].remark += "; not clipped, as the calibration data does not reach it"
-        self.squares = {
-            f"{path}.weight": one.sums for path, one in watchers.items() if path not in unreached
-        }
+        reached = watchers.keys() - set(unreached)
+        self.squares = {f"{path}.weight": watchers[path].sums for path in reached}
         self.fails = {f"{path}.weight": one.config.fails for path, one in layers.items()}
 
     def apply(self, name: str, weight: Tensor) -> Tensor:
@@ -151,17 +149,7 @@ def clipped_by_hand(dtype: torch.dtype, data: list[Tensor]) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(
-    "config",
-    [
-        W4A16(None),
-        W4A16(4, scale_rule="max"),
-        W8A8Static(conv_inputs=True),
-        W8A8(rotate=8),
-        W8A16(master="bfloat16"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_bits_of_changed_weights(config: QuantConfig, dtype: torch.dtype) -> None:
     model, data = Model(dtype), batches(dtype)
     twin = clipped_by_hand(dtype, data)
@@ -205,14 +193,12 @@ def test_what_a_pass_leaves_alone_is_said() -> None:
 def test_algorithms_stand_beside_each_other() -> None:
     """The weight of a layer that divides its output for AWQ is clipped first."""
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 8))
-    with torch.no_grad():
-        model[0].weight[5] *= 30
+    model[0].weight.data[5] *= 30
     data = [torch.randn(64, 32)]
     twin, weight = copy.deepcopy(model), model[0].weight.detach()
-    with torch.no_grad():
-        squares = Squares(-1)
-        squares.observe(data[0])
-        twin[0].weight.copy_(clipped(twin[0].weight, squares.sums))
+    squares = Squares(-1)
+    squares.observe(data[0])
+    twin[0].weight.data.copy_(clipped(twin[0].weight, squares.sums))
     config = {"0": Clip(W8A16()), "1": AWQ(W4A16(8)), "3": SmoothQuant(0.5)}
     report = baraquant.quantize_(model, config, calibration=data, progress=False)
     assert report.changed["0"].endswith(", clipped")
@@ -229,8 +215,6 @@ def test_algorithms_stand_beside_each_other() -> None:
 
 @dataclass(frozen=True)
 class Halve(baraquant.Algorithm):
-    """Needs no data."""
-
     scheme: ClassVar[str] = "halve in a test"
 
     config: QuantConfig
@@ -252,8 +236,7 @@ def test_a_pass_without_data_also_while_a_model_is_loaded() -> None:
     loaded.load_state_dict(model.state_dict())
     twin = copy.deepcopy(model)
     baraquant.quantize_(model, Halve(W8A8()))
-    with torch.no_grad():
-        twin[0].weight /= 2
+    twin[0].weight.data /= 2
     baraquant.quantize_(twin, W8A8())
     report = Stream(loaded, Halve(W8A8()), "load", lambda module, name: True).finish()
     assert report.changed == {"0": "QuantizedLinear"}
@@ -301,8 +284,7 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
     class Later(Clip):
         scheme: ClassVar[str] = "a later clip in a test"
 
-    model = Model()
-    report = baraquant.quantize_(model, Later(W8A8()), calibration=batches(), progress=False)
+    report = baraquant.quantize_(Model(), Later(W8A8()), calibration=batches(), progress=False)
     assert report.changed["head"] == "QuantizedLinear, clipped"
 
 
@@ -314,14 +296,9 @@ def test_a_subclass_has_the_pass_of_its_base() -> None:
         ((Halve, Squares), TypeError, "expected a subclass of baraquant.Pass, but got .*Squares"),
         ((Halve, baraquant.Pass), TypeError, "expected a subclass of baraquant.Pass"),
         ((Halve, HalvePass()), TypeError, "expected a subclass of baraquant.Pass, but got <"),
+        ((NAMELESS, HalvePass), ValueError, "expected Nameless to have a scheme"),
     ],
 )
 def test_what_cannot_be_registered(arguments: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=f"baraquant.register_pass: .*{message}"):
         baraquant.register_pass(*arguments)
-
-
-def test_a_scheme_has_a_name() -> None:
-    nameless = type("Nameless", (baraquant.Algorithm,), {})
-    with pytest.raises(ValueError, match="expected Nameless to have a scheme"):
-        baraquant.register_pass(nameless, HalvePass)

@@ -14,32 +14,25 @@ from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import training_models
 from tests.support.models.training_models import data, linear_model
+from tests.support.schemes import described
 
 PREPARE = "^baraquant.qat.prepare_: "
 CALLS = {"prepare_": (prepare_, PREPARE)}
 CALLS["quantize_"] = (baraquant.quantize_, "^baraquant.quantize_: ")
 CONVERT = "^baraquant.qat.convert_: "
+MSE = "0: .* 'mse', but got None; training by itself follows min_max and mov"
 by_call = pytest.mark.parametrize(("call", "name"), CALLS.values(), ids=CALLS)
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([linear_model() for _ in range(2)])
+def encoder() -> nn.Module:
+    return nn.ModuleDict({"layers": nn.ModuleList([linear_model() for _ in range(2)])})
 
 
 @by_call
-@pytest.mark.parametrize(
-    "config",
-    [
-        QuantConfig(TensorConfig(4, "per_group", group_size=8)),
-        QuantConfig(TensorConfig(4), TensorConfig(8, "per_group", group_size=8)),
-    ],
-    ids=["weight", "activation"],
-)
-def test_group_size_that_does_not_fit(config: QuantConfig, call: Any, name: str) -> None:
+@pytest.mark.parametrize("config", ["int4 per_group(8)", "int4, int8 per_group(8)"])
+def test_group_size_that_does_not_fit(config: Any, call: Any, name: str) -> None:
     """It leaves out the layer, but is an error for one that the caller named alone."""
-    model = Encoder()
+    model, config = encoder(), described(config)
     reason = "expected group_size to divide in_features (12), but got 8"
     message = rf".* has none \(layers\.0\.2: the configuration does not fit: {re.escape(reason)}"
     refused(call, name + message, model, config, filter_fn=lambda _, path: path == "layers.0.2")
@@ -97,10 +90,7 @@ def test_what_is_no_scheme(config: object, got: str, call: Any, name: str) -> No
         (AWQ(W4A16()), "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_"),
         (GPTQ(W8A8()), "GPTQ: .*GPTQ needs calibration after training: use baraquant.quantize_"),
         ({"*": SmoothQuant()}, r"'\*': .* SmoothQuant needs calibration: use"),
-        (
-            W8A8Static("mse"),
-            "0: .* 'mse', but got None; training by itself follows min_max and mov",
-        ),
+        (W8A8Static("mse"), MSE),
         (W8A8Static("percentile"), "0: expected calibration data for the observer 'percentile'"),
     ],
     ids=str,
@@ -163,8 +153,7 @@ def test_a_layer_compiled_by_itself(call: Any, name: str) -> None:
 def test_weights_that_quantization_cannot_read() -> None:
     for value in (float("nan"), float("inf")):
         model = linear_model()
-        with torch.no_grad():
-            model[2].weight[1, 1] = value
+        model[2].weight.data[1, 1] = value
         with pytest.raises(ValueError, match=r"^baraquant.quantize_: 2: expected a finite weight"):
             baraquant.quantize_(model, W8A8())
         assert all(not hasattr(layer, "qweight") for layer in model)
@@ -207,7 +196,7 @@ def test_convert_before_prepare() -> None:
 @pytest.mark.parametrize("config", [training_models.STATIC, training_models.LEARNED])
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
 def test_convert_without_finite_data(config: QuantConfig, value: float | None) -> None:
-    model = Encoder()
+    model = encoder()
     prepare_(model, config)
     before = dict(model.named_modules())
     seen = "it has seen no data"
@@ -227,10 +216,9 @@ def test_convert_of_weights_that_are_not_finite(scheme: str) -> None:
     model = linear_model()
     prepare_(model, training_models.SCHEMES[scheme])
     model(data(4, 16))
-    with torch.no_grad():
-        model[2].weight[1, 1] = float("nan")
-        for _, parameter in model[2].weight_fake_quant.named_parameters():
-            parameter[1] = float("nan")
+    model[2].weight.data[1, 1] = float("nan")
+    for parameter in model[2].weight_fake_quant.parameters():
+        parameter.data[1] = float("nan")
     if scheme == "static":
         model.train()(data(4, 16))
     message = "2: expected the scale of the weight to be finite"

@@ -3,7 +3,6 @@
 
 import copy
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-)
-from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config
+from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
+from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
-from tests.support.models.outlier_models import (
-    SCHEMES,
-    Block,
-    batches,
-    relative_error,
-    seeded,
-)
+from tests.support.models.outlier_models import SCHEMES, Block, batches, relative_error, seeded
 from tests.support.models.training_models import LEARNED
+from tests.support.schemes import tensor
 from tests.workflow.every_family import LINEAR, PARTS, TOKENS, EveryFamily
 
 PRESETS: dict[str, QuantConfig] = {
@@ -75,7 +58,6 @@ ROTATED = {
     for name, config in (PRESETS | TRAINED).items()
 }
 PLAIN_AND_ROTATED = [*PRESETS, *(name for name in ROTATED if name.split(" rotated")[0] in PRESETS)]
-by_preset = pytest.mark.parametrize("name", PLAIN_AND_ROTATED)
 SHORT = ("W8A8", "W8A8Static mse", "W4A16", "learned", "learned factors")
 SOME_SHORT = [
     pytest.param(name, marks=[] if name in SHORT else [pytest.mark.exhaustive])
@@ -128,7 +110,7 @@ def test_trained_converted_and_stored(name: str, tmp_path: Path) -> None:
     assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 
-@by_preset
+@pytest.mark.parametrize("name", PLAIN_AND_ROTATED)
 def test_quantized_without_a_search_is_prepared_and_converted(name: str) -> None:
     """Both ways give the same integers where the numbers alone decide.
 
@@ -198,10 +180,8 @@ NORMAL = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
 
 
 def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
-    """What the weight of a linear layer is once it is quantized."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
+    linear.weight.data.copy_(weight)
     model = nn.Sequential(linear)
     baraquant.quantize_(model, config)
     return model[0].weight.detach() * 1
@@ -217,19 +197,11 @@ def test_errors_of_normal_weights(group_size: int, search: float, largest: float
 
 
 KINDS = [
-    TensorConfig(bits, kind, symmetric, group_size=size)
-    for bits, (kind, size), symmetric in itertools.product(
-        (2, 3, 4, 7),
-        (("per_tensor", None), ("per_channel", None), ("per_group", 32)),
-        (True, False),
-    )
+    tensor(f"int{bits} {kind} {symmetry}")
+    for bits in (2, 3, 4, 7)
+    for kind in ("per_tensor", "per_channel", "per_group(32)")
+    for symmetry in ("symmetric", "asymmetric")
 ]
-
-
-def outlier(weight: Tensor) -> Tensor:
-    weight = weight.clone()
-    weight[3, 5] = 1e4
-    return weight
 
 
 WEIGHTS: dict[str, Tensor] = {
@@ -239,7 +211,7 @@ WEIGHTS: dict[str, Tensor] = {
     "negative": -NORMAL[:16].abs() - 1,
     "zeros": torch.zeros(4, 64),
     "rows of zeros": NORMAL[:8] * (torch.arange(8) % 2)[:, None],
-    "an outlier": outlier(NORMAL[:8]),
+    "an outlier": NORMAL[:8].index_put((torch.tensor(3), torch.tensor(5)), torch.tensor(1e4)),
     "tiny": NORMAL[:8] * 1e-30,
     "huge": NORMAL[:8] * 1e30,
     "one number": torch.full((1, 32), -3.0),
@@ -249,9 +221,8 @@ WEIGHTS: dict[str, Tensor] = {
 @pytest.mark.parametrize("config", KINDS, ids=str)
 def test_a_search_is_never_worse(config: TensorConfig) -> None:
     for name, weight in WEIGHTS.items():
-        search, largest = (
-            rounded(weight, QuantConfig(config, scale_rule=rule)) for rule in ("search", "max")
-        )
+        rules = (QuantConfig(config, scale_rule=rule) for rule in ("search", "max"))
+        search, largest = (rounded(weight, rule) for rule in rules)
         assert bool(search.isfinite().all()), name
         errors = [float((w.double() - weight.double()).square().sum()) for w in (search, largest)]
         assert errors[0] <= errors[1] * (1 + 1e-5), name

@@ -4,7 +4,6 @@
 import copy
 import functools
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,19 +18,14 @@ from baraquant.nn import QuantizedEmbedding
 from baraquant.qat import prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import outlier_models
-from tests.support.models.outlier_models import (
-    SCHEMES,
-    Block,
-    Tied,
-    batches,
-    relative_error,
-    seeded,
-    tokens,
-)
+from tests.support.models.every_layer import same
+from tests.support.models.outlier_models import Block, Tied, batches, relative_error, seeded, tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("config", [*SCHEMES, AWQ(W8A16(), 4), GPTQ(W8A8())], ids=str)
+@pytest.mark.parametrize(
+    "config", [*outlier_models.SCHEMES, AWQ(W8A16(), 4), GPTQ(W8A8())], ids=str
+)
 def test_embeddings_tied_weights_and_shared_modules(config, dtype):
     model, data = seeded(Tied).to(dtype), tokens()
     expected = model(data[0])
@@ -54,8 +48,7 @@ def test_embeddings_tied_weights_and_shared_modules(config, dtype):
 
 def test_an_attention_comes_back_where_quantization_fails():
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    model = nn.TransformerEncoder(layer, 2).eval()
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
     attention, flag = model.layers[0].self_attn, model.layers[0].activation_relu_or_gelu
     assert flag == 1 and model.use_nested_tensor
     refused(baraquant.quantize_, "got no batch", model, W8A8Static(), calibration=[])
@@ -69,10 +62,9 @@ def test_an_attention_comes_back_where_quantization_fails():
 def test_the_conv1d_of_transformers_is_a_linear_layer(config):
     utils = pytest.importorskip("transformers.pytorch_utils")
     norm, plain, conv = nn.LayerNorm(16), nn.Linear(16, 8), utils.Conv1D(8, 16)
-    with torch.no_grad():
-        nn.init.uniform_(norm.weight, 0.1, 20)
-        conv.weight.copy_(plain.weight.t())
-        conv.bias.copy_(plain.bias)
+    nn.init.uniform_(norm.weight, 0.1, 20)
+    conv.weight.data.copy_(plain.weight.t())
+    conv.bias.data.copy_(plain.bias)
     models = [nn.Sequential(copy.deepcopy(norm), layer).eval() for layer in (plain, conv)]
     reports = [baraquant.quantize_(model, config, calibration=batches()) for model in models]
     assert reports[0].changed == reports[1].changed
@@ -113,9 +105,8 @@ def test_bad_calibration_leaves_the_model_alone(call, config):
     fails([], "expected calibration data, but got no batch")
     fails(lambda m: None, "query: expected the calibration data to reach the module")
     fails([torch.zeros(0, 5, 16)], "query: expected the calibration data to reach the module")
-    fails(
-        poisoned, f"{call.__name__}: query: expected finite calibration data, but every batch gives"
-    )
+    name = call.__name__
+    fails(poisoned, f"{name}: query: expected finite calibration data, but every batch gives")
     fails(lambda m: [m(x) for x in poisoned], "query: expected finite calibration data")
     fails(3, "expected calibration to be an iterable", TypeError)
     fails([torch.randn(2, 5, 7)], "normalized_shape", RuntimeError)
@@ -177,10 +168,7 @@ def test_batches_with_labels(config):
     baraquant.quantize_(wanted, config, calibration=batches())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_pre_hooks for module in model.modules())
-    for (name, got), value in zip(
-        model.state_dict().items(), wanted.state_dict().values(), strict=True
-    ):
-        assert torch.equal(got, value), name
+    assert same(model, wanted)
 
 
 def test_other_errors_of_the_model_are_its_own():
@@ -221,8 +209,6 @@ WARNING: dict[str, tuple[str, Callable[..., Any], Any, Any]] = {
 
 
 class Packed(nn.Module):
-    """A convolution, packed weights, and a block."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.lstm = nn.Conv1d(16, 16, 1), nn.LSTM(16, 16)
@@ -233,13 +219,12 @@ class Packed(nn.Module):
         return self.block(self.attention(y, y, y)[0])
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", WARNING)
 def test_the_model_is_as_it_was(name: str) -> None:
     message, call, config, given = WARNING[name]
     more = {"filter_fn": lambda module, path: True} if "filter" in name else {}
     model = Packed()
     modules = dict(model.named_modules())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        refused(call, message, model, config, calibration=given, error=UserWarning, **more)
+    refused(call, message, model, config, calibration=given, error=UserWarning, **more)
     assert dict(model.named_modules()) == modules

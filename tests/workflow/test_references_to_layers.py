@@ -7,7 +7,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,45 +19,35 @@ from torch import Tensor, nn
 import baraquant
 from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, SmoothQuant
 
-
-@dataclass(frozen=True)
-class Frozen:
-    layer: nn.Module
+Frozen = make_dataclass("Frozen", ["layer"], frozen=True)
+Slotted = make_dataclass("Slotted", ["layer"], slots=True)
 
 
-class Slotted:
-    __slots__ = ("layer",)
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
+def itself(held: Any) -> Any:
+    return held
 
 
-def _call(value: Any, x: Tensor) -> Tensor:
-    result: Tensor = value(x)
-    return result
-
-
-# How a model keeps a layer, and how it calls what it has kept.
-KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, Tensor], Tensor]]] = {
-    "forward": (lambda layer: layer.forward, _call),
-    "call": (lambda layer: layer.__call__, _call),
-    "partial": (functools.partial, _call),
-    "partial of a method": (lambda layer: functools.partial(layer.forward), _call),
-    "ordered": (lambda layer: collections.OrderedDict(f=layer), lambda held, x: held["f"](x)),
-    "key": (lambda layer: {layer: 1}, lambda held, x: next(iter(held))(x)),
-    "set": (lambda layer: {layer}, lambda held, x: next(iter(held))(x)),
-    "frozenset": (lambda layer: frozenset([layer]), lambda held, x: next(iter(held))(x)),
-    "deque": (lambda layer: collections.deque([layer]), lambda held, x: held[0](x)),
-    "nested": (lambda layer: [({"f": (layer.forward,)},)], lambda held, x: held[0][0]["f"][0](x)),
-    "namespace": (lambda layer: types.SimpleNamespace(f=layer), lambda held, x: held.f(x)),
-    "dataclass": (Frozen, lambda held, x: held.layer(x)),
-    "slots": (Slotted, lambda held, x: held.layer(x)),
-    "closure": (lambda layer: lambda x: layer(x), _call),
-    "default": (lambda layer: lambda x, layer=layer: layer(x), _call),
-    "proxy": (lambda layer: [weakref.proxy(layer)], lambda held, x: held[0](x)),
-    "ref": (weakref.ref, lambda held, x: held()(x)),
-    "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held, x: next(iter(held))(x)),
-    "get": (lambda layer: {"f": layer}.get, lambda held, x: held("f")(x)),
+# How a model keeps a layer, and how it finds what it calls in what it has kept.
+KEPT: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Callable[[Tensor], Tensor]]]] = {
+    "forward": (lambda layer: layer.forward, itself),
+    "call": (lambda layer: layer.__call__, itself),
+    "partial": (functools.partial, itself),
+    "partial of a method": (lambda layer: functools.partial(layer.forward), itself),
+    "ordered": (lambda layer: collections.OrderedDict(f=layer), lambda held: held["f"]),
+    "key": (lambda layer: {layer: 1}, lambda held: next(iter(held))),
+    "set": (lambda layer: {layer}, lambda held: next(iter(held))),
+    "frozenset": (lambda layer: frozenset([layer]), lambda held: next(iter(held))),
+    "deque": (lambda layer: collections.deque([layer]), lambda held: held[0]),
+    "nested": (lambda layer: [({"f": (layer.forward,)},)], lambda held: held[0][0]["f"][0]),
+    "namespace": (lambda layer: types.SimpleNamespace(f=layer), lambda held: held.f),
+    "dataclass": (Frozen, lambda held: held.layer),
+    "slots": (Slotted, lambda held: held.layer),
+    "closure": (lambda layer: lambda x: layer(x), itself),
+    "default": (lambda layer: lambda x, layer=layer: layer(x), itself),
+    "proxy": (lambda layer: [weakref.proxy(layer)], lambda held: held[0]),
+    "ref": (weakref.ref, lambda held: held()),
+    "weak set": (lambda layer: weakref.WeakSet([layer]), lambda held: next(iter(held))),
+    "get": (lambda layer: {"f": layer}.get, lambda held: held("f")),
 }
 
 
@@ -65,11 +55,11 @@ class Keeps(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.fc = nn.Linear(16, 16)
-        keep, self._call_kept = KEPT[name]
+        keep, self._find = KEPT[name]
         self.kept = keep(self.fc)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._call_kept(self.kept, x)
+        return self._find(self.kept)(x)
 
 
 def _quantize(model: nn.Module) -> None:
@@ -182,7 +172,6 @@ SCHEMES = W8A8(), W4A16(16), W4A8(16), SmoothQuant(), AWQ(W4A16(16)), GPTQ(W4A16
 @pytest.mark.parametrize("tool", ["prepare_", "convert_", *SCHEMES], ids=str)
 def test_carried_over(layer: str, tool: Any, tmp_path: Path) -> None:
     model, x = model_of(layer), input_of(layer)
-    x = x if layer in ("linear", "embedding") else x[..., :32]
     before, gain, bend = model(x), model[0].gain, model[0].bend
     if isinstance(tool, str):
         _convert(model) if tool == "convert_" else _prepare(model)
@@ -196,8 +185,7 @@ def test_carried_over(layer: str, tool: Any, tmp_path: Path) -> None:
     assert (model(x) - before).norm() < 0.5 * before.norm()
     assert torch.equal(copy.deepcopy(model)(x), model(x))
     if tool != "prepare_":
-        with torch.no_grad():
-            model[0].gain.fill_(3.0)
+        model[0].gain.data.fill_(3.0)
         baraquant.save(model, tmp_path / "model")
         loaded = baraquant.load_(model_of(layer), tmp_path / "model")
         assert torch.equal(loaded(x), model(x))

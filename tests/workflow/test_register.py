@@ -11,24 +11,18 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, W8A8Static
 from baraquant.qat import convert_, prepare_
 from baraquant.workflow.layers import LAYERS
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error
+from tests.support.schemes import described
 from tests.workflow import registered_layer
-from tests.workflow.registered_layer import (
-    TENSORS,
-    FakeQuantizedGained,
-    Gained,
-    QuantizedGained,
-    model_of,
-    register,
-)
+from tests.workflow.registered_layer import FakeQuantizedGained, Gained, QuantizedGained, model_of
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-forgotten = registered_layer.forgotten
+forgotten, register = registered_layer.forgotten, registered_layer.register
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 GAINED = ["0.0", "2"]
@@ -38,18 +32,14 @@ SCHEMES: dict[str, QuantConfig] = {
     "W8A16": W8A16(),
     "W4A16": W4A16(4, symmetric=False),
     "W4A8": W4A8(8, group_factors=False),
-    "learned": QuantConfig(
-        TensorConfig(3, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    ),
+    "learned": described("int3 learned, int8 per_tensor learned"),
 }
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_layer_of_ones_own(name: str, tmp_path: Path) -> None:
-    config = SCHEMES[name]
-    assert prepare_(model_of(), W8A8()).left_out == dict.fromkeys(
-        GAINED, "there is no quantized form of Gained"
-    )
+    config, reason = SCHEMES[name], "there is no quantized form of Gained"
+    assert prepare_(model_of(), W8A8()).left_out == dict.fromkeys(GAINED, reason)
     register()
     model = model_of()
     wanted = model(X).detach()
@@ -133,9 +123,6 @@ def test_a_file_of_another_model(change: Any, message: str, tmp_path: Path) -> N
     refused(baraquant.load_, message, other, tmp_path / "a")
 
 
-# --- registrations that are wrong -----------------------------------------------------------------
-
-
 def lying(name: str, from_prepared: Any) -> type[nn.Module]:
     """A class of this name whose ``from_prepared`` is a function of the layer and its integers."""
     method = classmethod(lambda cls, *given: from_prepared(*given))
@@ -167,7 +154,7 @@ LIES: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
         "HasMore to have the tensors .*, but it has surplus"),
     "a tensor less": (changed("HasLess", lambda layer: delattr(layer, "gain")), {},
         "HasLess to have the tensors .*, but gain is missing"),
-    "a name more": (QuantizedGained, {"tensors": TENSORS | {"bias": True}},
+    "a name more": (QuantizedGained, {"tensors": registered_layer.TENSORS | {"bias": True}},
         "QuantizedGained to have the tensors .*, but bias is missing"),
     "a name less": (QuantizedGained, {"tensors": {"qweight": True, "weight_scale": True}},
         "QuantizedGained to have the tensors .*, but it has gain"),
@@ -181,12 +168,10 @@ LIES: dict[str, tuple[type[nn.Module], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_registrations_that_lie(name: str) -> None:
-    """The error names the layer's path, and the model is as it was."""
     inference, changes, message = LIES[name]
     register(inference, **changes)
     model = model_of()
-    where = rf"baraquant\.quantize_: 0\.0: .*{message}"
-    refused(baraquant.quantize_, where, model, W8A8())
+    refused(baraquant.quantize_, rf"baraquant\.quantize_: 0\.0: .*{message}", model, W8A8())
     prepare_(model, W8A8())
     refused(convert_, rf"baraquant\.qat\.convert_: 0\.0: .*{message}", model)
 

@@ -35,9 +35,8 @@ def test_which_blocks_and_what_the_reports_say() -> None:
     blocks = {"up": ", rotate=32", "down": ", rotate=32", "head": ", rotate=8", "odd": ""}
     plain = str(baraquant.W8A8())
     report = prepare_(model, config)
-    assert report.changed == {
-        name: f"FakeQuantizedLinear({plain}{text})" for name, text in blocks.items()
-    }
+    prepared = {name: f"FakeQuantizedLinear({plain}{text})" for name, text in blocks.items()}
+    assert report.changed == prepared
     converted = {name: f"QuantizedLinear{text}" for name, text in blocks.items()}
     assert convert_(model).changed == converted
     assert baraquant.quantize_(block(), config).changed == converted
@@ -78,8 +77,7 @@ def test_calibration_sees_the_rotated_input(observer: str) -> None:
     assert torch.equal(seen[-1], inputs(2)), "a hook sees the input of the layer"
     assert torch.equal(prepared.eval()[0].input_fake_quant.scale, plain[0].act_scale)
     if observer == "min_max":
-        widest = max(one.abs().max() for one in turned)
-        assert rotated[0].act_scale == widest / 127
+        assert rotated[0].act_scale == max(one.abs().max() for one in turned) / 127
 
 
 @pytest.mark.exhaustive
@@ -119,8 +117,7 @@ def test_pt2e_ops() -> None:
     model = nn.Sequential(nn.Linear(32, 8))
     baraquant.quantize_(model, baraquant.W8A8(symmetric=False, rotate=16))
     model[0].qweight.clamp_(min=-127)
-    copied = baraquant.export.to_pt2e_ops(model)
-    program = torch.export.export(copied, (inputs(),))
+    program = torch.export.export(baraquant.export.to_pt2e_ops(model), (inputs(),))
     assert not any("baraquant" in str(node.target) for node in program.graph.nodes)
     wanted = model(inputs())
     assert (program.module()(inputs()) - wanted).norm() < 1e-2 * wanted.norm()

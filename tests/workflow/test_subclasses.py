@@ -5,6 +5,7 @@ One that writes the parent's formula out becomes the parent's; what computes ano
 """
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, TensorConfig, W8A8Static
+from baraquant import W4A8, W4A16, W8A8, QuantConfig, SmoothQuant, W8A8Static
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import relative_error, seeded
 from tests.support.models.training_models import train
+from tests.support.schemes import described
 
 
 class Times(nn.Embedding):
@@ -60,8 +62,6 @@ class LoRA(nn.Linear):
 
 
 class Around(nn.Linear):
-    """Something before and something after, and arguments of its own."""
-
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
         self.before, self.after = nn.LayerNorm(inputs), nn.Dropout(0.1)
@@ -73,23 +73,20 @@ class Around(nn.Linear):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.words, self.places = Times(11, 8), Plus(6, 8)
         self.lora, self.around = LoRA(8, 16), Around(16, 8)
         self.head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         return self.head(x + self.around(torch.relu(self.lora(x)), factor=0.5))
 
 
-class Tied(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.weight = self.words.weight
-
-
+Tied, Wider = functools.partial(Model, tied=True), functools.partial(LoRA, rank=3)
 SUBCLASSES = {"words": Times, "places": Plus, "lora": LoRA, "around": Around}
 MODELS: dict[str, Callable[[], nn.Module]] = {"untied": Model, "tied": Tied}
 by_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
@@ -100,11 +97,8 @@ SCHEMES: dict[str, QuantConfig] = {
     "rotated w8a8": W8A8(rotate=8),
     "w4a16": W4A16(4),
     "w4a8": W4A8(None),
-    "learned": QuantConfig(
-        TensorConfig(4, learned=True), TensorConfig(8, "per_tensor", learned=True)
-    ),
+    "learned": described("int4 learned, int8 per_tensor learned"),
 }
-by_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
 def quantized(build: Any, scheme: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -135,7 +129,7 @@ def test_quantized(scheme: str, dtype: torch.dtype, build: Callable[[], nn.Modul
 
 
 @by_model
-@by_scheme
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = seeded(build).train()
     parameters = list(model.parameters())
@@ -163,11 +157,6 @@ def test_trained_and_converted(scheme: str, build: Callable[[], nn.Module], tmp_
         assert all(one.head.qweight is one.words.qweight for one in loaded)
 
 
-class Wider(LoRA):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, rank=3)
-
-
 class Without(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) + 1
@@ -191,9 +180,8 @@ def test_a_file_of_another_subclass(kind: Any, message: str, tmp_path: Path) -> 
 def test_smoothed() -> None:
     """The factors go to where the parent's forward is: Around's input is normed first."""
     model = seeded(Model)
-    with torch.no_grad():
-        model.lora.weight[3] *= 20
-        wanted = model(TOKENS)
+    model.lora.weight.data[3] *= 20
+    wanted = model(TOKENS)
     report = baraquant.quantize_(model, SmoothQuant(0.5), calibration=[TOKENS])
     assert {"lora", "around"} <= set(report.changed)
     assert relative_error(model(TOKENS), wanted) < 0.05
@@ -236,8 +224,7 @@ def test_the_parents_formula_written_out_is_the_parents(tmp_path: Path) -> None:
     prepare_(model, W8A8())
     model(x).sum().backward()
     evaluated = model.eval()(x)
-    report = convert_(model)
-    assert set(report.changed.values()) == {"QuantizedLinear"}
+    assert set(convert_(model).changed.values()) == {"QuantizedLinear"}
     assert torch.equal(model(x), evaluated)
     assert (evaluated - wanted).norm() < 0.03 * wanted.norm()
     baraquant.save(model, tmp_path / "a")

@@ -2,6 +2,7 @@
 """Quantization-aware training by two processes beside one that has the whole batch."""
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -117,7 +118,6 @@ def mean_of_learned(rank: int) -> dict[str, Tensor]:
 
 
 def compute(rank: int) -> dict[str, Any]:
-    """What each process does."""
     results: dict[str, Any] = {
         f"{wrapper} {name}": train(CONFIGS[name], rank, wrapper) for wrapper, name in CASES
     }
@@ -157,7 +157,6 @@ def test_mean_of_learned_scales(results: list[dict[str, Any]]) -> None:
         module = bnn.LearnedFakeQuantize(symmetric=False)
         module.initialize(training_models.data(8, seed=rank))
         states.append(module.state_dict())
-    for key in ("scale", "zero_point"):
+    for key, result in itertools.product(("scale", "zero_point"), results):
         mean = (states[0][key] + states[1][key]) / 2
-        for result in results:
-            torch.testing.assert_close(result["mean"][key], mean)
+        torch.testing.assert_close(result["mean"][key], mean)

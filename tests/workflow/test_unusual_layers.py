@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static, quantize_
 from baraquant.nn import FakeQuantizedLinear, QuantizedLinear
-from baraquant.qat import Report, convert_, prepare_
+from baraquant.qat import convert_, prepare_
 from tests.support.checks.refused import refused
 from tests.support.models import training_models
 
@@ -77,10 +77,6 @@ def lazy_run() -> nn.Module:
     layer = nn.LazyLinear(8)
     layer(torch.ones(2, 8))
     return layer
-
-
-class Plain(nn.Linear):
-    pass
 
 
 def own(
@@ -172,21 +168,18 @@ LEFT_OUT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }  # fmt: skip
 
 
-ACTIONS: dict[str, Callable[[nn.Module], Report]] = {
-    "prepare_": lambda model: prepare_(model, W8A8()),
-    "quantize_": lambda model: quantize_(model, W8A8()),
-}
+by_action = pytest.mark.parametrize("action", [prepare_, quantize_])
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@by_action
 @pytest.mark.parametrize("name", LEFT_OUT)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Lazy modules")
-def test_left_out(name: str, action: str) -> None:
+def test_left_out(name: str, action: Any) -> None:
     build, reason = LEFT_OUT[name]
     odd = build()
     model = nn.ModuleDict({"inner": nn.ModuleList([odd]), "plain": nn.Linear(8, 2)})
     random, training = torch.get_rng_state(), odd.training
-    report = ACTIONS[action](model)
+    report = action(model, W8A8())
     assert torch.equal(torch.get_rng_state(), random), "the trial of a forward draws no numbers"
     assert odd.training == training
     path = "inner.0.0" if name == "done" else "inner.0"
@@ -194,15 +187,17 @@ def test_left_out(name: str, action: str) -> None:
     assert reason in report.left_out[path] and model["inner"][0] is odd
     line = rf"{re.escape(path)} +left out: {re.escape(report.left_out[path])}"
     assert re.search(line, str(report))
-    if action == "prepare_" and name not in ("done", "prepared"):
+    if action is prepare_ and name not in ("done", "prepared"):
         assert convert_(model).left_out == {path: "it was not prepared"}
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("build", [lambda: Plain(8, 8), lazy_run], ids=["subclass", "lazy_run"])
+@by_action
+@pytest.mark.parametrize(
+    "build", [lambda: type("Plain", (nn.Linear,), {})(8, 8), lazy_run], ids=["subclass", "lazy_run"]
+)
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_layers_that_are_plain_after_all(build: Callable[[], nn.Module], action: str) -> None:
-    report = ACTIONS[action](nn.Sequential(build(), nn.Linear(8, 2)))
+def test_layers_that_are_plain_after_all(build: Callable[[], nn.Module], action: Any) -> None:
+    report = action(nn.Sequential(build(), nn.Linear(8, 2)), W8A8())
     assert list(report.changed) == ["0", "1"] and not report.left_out
 
 
@@ -218,10 +213,10 @@ class Merged(nn.Linear):
         return nn.functional.linear(x, self.weight, self.bias) + self.up(self.down(x))
 
 
-@pytest.mark.parametrize("action", ACTIONS)
-def test_layers_within_what_is_left_out(action: str) -> None:
+@by_action
+def test_layers_within_what_is_left_out(action: Any) -> None:
     model = nn.Sequential(Merged(8, 8), nn.Linear(8, 2))
-    report = ACTIONS[action](model)
+    report = action(model, W8A8())
     assert list(report.changed) == ["0.down", "0.up", "1"]
     assert report.left_out == {"0": "Merged has a forward of its own"}
     assert model(torch.randn(3, 8)).isfinite().all()
@@ -284,8 +279,6 @@ def test_a_first_batch_within_a_wrapper_is_refused() -> None:
 
 
 class Empty(nn.Module):
-    """A usual layer, and layers without elements."""
-
     def __init__(self) -> None:
         super().__init__()
         tables = nn.Embedding(4, 0), nn.Embedding(0, 4)
@@ -300,12 +293,12 @@ class Empty(nn.Module):
 EMPTY = "its weight has no elements"
 
 
-@pytest.mark.parametrize("action", ["quantize_", "prepare_"])
+@by_action
 @pytest.mark.parametrize("scheme", [W8A8(), W8A8Static(), W8A16(), W4A16(8), W4A8(8)], ids=str)
-def test_empty_layers_stay_floating(scheme: QuantConfig, action: str, tmp_path: Path) -> None:
+def test_empty_layers_stay_floating(scheme: QuantConfig, action: Any, tmp_path: Path) -> None:
     model, x = Empty().eval(), torch.randn(5, 8)
     before = model(x)
-    if action == "quantize_":
+    if action is quantize_:
         given = {"calibration": [x] if scheme.is_static else None}
         report = quantize_(model, scheme, **given)
         refused(quantize_, EMPTY, nn.Sequential(nn.Linear(8, 0)), scheme, **given)

@@ -27,8 +27,7 @@ CONFIGS: dict[str, Any] = {
 
 def quantized(config: Any, weight: torch.Tensor, data: torch.Tensor) -> nn.Module:
     model = nn.Sequential(nn.Linear(64, 24, bias=False, dtype=weight.dtype))
-    with torch.no_grad():
-        model[0].weight.copy_(weight)
+    model[0].weight.data.copy_(weight)
     needs = isinstance(config, (baraquant.AWQ, baraquant.GPTQ))
     baraquant.quantize_(model, config, calibration=[data] if needs else None, progress=False)
     return model
@@ -62,9 +61,8 @@ def after_norm(config: Any, of_inputs: float, of_weights: float) -> tuple[nn.Mod
     """Quantize a layer behind a norm, whose inputs and weights are multiplied by numbers."""
     rng = cases.generator(0)
     model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
-    with torch.no_grad():
-        model[0].weight.uniform_(0.1, 20, generator=rng).mul_(of_inputs)
-        model[1].weight.normal_(generator=rng).mul_(of_weights)
+    model[0].weight.data.uniform_(0.1, 20, generator=rng).mul_(of_inputs)
+    model[1].weight.data.normal_(generator=rng).mul_(of_weights)
     data = [torch.zeros(4, 64), *(torch.randn(n, 64, generator=rng) for n in (8, 24))]
     report = baraquant.quantize_(model, config, calibration=data, progress=False)
     return model, report.changed["1"]
@@ -121,10 +119,9 @@ def test_sensitivity_of_any_size(of: str) -> None:
     for exponent in (0, -100, -70, 70, 100):
         rng = cases.generator(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 24, bias=False))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(generator=rng)
-            model[2].weight.mul_(2.0**exponent)
+        for parameter in model.parameters():
+            parameter.data.normal_(generator=rng)
+        model[2].weight.data.mul_(2.0**exponent)
         data = [torch.randn(8, 64, generator=rng)]
         configs = [CONFIGS["W4A16 groups"], baraquant.W8A8()]
         report = baraquant.sensitivity(model, configs, data, of=of, progress=False)

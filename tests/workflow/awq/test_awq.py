@@ -11,18 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A16,
-    W8A8,
-    W8A16,
-    QuantConfig,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-    ops,
-)
+from baraquant import AWQ, GPTQ, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, ops
+from baraquant.configs import QuantConfig, TensorConfig
 from baraquant.nn import WeightOnlyInt4Linear, WeightOnlyLinear
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
@@ -50,9 +40,8 @@ class Fed(nn.Module):
         super().__init__()
         self.norm, self.wide, self.narrow = nn.LayerNorm(K), nn.Linear(K, 24), nn.Linear(K, 8)
         self.read = first, second
-        with torch.no_grad():
-            self.norm.weight.uniform_(0.2, 2)
-            self.norm.weight[[3, 17]] = 30.0
+        self.norm.weight.data.uniform_(0.2, 2)
+        self.norm.weight.data[[3, 17]] = 30.0
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.norm(x)
@@ -74,9 +63,8 @@ def searched(weight: Tensor, importance: Tensor, config: QuantConfig) -> tuple[T
     integers, values = torch.empty_like(segments, dtype=torch.int8), torch.empty_like(segments)
     least = torch.full_like(segments[:, 0], torch.inf)
     for step in range(26):
-        scale, zero_point = ops.choose_qparams_per_channel(
-            ends * (1 - step / 50), 0, *limits, symmetric=how.symmetric
-        )
+        parts = ends * (1 - step / 50), 0, *limits
+        scale, zero_point = ops.choose_qparams_per_channel(*parts, symmetric=how.symmetric)
         if config.scale_dtype != "float32":
             scale = scale.to(getattr(torch, config.scale_dtype)).to(segments.dtype)
         q = ops.quantize_per_channel(segments, scale, zero_point, 0, *limits)
@@ -116,11 +104,7 @@ def brute_force(model: Fed, config: QuantConfig, data: list[Tensor]) -> tuple[li
     return errors, integers
 
 
-READS: dict[str, Any] = {
-    "same": (),
-    "relu": (lambda y: y, F.relu),
-    "slice": (lambda y: y[:, 1:], lambda y: y),
-}
+READS = {"same": (), "relu": (lambda y: y, F.relu), "slice": (lambda y: y[:, 1:], lambda y: y)}
 
 
 @pytest.mark.parametrize(
@@ -174,9 +158,8 @@ def test_a_chain_of_linear_layers() -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(K, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 8)]
     model = nn.Sequential(*layers)
-    with torch.no_grad():
-        model[0].weight[5] *= 20
-        model[2].weight[9] *= 20
+    model[0].weight.data[5] *= 20
+    model[2].weight.data[9] *= 20
     data, nearest = rows(torch.float32), copy.deepcopy(model)
     expected = model(data[0])
     few, eight = W4A16(16, scale_rule="max"), W8A16()
@@ -197,8 +180,7 @@ def test_channels_that_are_always_zero() -> None:
         batch[..., 4] *= 30
         batch[..., [0, 7]] = 0
     model = nn.Sequential(nn.Linear(K, K, bias=False), nn.ReLU(), nn.Linear(K, 8))
-    with torch.no_grad():
-        nn.init.eye_(model[0].weight)
+    nn.init.eye_(model[0].weight)
     expected = model(data[0])
     rules = {"0": None, "2": AWQ(W4A16(16))}
     report = baraquant.quantize_(model, rules, calibration=data, progress=False)
@@ -215,9 +197,8 @@ def test_factors_that_overflow_the_producer_are_not_taken() -> None:
     for dtype in (torch.float32, torch.float16):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(K, K, bias=False), nn.Linear(K, 8))
-        with torch.no_grad():
-            model[0].weight.copy_(torch.linspace(1, 1000, K).diag())
-            model[0].weight[0, 0] = 60000
+        model[0].weight.data.copy_(torch.linspace(1, 1000, K).diag())
+        model[0].weight.data[0, 0] = 60000
         config = {"0": None, "1": AWQ(W4A16(16))}
         given = [batch.to(dtype) for batch in data]
         found[dtype] = baraquant.quantize_(model.to(dtype), config, calibration=given)
@@ -251,8 +232,7 @@ def test_large_weights_are_searched_in_parts() -> None:
             layer.weight.data.copy_(part)
         return Side(norm, layers)
 
-    generator = torch.Generator().manual_seed(1)
-    data = [torch.randn(64, features, generator=generator)]
+    data = [torch.randn(64, features, generator=torch.Generator().manual_seed(1))]
     whole, halves = model(rows), model(rows // 2, rows // 2)
     for one in (whole, halves):
         baraquant.quantize_(one, AWQ(W4A16(48), steps=1), calibration=data)
@@ -261,8 +241,6 @@ def test_large_weights_are_searched_in_parts() -> None:
 
 
 class Side(nn.Module):
-    """A norm, and layers side by side."""
-
     def __init__(self, norm: nn.Module, layers: nn.ModuleList) -> None:
         super().__init__()
         self.norm, self.layers = norm, layers

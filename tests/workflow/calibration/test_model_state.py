@@ -43,7 +43,6 @@ class Stateful(nn.Module):
         self.generator = torch.Generator().manual_seed(0)
 
     def past(self, y: Tensor) -> Tensor:
-        """Return what former calls have left, and leave something of this one."""
         kind, now = self.kind, y.mean(0).detach()
         zero = torch.zeros_like(now)
         if kind == "buffer":
@@ -116,8 +115,6 @@ def test_each_call_that_is_measured_starts_as_the_float_call_did(kind: str, of: 
 
 
 class Counting(nn.Linear):
-    """A layer of a user's own that keeps a position."""
-
     def __init__(self) -> None:
         super().__init__(8, 8)
         self.register_buffer("position", torch.zeros(()))

@@ -91,8 +91,7 @@ def slow_gptq(
     for column in order:
         group = column // size
         if not act_order and own.group_size is not None and column % size == 0:
-            part = weight[:, column : column + size]
-            scales[:, group], zeros[:, group] = grid_of(part, config)
+            scales[:, group], zeros[:, group] = grid_of(weight[:, column : column + size], config)
         scale, zero = scales[:, group], zeros[:, group]
         integer = (weight[:, column] / scale).round() + zero
         integer = integer.clamp(own.quant_min, own.quant_max)
@@ -121,7 +120,6 @@ def assert_same(layer: Any, wanted: tuple[Tensor, Tensor, Tensor]) -> None:
     assert torch.equal(got, zeros)
 
 
-by_scheme = pytest.mark.parametrize("name", SCHEMES)
 # Inputs of one block of columns that are corrected together, and of several.
 SIZES = [(name, K) for name in SCHEMES]
 SIZES += [(name, 288) for name in ("W4A16", "W4A16 channel", "W4A16 max", "two bits")]
@@ -139,7 +137,7 @@ def test_equals_the_algorithm_of_the_paper(name: str, features: int, act_order: 
 
 
 @pytest.mark.exhaustive
-@by_scheme
+@pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_independent_inputs_give_the_nearest_integers(name: str, dtype: torch.dtype) -> None:
     """The Hessian of the rows of an identity is one, and no column corrects another."""
@@ -156,13 +154,13 @@ def test_independent_inputs_give_the_nearest_integers(name: str, dtype: torch.dt
         assert all(wanted[key].dtype == got[key].dtype for key in wanted)
 
 
+@torch.no_grad()
 def test_inputs_come_from_quantized_layers() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(K, 32), nn.ReLU(), nn.Linear(32, N)).double()
     second, data, config = model[2].weight.detach().clone(), correlated(), W4A16(16)
     baraquant.quantize_(model, GPTQ(config), calibration=data)
-    with torch.no_grad():
-        inputs = torch.cat([model[1](model[0](batch)) for batch in data])
+    inputs = torch.cat([model[1](model[0](batch)) for batch in data])
     assert_same(model[2], slow_gptq(second, inputs, config, 0.01))
 
 
@@ -233,15 +231,13 @@ def test_dead_inputs_are_rounded_to_nearest() -> None:
     # The others are rounded as if these were not there.
     live = [column for column in range(K) if column not in dead]
     model, alone = linear(), linear(len(live))
-    with torch.no_grad():
-        model[0].weight[:, dead] = 0
-        alone[0].weight.copy_(model[0].weight[:, live])
+    model[0].weight.data[:, dead] = 0
+    alone[0].weight.data.copy_(model[0].weight[:, live])
     baraquant.quantize_(model, GPTQ(config), calibration=data)
     baraquant.quantize_(alone, GPTQ(config), calibration=[batch[:, live] for batch in data])
     assert torch.equal(model[0].qweight[:, live], alone[0].qweight)
-    everything_dead = [torch.zeros_like(batch) for batch in data]
-    model = linear()
-    baraquant.quantize_(model, GPTQ(config), calibration=everything_dead)
+    model = linear()  # where every input is dead
+    baraquant.quantize_(model, GPTQ(config), calibration=[torch.zeros_like(one) for one in data])
     assert torch.equal(model[0].qweight, nearest[0].qweight)
 
 
@@ -317,7 +313,6 @@ def test_a_tensor_that_changed_in_place_is_another() -> None:
 
 def test_an_error_in_a_later_layer_leaves_the_model_as_it_was() -> None:
     model = seeded(Block).train()
-    with torch.no_grad():
-        model.up.weight[0, 0] = 1e12
+    model.up.weight.data[0, 0] = 1e12
     message, config = "quantize_: up: .*the weight.*float16", GPTQ(W4A16(16, scale_dtype="float16"))
     refused(baraquant.quantize_, message, model, config, calibration=batches())

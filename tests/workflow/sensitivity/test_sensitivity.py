@@ -12,58 +12,37 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import (
-    AWQ,
-    GPTQ,
-    W4A8,
-    W4A16,
-    W8A8,
-    PerGroup,
-    QuantConfig,
-    Sensitivity,
-    SmoothQuant,
-    TensorConfig,
-    W8A8Static,
-)
+from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, Sensitivity, SmoothQuant, W8A8Static
+from baraquant.configs import QuantConfig, TensorConfig
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
 
-CONFIGS = {
-    "W4": W4A16(16),
-    "W8": W8A8(),
-    "static": W8A8Static(),
-    "W4A8": W4A8(None),
-    "factors": W4A8(8, group_factors=True),
-}
 TWO = {"W4": W4A16(16), "W8": W8A8()}
+CONFIGS = TWO | {"static": W8A8Static(), "W4A8": W4A8(None), "factors": W4A8(8, group_factors=True)}
 
 
 def measured(model, configs=TWO, data=None, **kwargs):
-    return baraquant.sensitivity(
-        model, configs, batches() if data is None else data, progress=False, **kwargs
-    )
+    data = batches() if data is None else data
+    return baraquant.sensitivity(model, configs, data, progress=False, **kwargs)
 
 
 def data_bytes(path):
-    """The bytes of the tensors in a safetensors file."""
     content = path.read_bytes()
     return len(content) - 8 - struct.unpack("<Q", content[:8])[0]
 
 
+@torch.no_grad()
 def by_hand(model, path, config, data):
     """The error of one layer, made by quantize_ of that layer alone."""
-    calls = []
+    calls, other = [], copy.deepcopy(model)
     layer = model.get_submodule(path)
     handle = layer.register_forward_hook(lambda m, args, out: calls.append((args, out)))
-    with torch.no_grad():
-        for batch in data:
-            model(batch)
+    for batch in data:
+        model(batch)
     handle.remove()
-    other = copy.deepcopy(model)
     baraquant.quantize_(other, {path: config}, calibration=data, progress=False)
     new = other.get_submodule(path)
-    with torch.no_grad():
-        lost = sum((new(*args) - out).double().square().sum() for args, out in calls)
+    lost = sum((new(*args) - out).double().square().sum() for args, out in calls)
     return float(lost / sum(out.double().square().sum() for _, out in calls))
 
 
@@ -77,8 +56,7 @@ def test_errors_are_those_of_the_layers_that_are_served(device):
     for layer in report.layers:
         assert list(layer.errors) == list(layer.bytes) == list(CONFIGS) and not layer.refused
         for name, error in layer.errors.items():
-            wanted = by_hand(model, layer.path, CONFIGS[name], data)
-            assert error == pytest.approx(wanted, rel=1e-5)
+            assert error == pytest.approx(by_hand(model, layer.path, CONFIGS[name], data), rel=1e-5)
 
 
 def test_every_kind_of_layer():
@@ -202,9 +180,8 @@ def test_batches_with_a_nan():
 
 def test_a_configuration_whose_output_is_not_finite():
     model = nn.Sequential(nn.Linear(16, 1, bias=False)).to(torch.float16)
-    with torch.no_grad():
-        model[0].weight.fill_(0.4)
-        model[0].weight[0, 0] = 0.6
+    model[0].weight.data.fill_(0.4)
+    model[0].weight.data[0, 0] = 0.6
     data = [torch.full((1, 16), 9000.0, dtype=torch.float16)]
     coarse = QuantConfig(TensorConfig(2), scale_rule="max")
     report = measured(model, {"W2": coarse, "W8": baraquant.W8A16()}, data)
@@ -235,8 +212,7 @@ def test_each_run_and_each_choice_is_the_same():
     model = seeded(Block)
     one, other = measured(model, CONFIGS), measured(model, CONFIGS)
     assert one == other and one.choose(bits=9) == other.choose(bits=9)
-    again = Sensitivity.from_dict(json.loads(json.dumps(one.to_dict(), allow_nan=False)))
-    assert again == one
+    assert Sensitivity.from_dict(json.loads(json.dumps(one.to_dict(), allow_nan=False))) == one
     with pytest.raises(ValueError, match="from_dict: expected a dictionary of to_dict"):
         Sensitivity.from_dict({"format": "baraquant.sensitivity", "version": 2})
 
@@ -284,7 +260,7 @@ def test_names_of_a_list():
         "W8A8 static": W8A8Static(),
         "W4A16 g16": W4A16(16),
         "W4A16 g16 asymmetric rotate 16": W4A16(16, symmetric=False, rotate=16),
-        "W3A16 g8": QuantConfig(TensorConfig(3, PerGroup(8))),
+        "W3A16 g8": QuantConfig(TensorConfig(3, "per_group", group_size=8)),
     }
     assert measured(seeded(Block), [*wanted.values()]).configs == wanted
 
@@ -341,14 +317,11 @@ def test_budgets():
 
 
 class Gated(nn.Module):
-    """A recurrent layer of one large weight, an attention, and a head."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm, self.attention = nn.LSTM(8, 8, batch_first=True), nn.MultiheadAttention(8, 2)
         self.head, self.unused = nn.Linear(8, 8), nn.Linear(8, 8)
-        with torch.no_grad():
-            self.lstm.weight_ih_l0[3, 3] = 60.0
+        self.lstm.weight_ih_l0.data[3, 3] = 60.0
 
     def forward(self, x: torch.Tensor, seen: list[int] | None = None) -> Any:
         if seen is not None:
@@ -363,6 +336,7 @@ def data() -> list[torch.Tensor]:
     return [torch.randn(4, 5, 8, generator=generator) for _ in range(2)]
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("scheme", [W8A8(), W8A8Static(), W4A16(8)], ids=str)
 def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> None:
     model = seeded(Gated)
@@ -373,11 +347,9 @@ def test_it_is_the_error_of_the_model_with_one_layer_quantized(scheme: Any) -> N
     assert found.left_out == {"unused": "the calibration data does not reach it"}
     wanted = [model(x)["y"] for x in data()]
     for layer in found.layers:
-        quantized = copy.deepcopy(model)
+        quantized, pairs = copy.deepcopy(model), zip(data(), wanted, strict=True)
         baraquant.quantize_(quantized, {layer.path: scheme}, calibration=data(), progress=False)
-        with torch.no_grad():
-            pairs = zip(data(), wanted, strict=True)
-            error = sum((quantized(x)["y"] - y).square().sum() for x, y in pairs)
+        error = sum((quantized(x)["y"] - y).square().sum() for x, y in pairs)
         expected = float(error / sum(y.square().sum() for y in wanted))
         assert layer.errors["q"] == pytest.approx(expected, rel=1e-4, abs=1e-12), layer.path
 
@@ -390,8 +362,7 @@ def test_the_worst_comes_first_and_is_named() -> None:
     assert share == pytest.approx(errors[path] / sum(errors.values())) and name == "W8A8"
     assert found.rows()[1][0] == path
     assert f"of the model's output; {path} makes" in found.summary()
-    choice = found.choose(bits=40, floating=True)
-    assert choice.error <= sum(errors.values())
+    assert found.choose(bits=40, floating=True).error <= sum(errors.values())
     assert baraquant.Sensitivity.from_dict(found.to_dict()) == found
 
 
@@ -404,20 +375,14 @@ def test_functions_and_calls_that_change_their_inputs() -> None:
     assert by_list.layers == by_call.layers and all(one == [1] for _, one in seen)
 
 
-def choosing():
-    model = nn.Sequential(nn.Linear(16, 8), nn.Flatten())
-    model.register_forward_hook(lambda module, args, output: output.argmax(-1))
-    return model
-
-
 def run_a_part(model):
     model.up(torch.ones(1, 16))
 
 
-def infinite():
-    model = seeded(Block)
-    nn.init.constant_(model.up.weight[:1, :1], math.inf)
-    return model
+CHOOSING, INFINITE = nn.Sequential(nn.Linear(16, 8), nn.Flatten()), seeded(Block)
+CHOOSING.register_forward_hook(lambda module, args, output: output.argmax(-1))
+nn.init.constant_(INFINITE.up.weight[:1, :1], math.inf)
+GONE = {"configs": [W8A8Static()], "calibration": iter(batches())}
 
 
 @pytest.mark.parametrize(
@@ -425,8 +390,8 @@ def infinite():
     [
         ({"of": "model"}, ValueError, "expected of to be 'layer' or 'output', but got 'model'"),
         ({"of": "output", "calibration": run_a_part}, ValueError, "to call the model itself"),
-        ({"of": "output", "model": choosing()}, ValueError, "to return floating tensors"),
-        ({"model": infinite()}, ValueError, "up: expected a finite weight"),
+        ({"of": "output", "model": CHOOSING}, ValueError, "to return floating tensors"),
+        ({"model": INFINITE}, ValueError, "up: expected a finite weight"),
         ({"configs": W8A8()}, TypeError, "expected configs to be a list .* but got QuantConfig"),
         ({"configs": "W8A8"}, TypeError, "expected configs to be a list .* but got str"),
         ({"configs": []}, ValueError, "expected configs to have a configuration, but it is empty"),
@@ -452,11 +417,7 @@ def infinite():
         ({"together": [[]]}, ValueError, "together .* but an entry is empty"),
         ({"together": [[nn.Linear]]}, TypeError, "together .* but a pattern is a type"),
         ({"together": [["q_proj"]]}, ValueError, "'q_proj' of together to match .* query, key"),
-        (
-            {"configs": [W8A8Static()], "calibration": iter(batches())},
-            ValueError,
-            r"gone through 2 times for static inputs \(W8A8 static\)",
-        ),
+        (GONE, ValueError, r"gone through 2 times for static inputs \(W8A8 static\)"),
     ],
 )
 def test_what_it_refuses(arguments, kind, message):

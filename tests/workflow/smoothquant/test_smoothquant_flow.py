@@ -50,8 +50,6 @@ def test_a_norm_whose_factor_is_not_its_weight_is_not():
 
 
 class Wired(nn.Module):
-    """A norm, two linear layers, and a function that wires them."""
-
     def __init__(self, wiring):
         super().__init__()
         self.norm, self.linear, self.other = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
@@ -154,8 +152,7 @@ def test_uses_that_folding_survives(wiring):
 
 @pytest.mark.parametrize("wiring", BAD.values(), ids=BAD)
 def test_uses_that_folding_would_change(wiring):
-    model = seeded(Wired, wiring)
-    found, _ = feeds(model, torch.randn(3, 5, 4))
+    found, _ = feeds(seeded(Wired, wiring), torch.randn(3, 5, 4))
     assert "norm" not in found
 
 
@@ -167,8 +164,7 @@ def test_one_batch_of_many_can_forbid_folding():
 
 def test_a_norm_called_from_outside_is_not_folded():
     model = seeded(Wired, GOOD["plain"])
-    linears = {"linear": model.linear}
-    flow = Flow(model, producers(model), linears)
+    flow = Flow(model, producers(model), {"linear": model.linear})
     with torch.no_grad(), flow:
         model.linear(model.norm(torch.randn(2, 4)))
     assert flow.feeds() == {}
