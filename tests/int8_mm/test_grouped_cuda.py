@@ -10,9 +10,9 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
 from tests.support.checks.int8_mm import call, moved
-from tests.support.cuda import assert_all_same, capture
+from tests.support.cuda import capture
 from tests.support.family_cases.grouped import SIZES, Grouped, ends, floating, one_weight
 from tests.support.family_cases.int8_mm import GENERIC
 
