@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, SERVED_CALLS, Int8Call
 from tests.support.checks.int8_mm import moved

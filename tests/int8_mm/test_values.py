@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call, check, check_case
