@@ -117,14 +117,14 @@ def test_exact_sums_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...], devi
         turn = cases.FLOAT_DTYPES.index(dtype) + MANY.index(shape)
         of_many = (PER_TENSOR, per_channel(0), per_channel(-1), PER_TOKEN, per_group(2, 0))
         found = of_many[turn % 2 :: 2]
-    for granularity in found:
+    for granularity in found:  # + 0: no sign of zero
         grad, x, scale, point = exact_arguments(shape, dtype, granularity)
         rule = Affine(x, scale, point, granularity, *RANGE)
         dx, ds, dz = backward(device, granularity, grad, x, scale, point)
         assert_same_bits(dx, rule.fake_quantize_backward(grad))
         for got, terms in ((ds, rule.scale_terms(grad)), (dz, rule.zero_point_terms(grad))):
             sums, _ = rule.segment_sums(terms)
-            assert got.dtype == scale.dtype  # + 0: no sign of zero
+            assert got.dtype == scale.dtype
             assert_same_bits(got + 0, round_to(sums, got.dtype) + 0, str(granularity))
 
 
