@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.cases import Granularity, per_channel, per_group

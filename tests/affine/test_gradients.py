@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
+from tests.support.bad_arguments.affine import KINDS, OPS, Op
 from tests.support.bits import assert_same_bits
-from tests.support.cases import Granularity
+from tests.support.cases import Granularity, per_channel
 from tests.support.marks import by_dtype, by_kind
 from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
@@ -48,7 +48,7 @@ class Call:
         x = self.x.to(self.device, copy=True).requires_grad_()
         return x if leaf else x.clone()
 
-    def forward(self, x: Tensor, **kwargs: bool | None) -> Tensor:
+    def forward(self, x: Tensor, **kwargs: bool | torch.dtype | None) -> Tensor:
         if self.verb != "fake_quantize":
             kwargs["dtype"] = self.output
         op = self.granularity.op(self.verb)
@@ -72,11 +72,20 @@ class Call:
         found = Affine(self.x, self.scale, self.point, self.granularity, *RANGE)
         return getattr(found, f"{self.verb}_backward")(grad)
 
+    def check(self, leaf: bool, **options: bool | None) -> None:
+        """The gradient that autograd gives has the oracle's bits, and the input's dtype."""
+        grad, x = self.grad(), self.input(leaf)
+        y = self.forward(x, **options)
+        assert y.dtype == grad.dtype
+        (dx,) = torch.autograd.grad(y, x, grad.to(self.device))
+        assert dx.dtype == x.dtype
+        assert_same_bits(dx, self.expected(grad), f"{self.granularity} {options}")
 
-def save_options(verb: str) -> tuple[dict[str, bool | None], ...]:
-    if verb == "dequantize":
-        return ({},)
-    return ({}, {"save_mask": None}, {"save_mask": True}, {"save_mask": False})
+    def check_public_backward(self) -> None:
+        grad = self.grad()
+        dx = self.backward(grad.to(self.device), self.input().detach())
+        assert dx.dtype == self.x.dtype
+        assert_same_bits(dx, self.expected(grad), "public backward")
 
 
 @by_verb
@@ -88,16 +97,10 @@ def test_rule_bit_for_bit(
 ) -> None:
     """Whatever is kept for backward, and in the public op: the same bits, the oracle's."""
     call = Call(verb, granularity, dtype, device)
-    grad = call.grad()
-    expected, dy = call.expected(grad), grad.to(device)
-    for options in save_options(verb):
-        x = call.input(leaf)
-        (dx,) = torch.autograd.grad(call.forward(x, **options), x, dy)
-        assert dx.dtype == dtype
-        assert_same_bits(dx, expected, str(options))
-    dx = call.backward(dy, x.detach())
-    assert dx.dtype == dtype
-    assert_same_bits(dx, expected, "public backward")
+    masks = ({"save_mask": None}, {"save_mask": True}, {"save_mask": False})
+    for options in ({}, *(() if verb == "dequantize" else masks)):
+        call.check(leaf, **options)
+    call.check_public_backward()
 
 
 @pytest.mark.parametrize("verb", ("quantize", "dequantize"))
@@ -107,14 +110,9 @@ def test_gradient_dtypes_that_differ_from_the_inputs(
     dtype: torch.dtype, output: torch.dtype, verb: str, device: str
 ) -> None:
     """Input and output dtypes are free of each other: C(dy), one rounding to the input's dtype."""
-    call = Call(verb, cases.per_channel(1), dtype, device, output=output)
-    grad, x = call.grad(), call.input(leaf=False)
-    y = call.forward(x)
-    assert y.dtype == output
-    (dx,) = torch.autograd.grad(y, x, grad.to(device))
-    assert dx.dtype == dtype
-    assert_same_bits(dx, call.expected(grad))
-    assert_same_bits(call.backward(grad.to(device), x.detach()), call.expected(grad))
+    call = Call(verb, per_channel(1), dtype, device, output=output)
+    call.check(leaf=False)
+    call.check_public_backward()
 
 
 @by_verb
@@ -122,10 +120,16 @@ def test_gradient_dtypes_that_differ_from_the_inputs(
 def test_every_shape_and_granularity(shape: tuple[int, ...], verb: str, device: str) -> None:
     for dtype, leaf in ((torch.float32, False), (torch.bfloat16, True)):
         for granularity in cases.granularities(shape):
-            call = Call(verb, granularity, dtype, device, shape)
-            grad, x = call.grad(), call.input(leaf)
-            (dx,) = torch.autograd.grad(call.forward(x), x, grad.to(device))
-            assert_same_bits(dx, call.expected(grad), f"{granularity}")
+            Call(verb, granularity, dtype, device, shape).check(leaf)
+
+
+@pytest.mark.parametrize("save_mask", (True, False))
+def test_every_tail_of_the_bit_mask(save_mask: bool, device: str) -> None:
+    """Bits of the last byte or word, and groups that end inside one."""
+    for length in (*range(1, 70), 255, 257, 1025):
+        for rows in (1, 3):
+            call = Call("fake_quantize", per_channel(0), torch.float32, device, (rows, length))
+            call.check(leaf=True, save_mask=save_mask)
 
 
 @by_verb
@@ -187,9 +191,9 @@ def test_bytes_held(
                 assert sum(held.values()) == 0
 
 
-@pytest.mark.parametrize("verb", ("fake_quantize", "quantize", "dequantize"))
+@by_verb
 def test_activation_is_freed_after_forward(verb: str, device: str) -> None:
-    call = Call(verb, cases.per_channel(1), torch.float32, device)
+    call = Call(verb, per_channel(1), torch.float32, device)
     assert_freed_after(call.forward, lambda: call.input(leaf=False))
 
 
@@ -216,3 +220,33 @@ def test_input_changed_in_place_after_forward(verb: str, device: str) -> None:
         leaf.mul_(1000)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(grad.to(device))
+
+
+# --- scales that learn where an op has no gradient for them --------------------------------------
+
+
+@pytest.mark.parametrize("verb", ("quantize", "dequantize"))
+@pytest.mark.parametrize("granularity", KINDS, ids=str)
+def test_a_scale_that_learns_wants_fake_quantize(
+    verb: str, granularity: Granularity, any_device: str
+) -> None:
+    """No silent loss of a gradient; without grad mode, or for integers, nothing is lost."""
+    op = Op(verb, granularity)
+    arguments = op.arguments(any_device) | {"dtype": torch.float32}
+    arguments["scale"].requires_grad_()
+    with pytest.raises(NotImplementedError, match=rf"^baraquant::{op.name}.*fake_quantize"):
+        op(arguments)
+    with torch.no_grad():
+        op(arguments)
+    if verb == "quantize":
+        assert not op(arguments | {"dtype": torch.int8}).requires_grad
+
+
+@pytest.mark.parametrize("op", [o for o in OPS if o.verb == "dequantize_backward"], ids=str)
+def test_the_scale_of_the_backward_of_dequantize_is_a_constant(op: Op, any_device: str) -> None:
+    """It is computed by dequantize, which is not named."""
+    arguments = op.arguments(any_device)
+    arguments["scale"].requires_grad_()
+    message = rf"^baraquant::{op.name}: .*a gradient in scale"
+    with pytest.raises(NotImplementedError, match=message):
+        op(arguments)

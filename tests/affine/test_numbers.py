@@ -10,11 +10,10 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
 from tests.support.marks import by_dtype
 
-VERBS = ("quantize", "dequantize", "fake_quantize")
-by_verb = pytest.mark.parametrize("verb", VERBS)
+by_verb = pytest.mark.parametrize("verb", ("quantize", "dequantize", "fake_quantize"))
 SCALE, POINT = 0.02, 3
 
 
@@ -32,15 +31,9 @@ def tensors(verb: str, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]
 
 def forms(scale: Tensor) -> list[tuple[tuple[Any, Any], int]]:
     """Scale and zero point as one may type them, and which zero point that is."""
-    return [
-        ((scale, POINT), POINT),
-        ((scale.reshape(1), POINT), POINT),
-        ((scale, 0), 0),
-        ((scale, -2), -2),
-        ((SCALE, POINT), POINT),
-        ((SCALE, None), 0),
-        ((scale, None), 0),
-    ]
+    one = scale.reshape(1)
+    given = ((scale, POINT), (one, POINT), (scale, 0), (scale, -2), (SCALE, POINT))
+    return [(pair, pair[1] or 0) for pair in (*given, (SCALE, None), (scale, None))]
 
 
 @by_verb
@@ -73,8 +66,7 @@ def test_a_learned_scale_keeps_its_gradient(
         leaf = scale.clone().requires_grad_()
         y = ops.fake_quantize_per_tensor(x, leaf, zero_point, save_mask=save_mask)
         found.append((y, *torch.autograd.grad(y, (x, leaf), torch.ones_like(y))))
-    for got, right in zip(found[1], found[0], strict=True):
-        assert_same_bits(got, right)
+    assert_all_same(found[1], found[0])
     assert found[1][2].isfinite() and found[1][2] != 0
 
 
@@ -105,7 +97,7 @@ def test_opcheck(verb: str, device: str) -> None:
 
 @by_verb
 def test_vmap_with_a_scale_of_each_sample(verb: str, device: str) -> None:
-    x = values(verb, torch.float32, device)[: 6 * 8].reshape(-1)[: 6 * 8].reshape(6, 8)
+    x = values(verb, torch.float32, device).reshape(-1)[: 6 * 8].reshape(6, 8)
     scales = torch.linspace(0.01, 0.5, 6, device=device)
     function = getattr(ops, f"{verb}_per_tensor")
     got = torch.vmap(lambda a, s: function(a, s, POINT))(x, scales)

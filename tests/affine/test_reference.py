@@ -8,11 +8,11 @@ import inspect
 
 import pytest
 import torch
-from torch import Tensor
 
 from baraquant import reference
+from tests.affine.test_values import arguments
 from tests.support import cases
-from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.cases import OP_NAMES, Granularity, function_of
 from tests.support.marks import by_dtype, by_kind
 from tests.support.oracle import affine as oracle
@@ -20,22 +20,12 @@ from tests.support.oracle import affine as oracle
 RANGE = (-8, 7)
 
 
-def arguments(
-    shape: tuple[int, ...], dtype: torch.dtype, granularity: Granularity, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Hostile input, scales and zero points, some of them beyond the range."""
-    params = granularity.param_shape(shape)
-    scale = cases.scales(params, cases.compute_dtype(dtype), seed)
-    x = cases.adversarial(cases.expand(scale, granularity, shape), dtype, seed + 1)
-    return x, scale, cases.zero_points(params, RANGE, seed + 2)
-
-
 @by_dtype
 @by_kind
 def test_autograd_calls_the_written_out_gradients(
     granularity: Granularity, dtype: torch.dtype
 ) -> None:
-    x, scale, zero_point = arguments((6, 4, 20), dtype, granularity)
+    x, scale, zero_point = arguments((6, 4, 20), dtype, granularity, RANGE)
     dy = torch.randn(x.shape, generator=cases.generator(5)).to(dtype)
     rest = (*granularity.args, *RANGE)
     leaf = x.clone().requires_grad_()
@@ -50,8 +40,7 @@ def test_autograd_calls_the_written_out_gradients(
     gradients = torch.autograd.grad(y, leaves, dy)
     backward = granularity.op("fake_quantize_backward_qparams", reference)
     detached = [leaf.detach() for leaf in leaves]
-    for gradient, expected in zip(gradients, backward(dy, *detached, *rest), strict=True):
-        assert_same_bits(gradient, expected)
+    assert_all_same(gradients, backward(dy, *detached, *rest))
 
     leaf_q = torch.randn(x.shape, generator=cases.generator(6)).to(dtype).requires_grad_()
     y = granularity.op("dequantize", reference)(leaf_q, scale, zero_point, *granularity.args)

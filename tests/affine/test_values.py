@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Forward values of the affine family against the oracle, bit for bit, on every device."""
+"""Values of the affine family against the oracle, bit for bit, on every device, of any layout."""
 
 import math
 
@@ -7,26 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits, same_bits, to_numpy
-from tests.support.cases import (
-    FLOAT_DTYPES,
-    INT32_MAX,
-    INT32_MIN,
-    PER_TENSOR,
-    PER_TOKEN,
-    per_channel,
-    per_group,
-)
+from tests.support.calls.affine import BACKWARD, FORWARD, Call
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
+from tests.support.family_cases.layouts import AnyLayout
 from tests.support.marks import by_dtype, by_kind
+from tests.support.oracle import affine as oracle
 from tests.support.oracle.affine import Affine
 
 
 def arguments(
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    granularity: cases.Granularity,
+    granularity: Granularity,
     quant_range: tuple[int, int] = (-128, 127),
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,7 +36,7 @@ def check_forward(
     x: Tensor,
     scale: Tensor,
     zero_point: Tensor | None,
-    granularity: cases.Granularity,
+    granularity: Granularity,
     quant_range: tuple[int, int],
     dtypes: tuple[torch.dtype, ...] = cases.QUANTIZED_DTYPES,
 ) -> None:
@@ -78,7 +72,7 @@ def test_every_shape_and_granularity(
 @by_kind
 @pytest.mark.parametrize("quant_range", cases.RANGES, ids=str)
 def test_every_range_and_output_dtype(
-    quant_range: tuple[int, int], granularity: cases.Granularity, dtype: torch.dtype, device: str
+    quant_range: tuple[int, int], granularity: Granularity, dtype: torch.dtype, device: str
 ) -> None:
     args = arguments((17, 53), dtype, granularity, quant_range)
     check_forward(device, *args, granularity, quant_range)
@@ -102,8 +96,7 @@ def test_special_scales_and_zero_points(dtype: torch.dtype, device: str) -> None
     """Zero, negative, NaN, infinite and extreme scales with zero points up to int32's ends."""
     scale = cases.special_scales(cases.compute_dtype(dtype))
     points = torch.tensor(cases.SPECIAL_ZERO_POINTS, dtype=torch.int32)
-    pairs = torch.cartesian_prod(torch.arange(len(scale)), torch.arange(len(points)))
-    scale, points = scale[pairs[:, 0]], points[pairs[:, 1]]
+    scale, points = scale.repeat_interleave(len(points)), points.repeat(len(scale))
     special = cases.special_values(dtype)
     multiples = cases.adversarial(scale.abs()[:, None].expand(-1, 60), dtype)
     x = torch.cat([special.expand(len(scale), -1), multiples], dim=1)
@@ -127,8 +120,7 @@ def test_all_65536_bit_patterns(
     scale = torch.cat([ordinary, cases.special_scales(torch.float32)])
     zero_point = cases.zero_points(scale.shape, quant_range)
     x = patterns.expand(len(scale), -1)
-    integer = torch.uint8 if quant_range == (0, 255) else torch.int8
-    outputs = (integer, dtype)
+    outputs = (torch.uint8 if quant_range == (0, 255) else torch.int8, dtype)
     check_forward(device, x, scale, zero_point, per_channel(0), quant_range, outputs)
 
 
@@ -140,9 +132,8 @@ def test_every_exponent(dtype: torch.dtype, device: str) -> None:
     ones = (1 << mantissa_bits) - 1
     significands = torch.tensor([0, 1, ones // 2, ones // 2 + 1, ones // 3, ones - 1, ones])
     bits = (torch.arange(exponents)[:, None] << mantissa_bits) | significands
-    x = torch.cat(
-        [bits.reshape(-1).to(integer).view(dtype), -bits.to(integer).view(dtype).view(-1)]
-    )
+    x = bits.reshape(-1).to(integer).view(dtype)
+    x = torch.cat([x, -x])
     every = torch.arange(1, exponents - 1, exponents // 32)
     scale = ((every << mantissa_bits) | (every * 2654435761 & ones)).to(integer).view(dtype)
     near_one = torch.tensor([2.0**-7, 0.05, 1 / 3, 1.0, 3.0], dtype=dtype)
@@ -155,14 +146,14 @@ def test_every_exponent(dtype: torch.dtype, device: str) -> None:
 
 @by_dtype
 @by_kind
-def test_zero_point_dtypes(granularity: cases.Granularity, dtype: torch.dtype, device: str) -> None:
+def test_zero_point_dtypes(granularity: Granularity, dtype: torch.dtype, device: str) -> None:
     """Any integer dtype; int64 beyond int32 saturates and never wraps."""
     x, scale, _ = arguments((6, 40), dtype, granularity)
     ends = {
         torch.int8: (-128, 127),
         torch.uint8: (0, 255),
         torch.int16: (-(2**15), 2**15 - 1),
-        torch.int32: (INT32_MIN, INT32_MAX),
+        torch.int32: (cases.INT32_MIN, cases.INT32_MAX),
         torch.int64: (cases.INT64_MIN, cases.INT64_MAX),
     }
     for point_dtype, (low, high) in ends.items():
@@ -171,21 +162,18 @@ def test_zero_point_dtypes(granularity: cases.Granularity, dtype: torch.dtype, d
             options = torch.cat([options, torch.tensor([2**31, -(2**31) - 1, 2**32, 2**40 + 3])])
         pick = torch.randint(0, len(options), scale.shape, generator=cases.generator(3))
         for quant_range in ((-128, 127), (0, 15)):
-            points = options[pick]
-            outputs = (torch.int8, torch.float32)
-            check_forward(device, x, scale, points, granularity, quant_range, outputs)
+            given = (x, scale, options[pick], granularity, quant_range)
+            check_forward(device, *given, (torch.int8, torch.float32))
 
 
 @by_dtype
 @by_kind
-def test_floating_zero_point(
-    granularity: cases.Granularity, dtype: torch.dtype, device: str
-) -> None:
+def test_floating_zero_point(granularity: Granularity, dtype: torch.dtype, device: str) -> None:
     """fake_quantize takes `rint(z)`, clamped to the range."""
     x, scale, _ = arguments((6, 40), dtype, granularity)
     options = torch.tensor([0.5, 1.5, -2.5, 3.4, 126.6, 200, -1e9, 7, math.inf])
     pick = torch.randint(0, len(options), scale.shape, generator=cases.generator(4))
-    for point_dtype in FLOAT_DTYPES:
+    for point_dtype in cases.FLOAT_DTYPES:
         points = options[pick].to(point_dtype)
         args = [*cases.to(device, x, scale, points), *granularity.args]
         for quant_range in ((-128, 127), (0, 15)):
@@ -231,3 +219,107 @@ def test_facts_by_hand(device: str) -> None:
     assert_same_bits(y, torch.tensor([nan, 0.0, 0.0, 127.0]))  # never -0: r + 0 is +0
     q = ops.quantize_per_tensor(x, torch.tensor(1.0, device=device), None, dtype=torch.float32)
     assert_same_bits(q, torch.tensor([0.0, 0.0, 0.0, 127.0]))
+
+
+# --- dequantize and its backward: every pair of dtypes, extreme scales, one rounding at the end --
+
+OUTPUTS = (None, *cases.FLOAT_DTYPES)
+by_input = pytest.mark.parametrize("dtype", cases.QUANTIZED_DTYPES, ids=cases.name_of)
+by_scale = pytest.mark.parametrize("scale_dtype", cases.SCALE_DTYPES, ids=cases.name_of)
+
+
+def integers_or_floats(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Every value an integer dtype has; for a floating one also fractions and specials."""
+    if dtype in cases.INTEGER_DTYPES:
+        low, high = cases.default_range(dtype)
+        return torch.randint(low, high + 1, shape, generator=cases.generator(seed)).to(dtype)
+    whole = torch.randint(-300, 300, shape, generator=cases.generator(seed)).to(dtype)
+    other = cases.gradients(shape, dtype, seed + 1)
+    return torch.where(torch.rand(shape, generator=cases.generator(seed + 2)) < 0.8, whole, other)
+
+
+def check_dequantize(
+    device: str, q: Tensor, scale: Tensor, zero_point: Tensor | None, granularity: Granularity
+) -> None:
+    """Forward to each output dtype, and backward to the dtype of `q` from that."""
+    moved = cases.to(device, q, scale, zero_point)
+    for output in OUTPUTS:
+        note = f"{granularity} {q.dtype} by {scale.dtype} to {output}"
+        y = granularity.op("dequantize")(*moved, *granularity.args, dtype=output)
+        assert y.dtype == (output or scale.dtype)
+        expected = oracle.dequantize(q, scale, zero_point, granularity, output)
+        assert_same_bits(y, expected, note)
+        if q.dtype.is_floating_point:
+            grad = cases.gradients(tuple(q.shape), y.dtype)
+            backward = granularity.op("dequantize_backward")
+            dq = backward(grad.to(device), moved[1], *granularity.args, dtype=q.dtype)
+            assert dq.dtype == q.dtype
+            expected = oracle.dequantize_backward(grad, scale, granularity, q.dtype)
+            assert_same_bits(dq, expected, note)
+
+
+@by_input
+@by_scale
+@by_kind
+def test_dequantize_of_every_dtype(
+    granularity: Granularity, scale_dtype: torch.dtype, dtype: torch.dtype, device: str
+) -> None:
+    shape = (9, 17, 21)
+    params = granularity.param_shape(shape)
+    scale = cases.scales(params, scale_dtype)
+    q = integers_or_floats(shape, dtype)
+    check_dequantize(device, q, scale, cases.zero_points(params, (-128, 127)), granularity)
+    check_dequantize(device, q, scale, None, granularity)
+
+
+@by_input
+@by_scale
+def test_dequantize_special_scales_and_zero_points(
+    scale_dtype: torch.dtype, dtype: torch.dtype, device: str
+) -> None:
+    scale = cases.special_scales(scale_dtype)
+    points = torch.tensor((*cases.SPECIAL_ZERO_POINTS, 2**31, -(2**40)), dtype=torch.int64)
+    scale, points = scale.repeat_interleave(len(points)), points.repeat(len(scale))
+    if dtype in cases.INTEGER_DTYPES:
+        low, high = cases.default_range(dtype)
+        values = torch.arange(low, high + 1).to(dtype)
+    else:
+        values = cases.special_values(dtype)
+    q = values.expand(len(scale), -1)
+    check_dequantize(device, q, scale, points, per_channel(0))
+    check_dequantize(device, q, scale[:, None], points[:, None].to(torch.int32), PER_TOKEN)
+
+
+@pytest.mark.parametrize("output", (torch.float16, torch.bfloat16), ids=cases.name_of)
+def test_float64_is_rounded_once_to_16_bits(output: torch.dtype, device: str) -> None:
+    """Just above and below a tie of the output: a stop at float32 would make it a tie."""
+    precision = 11 if output == torch.float16 else 8
+    tie, ulp = 1 + 2.0**-precision, 2.0 ** (1 - precision)
+    above, below = tie + 2.0**-40, tie + ulp - 2.0**-40
+    scale = torch.tensor([above, below], dtype=torch.float64, device=device)
+    expected = torch.tensor([1 + ulp, 1 + ulp], dtype=output)
+    ones = torch.ones(2, 1, device=device)
+    ops = torch.ops.baraquant
+    for dtype in (torch.int8, torch.float32):
+        y = ops.dequantize_per_channel(ones.to(dtype), scale, None, 0, dtype=output)
+        assert_same_bits(y[:, 0], expected)
+    for dtype, option in ((torch.float64, {"dtype": output}), (output, {})):
+        dq = ops.dequantize_per_channel_backward(ones.to(dtype), scale, 0, **option)
+        assert_same_bits(dq[:, 0], expected)
+
+
+# --- any strides in; out come those of a dense input, or contiguous ones -------------------------
+
+GRANULARITIES = (
+    *(PER_TENSOR, per_channel(0), per_channel(1), per_channel(-1), PER_TOKEN),
+    *(per_group(3), per_group(4, 1), per_group(3, 0), per_group(2, -2)),
+)
+
+
+class TestAnyLayout(AnyLayout):
+    KEEPS, PLANTS = True, 1 / 8
+    CALLS = (
+        *(Call(verb, g) for verb in (*FORWARD, *BACKWARD[:3]) for g in GRANULARITIES),
+        *(Call("quantize", g, dtype=torch.float64) for g in GRANULARITIES),
+        *(Call("dequantize", g, dtype=torch.bfloat16) for g in GRANULARITIES),
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.range import fuzz as ranges
 from tests.support import cases
 from tests.support.bad_arguments.fused import ROWS, VECTORS
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same
 from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, NORMS, QUANTIZE, QUANTIZE_CALLS
 from tests.support.cases import PER_TOKEN
@@ -134,8 +134,7 @@ def check_values(call: calls.Call, got: Any) -> None:
         dtype = scheme.pop("dtype")
         rule = Dynamic(y, PER_TOKEN, **scheme)
         results = (rule.quantize(dtype), rule.scale, rule.zero_point, *sums)
-    for actual, wanted in zip(outputs(got), results, strict=True):
-        assert_same_bits(actual, wanted)
+    assert_all_same(got, results)
 
 
 def make(rng: Random) -> calls.Call:

@@ -10,12 +10,10 @@ from torch import Tensor
 
 from baraquant import ops
 
-# Of gelu below -1: its tail comes from a quotient of two polynomials, of which each rounds.
-ULPS = {"silu": 2.0, "gelu": 2.0, "gelu_tanh": 2.0}
-ULPS_OF_TAIL = 5.0
-ULPS_OF_PRODUCT = (
-    3.0  # silu has a relative error of 2 units, 2^-23 at most; the product rounds once
-)
+ULPS = 2.0
+ULPS_OF_TAIL = 5.0  # of gelu below -1: a quotient of two polynomials, of which each rounds
+# silu has a relative error of 2 units, 2^-23 at most; the product rounds once.
+ULPS_OF_PRODUCT = 3.0
 
 
 def silu(x: Tensor) -> Tensor:
@@ -43,22 +41,21 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
 by_name = pytest.mark.parametrize("name", FUNCTIONS)
 
 
-def errors(name: str, x: Tensor) -> Tensor:
-    """The distance from the exact value, in units of the last place of that value."""
-    own, exact = FUNCTIONS[name]
-    value = exact(x.double())
+def unit_of(value: Tensor, bits: int = 24, least: int = -125) -> Tensor:
+    """That of the last place of so many, of exponents that are not less."""
     _, exponent = torch.frexp(value)
-    unit = torch.ldexp(torch.ones_like(value), exponent.clamp(min=-125) - 24)
-    return (own(x).double() - value).abs() / unit
+    return torch.ldexp(torch.ones_like(value), exponent.clamp(min=least) - bits)
 
 
 def check(name: str, bits: Tensor) -> None:
     x = bits.to(torch.int32).view(torch.float32)
     x = x[x.isfinite() & (x.abs() < 1e30)]
-    found = errors(name, x)
+    own, exact = FUNCTIONS[name]
+    value = exact(x.double())
+    found = (own(x).double() - value).abs() / unit_of(value)
     assert not found.isnan().any()
     tail = (x < -1) & (name == "gelu")
-    for part, limit in ((~tail, ULPS[name]), (tail, ULPS_OF_TAIL)):
+    for part, limit in ((~tail, ULPS), (tail, ULPS_OF_TAIL)):
         if part.any():
             worst = found[part].argmax()
             assert found[part][worst] <= limit, f"{name} at {x[part][worst].item().hex()}"
@@ -101,10 +98,8 @@ def test_the_product_of_silu_mul(device: str) -> None:
         for share in (1 - 2.0**-20, 1 - 2.0**-12, 0.97):
             up = (share * size / significand.abs()).float()
             exact = exact_silu_of(gate.double(), gate.double()) * up.double()
-            _, exponent = torch.frexp(exact)
-            unit = torch.ldexp(torch.ones_like(exact), exponent.clamp(min=-125) - 24)
-            found = ((ops.silu_mul(gate, up).double() - exact).abs() / unit).max()
-            assert found <= ULPS_OF_PRODUCT
+            found = (ops.silu_mul(gate, up).double() - exact).abs() / unit_of(exact)
+            assert found.max() <= ULPS_OF_PRODUCT
 
 
 def test_a_subnormal_silu(device: str) -> None:
@@ -147,8 +142,7 @@ def test_every_number_of_16_bits(name: str, dtype: torch.dtype, device: str) -> 
     finite = x.isfinite()
     found, value = result[finite].double(), exact(x[finite].double())
     bits, least = (8, -125) if dtype == torch.bfloat16 else (11, -13)
-    _, exponent = torch.frexp(value)
-    unit = torch.ldexp(torch.ones_like(value), exponent.clamp(min=least) - bits)
+    unit = unit_of(value, bits, least)
     assert ((found - value).abs() / unit).max() <= 0.51
     # NB: rounded by way of the unit, since a cast from float64 may round twice.
     differ = found != (value / unit).round() * unit

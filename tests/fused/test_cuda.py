@@ -8,7 +8,7 @@ from torch import Tensor
 import baraquant
 from baraquant import ops
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same
 from tests.support.calls.affine import outputs
 from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS, FusedCall
 from tests.support.family_cases.fused import LENGTHS, LONG_LENGTHS, LONGEST_LENGTHS
@@ -27,16 +27,13 @@ by_call_and_dtype = pytest.mark.parametrize(
 
 def check(call: FusedCall, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensors = tuple(t.detach() for t in call.tensors(shape, dtype))
-    expected = outputs(call(*tensors))
     there = tuple(t.cuda() for t in tensors)
-    for actual, wanted in zip(outputs(call(*there)), expected, strict=True):
-        assert_same_bits(actual.cpu(), wanted, f"{call} {shape} {dtype}")
+    assert_all_same(call(*there), call(*tensors), f"{call} {shape} {dtype}")
 
 
 @by_call_and_dtype
 def test_every_length(call: FusedCall, dtype: torch.dtype) -> None:
-    lengths = (*LENGTHS, *LONG_LENGTHS, *LONGEST_LENGTHS)
-    for length in lengths:
+    for length in (*LENGTHS, *LONG_LENGTHS, *LONGEST_LENGTHS):
         if call.base == "hadamard" and length % 4:
             continue
         for count in (1, 5) if length > 4096 else (1, 3, 300):
@@ -48,10 +45,8 @@ def test_every_length(call: FusedCall, dtype: torch.dtype) -> None:
 def test_every_block(block: int, dtype: torch.dtype) -> None:
     for blocks in (1, 2, 3, 5):
         x = torch.randn(3, blocks * block, generator=cases.generator(block)).to(dtype)
-        assert_same_bits(ops.hadamard(x.cuda(), block).cpu(), ops.hadamard(x, block))
-        found = ops.hadamard_quantize_per_token(x.cuda(), block)
-        for actual, wanted in zip(found, ops.hadamard_quantize_per_token(x, block), strict=True):
-            assert_same_bits(actual.cpu(), wanted)
+        for op in (ops.hadamard, ops.hadamard_quantize_per_token):
+            assert_all_same(op(x.cuda(), block), op(x, block))
 
 
 @by_call

@@ -60,7 +60,7 @@ def test_like_pytorchs(call: FusedCall, dtype: torch.dtype, device: str) -> None
         torch.testing.assert_close(actual.double(), expected, **limit)
 
 
-@pytest.mark.parametrize("call", FLOAT_CALLS, ids=str)
+@by_call
 def test_second_gradients_are_pytorchs(call: FusedCall, device: str) -> None:
     """Of a sum of squares of the first, so that each argument takes part."""
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the fused family, bit for bit, on every device: the oracle, the parts, the reference.
 
-An op that quantizes is its float op followed by dynamic_range_quantize_per_token.
+An op that quantizes is its float op followed by dynamic_range_quantize_per_token. Any strides give
+the values of the contiguous copy, contiguous; Meta says so too.
 """
 
 import math
@@ -12,15 +13,23 @@ import pytest
 import torch
 from torch import Tensor
 
+import baraquant
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
+from tests.support.calls.affine import outputs
+from tests.support.calls.fused import FLOAT_CALLS, QUANTIZE_CALLS
 from tests.support.family_cases.fused import ACTIVATION_DTYPES, LENGTHS, LONG_LENGTHS, hostile, rows
+from tests.support.family_cases.layouts import AnyLayout
 from tests.support.marks import by_dtype
 from tests.support.oracle import fused as oracle
 
 by_activation_dtype = pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)
-by_base = pytest.mark.parametrize("base", ["rms_norm", "layer_norm"])
+NO_VECTORS = {"rms_norm": (None,), "layer_norm": (None, None)}  # without a weight and a bias
+by_base = pytest.mark.parametrize("base", NO_VECTORS)
+by_wide_dtype = pytest.mark.parametrize(
+    "dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of
+)
 SCHEMES: tuple[dict[str, Any], ...] = (
     {},
     {"symmetric": False},
@@ -31,16 +40,17 @@ SCHEMES: tuple[dict[str, Any], ...] = (
 ACTIVATIONS = (("silu_mul", {}), ("gelu", {}), ("gelu", {"approximate": "tanh"}))
 
 
-def check_quantized(name: str, args: tuple[Any, ...], y: Tensor, **kwargs: Any) -> None:
-    """Of every scheme, from the result of the float op."""
+def check_quantized(
+    name: str, args: tuple[Any, ...], y: Tensor, *sums: Tensor, **kwargs: Any
+) -> None:
+    """Of every scheme, from the results of the float op."""
     quantize = getattr(ops, f"{name}_quantize_per_token")
     for scheme in SCHEMES:
         ends = scheme.get("quant_min", -128), scheme.get("quant_max", 127)
         mode = {k: v for k, v in scheme.items() if k in ("symmetric", "dtype")}
         expected = ops.dynamic_range_quantize_per_token(y, *ends, **mode)
         found = quantize(*args, **kwargs, **scheme)
-        for part, actual, wanted in zip(("values", "scale", "zero"), found, expected, strict=False):
-            assert_same_bits(actual, wanted, f"{name} {tuple(y.shape)} {scheme} {part}")
+        assert_all_same(found, (*expected, *sums), f"{name} {tuple(y.shape)} {scheme}")
 
 
 def check_norm(
@@ -50,28 +60,16 @@ def check_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    eps: float = 1e-5,
 ) -> None:
-    centered = base == "layer_norm"
+    centered, eps = base == "layer_norm", 1e-5
     total = oracle.added(x, residual)
     expected = oracle.norm(total, weight, bias if centered else None, eps, centered)
-
-    def here(t: Tensor | None) -> Tensor | None:
-        return None if t is None else t.to(device)
-
-    args = (here(x), here(weight), *((here(bias),) if centered else ()), eps)
-    note = f"{base} {tuple(x.shape)} {x.dtype}"
-    if residual is None:
-        y = getattr(ops, base)(*args)
-        assert_same_bits(y, expected, note)
-        check_quantized(base, args, y)
-        return
-    y, sums = getattr(ops, base)(*args, residual=here(residual))
-    assert_same_bits(y, expected, f"{note} with a residual")
-    assert_same_bits(sums, total, f"{note} sum")
-    check_quantized(base, args, y, residual=here(residual))
-    quantize = getattr(ops, f"{base}_quantize_per_token")
-    assert_same_bits(quantize(*args, residual=here(residual))[3], total, f"{note} sum")
+    args = (*cases.to(device, x, weight, *((bias,) if centered else ())), eps)
+    given = {} if residual is None else {"residual": residual.to(device)}
+    results = outputs(getattr(ops, base)(*args, **given))
+    wanted = (expected,) if residual is None else (expected, total)
+    assert_all_same(results, wanted, f"{base} {tuple(x.shape)} {x.dtype} {given.keys()}")
+    check_quantized(base, args, *results, **given)
 
 
 def vectors(length: int, dtype: torch.dtype, seed: int) -> tuple[Tensor | None, Tensor | None]:
@@ -105,14 +103,14 @@ def test_norm_of_hostile_values(dtype: torch.dtype, base: str, device: str) -> N
 
 
 @by_base
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@by_wide_dtype
 @pytest.mark.parametrize("length", (48, 1000, 4096, 9001))
 def test_norm_of_large_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
     """Finite rows whose sums of squares leave the range of float32, but whose means do not."""
     for size in (1e18, 1.7e19, 1e-18):
         x = (rows((3, length), dtype, character="plain").double().clamp(-1, 1) * size).to(dtype)
         check_norm(base, x, device, *vectors(length, dtype, 0))
-        y = getattr(ops, base)(x.to(device), *(None, None)[: 1 + (base == "layer_norm")], 0.0)
+        y = getattr(ops, base)(x.to(device), *NO_VECTORS[base], 0.0)
         exact = x.double()
         exact = exact - exact.mean(-1, keepdim=True) if base == "layer_norm" else exact
         exact = exact / exact.square().mean(-1, keepdim=True).sqrt()
@@ -120,7 +118,7 @@ def test_norm_of_large_rows(length: int, dtype: torch.dtype, base: str, device: 
 
 
 @by_base
-@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64), ids=cases.name_of)
+@by_wide_dtype
 @pytest.mark.parametrize("length", (4, 1000, 9001))
 def test_norm_of_the_largest_rows(length: int, dtype: torch.dtype, base: str, device: str) -> None:
     """Results are finite also where the mean square is not, or the distance from the mean."""
@@ -129,27 +127,23 @@ def test_norm_of_the_largest_rows(length: int, dtype: torch.dtype, base: str, de
     x[0, 0], x[1] = largest, largest
     x[2] = rows((1, length), dtype, character="plain").sign() * (largest**0.5 * 1e3)
     check_norm(base, x, device, *vectors(length, dtype, 0))
-    y = getattr(ops, base)(x.to(device), *(None, None)[: 1 + (base == "layer_norm")], 1e-5)
-    assert y.isfinite().all()
+    assert getattr(ops, base)(x.to(device), *NO_VECTORS[base], 1e-5).isfinite().all()
 
 
 @by_activation_dtype
 @pytest.mark.parametrize(("name", "options"), ACTIVATIONS, ids=["silu_mul", "gelu", "tanh"])
 def test_activations(name: str, options: dict[str, Any], dtype: torch.dtype, device: str) -> None:
-    shapes = [(3, length) for length in (1, 5, 16, 33, 513, 4099)]
-    for seed, shape in enumerate(shapes):
-        inputs = [rows(shape, dtype, seed, "spiked") * 4]
-        inputs += [rows(shape, dtype, seed + 1, "plain")] if name == "silu_mul" else []
-        check_activation(name, options, inputs, device)
     many = hostile(dtype)
-    check_activation(name, options, [many, many.flip(0)][: 1 + (name == "silu_mul")], device)
-
-
-def check_activation(name: str, options: dict[str, Any], inputs: list[Tensor], device: str) -> None:
-    args = tuple(t.to(device) for t in inputs)
-    y = getattr(ops, name)(*args, **options)
-    assert_same_bits(y, getattr(reference, name)(*inputs, **options), f"{name} {options}")
-    check_quantized(name, args, y, **options)
+    pairs = [(many, many.flip(0))]
+    for seed, shape in enumerate((3, length) for length in (1, 5, 16, 33, 513, 4099)):
+        spiked, plain = rows(shape, dtype, seed, "spiked"), rows(shape, dtype, seed + 1, "plain")
+        pairs.append((spiked * 4, plain))
+    for pair in pairs:
+        inputs = pair[: 1 + (name == "silu_mul")]
+        args = tuple(t.to(device) for t in inputs)
+        y = getattr(ops, name)(*args, **options)
+        assert_same_bits(y, getattr(reference, name)(*inputs, **options), f"{name} {options}")
+        check_quantized(name, args, y, **options)
 
 
 LONG_BLOCKS = [pytest.param(b, marks=pytest.mark.exhaustive) for b in (8192, 16384, 32768)]
@@ -186,3 +180,20 @@ def test_rotation_is_sylvesters_matrix(block: int, device: str) -> None:
     matrix = torch.tensor(signs).double() / math.sqrt(block)
     expected = (x.unflatten(-1, (-1, block)) @ matrix).flatten(-2)
     torch.testing.assert_close(ops.hadamard(x.to(device), block).cpu(), expected)
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+class TestAnyLayout(AnyLayout):
+    CALLS, SHAPE = (*FLOAT_CALLS, *QUANTIZE_CALLS), (4, 6, 5, 8)
+    test_gradients_of_another_layout = None  # sums: test_gradients.py
+
+
+@pytest.mark.parametrize("dtype", ACTIVATION_DTYPES, ids=cases.name_of)
+def test_a_chunk_is_not_copied(dtype: torch.dtype, device: str) -> None:
+    """One kernel for `silu_mul(*x.chunk(2, -1))`, aligned or not."""
+    for length in (64, 33):
+        x = torch.zeros(4, 5, 2 * length, dtype=dtype, device=device)
+        plans = baraquant.plan(ops.silu_mul_quantize_per_token, *x.chunk(2, -1))
+        assert [p.name.removesuffix("_rows") for p in plans] == ["silu_mul_quantize"]

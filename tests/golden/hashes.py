@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.golden import affine, fused, int4, int8_mm, modules, scaled
 from tests.golden import range as ranges
 from tests.golden.values import Case

@@ -16,23 +16,19 @@ from tests.int8_conv.fuzz import POINT_DTYPES
 from tests.int8_mm import fuzz as products
 from tests.support import cases
 from tests.support.bad_arguments.int4 import CHOOSE, EXPAND, PACK, QUANTIZE
-from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, INTEGERS, LINEARS
 from tests.support.cases import INT64_MAX
+from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases import random_calls as calls
-from tests.support.family_cases.int8_mm import (
-    DEEPEST,
-    DEEPEST_SHIFTED,
-    OTHER_RANGES,
-    SYMMETRIC_RANGES,
-)
+from tests.support.family_cases.int8_mm import DEEPEST, SYMMETRIC_RANGES
 from tests.support.oracle import int4 as oracle
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import weight_only as weight_only_oracle
 
 LARGEST_GROUP = 2**31 - 2
 GROUP_SIZES = (2, 4, 6, 16, 32, 34, 64, 100, 1000, LARGEST_GROUP)
-RANGES = (*SYMMETRIC_RANGES, *SYMMETRIC_RANGES, *OTHER_RANGES)
+RANGES = (*SYMMETRIC_RANGES, *SYMMETRIC_RANGES, *int8_cases.OTHER_RANGES)
 # Too many to lie in memory, but for none of them.
 HUGE = (2**40, 2**62, INT64_MAX)
 POINT_NAMES = ("input_zero_point", "act_zero_point")
@@ -174,8 +170,7 @@ def check_values(call: calls.Call, got: Any) -> None:
     size = a.get("group_size", 2)
     if name == CHOOSE:
         expected = oracle.choose(a["weight"], size, a["symmetric"])
-        for mine, right in zip(got, expected, strict=True):
-            assert_same_bits(mine, right)
+        assert_all_same(got, expected)
         return
     if name != QUANTIZE:
         assert got.is_contiguous()
@@ -201,7 +196,7 @@ def check_values(call: calls.Call, got: Any) -> None:
 
 LINEAR_CALLS = [call for call in INT4_CALLS if call.verb in LINEARS]
 SHAPES = (*calls.SHAPES_OF_ROWS, (5, 34), (3, 130), (2, 0))
-DEEP = [(2, k) for k in (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)]
+DEEP = [(2, k) for k in (DEEPEST, DEEPEST + 1, int8_cases.DEEPEST_SHIFTED + 1)]
 
 
 def make(rng: Random) -> calls.Call:

@@ -13,7 +13,6 @@ from baraquant import ops
 from tests.int4.test_values import bytes_of, weight
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.checks.int8_mm import moved
 from tests.support.cuda import capture, rows_decoded_in_registers
 from tests.support.marks import by_dtype
 
@@ -39,9 +38,8 @@ def product(x: Tensor, packed: Tensor, groups: dict[str, Any], **given: Any) -> 
     w8 = ops.expand_int4(packed, in_features=x.shape[1], **groups)
     names = planned("int4_linear", x, packed, s, sw, **groups, **given)
     assert names == ["int8_product_packed"], "or this test shows nothing"
-    return ops.int4_linear(x, packed, s, sw, **groups, **given), ops.int8_linear(
-        x, w8, s, sw, **given
-    )
+    own = ops.int4_linear(x, packed, s, sw, **groups, **given)
+    return own, ops.int8_linear(x, w8, s, sw, **given)
 
 
 @by_size
@@ -54,12 +52,11 @@ def test_the_bits_of_int8(size: tuple[int, int], kind: torch.dtype, cuda: str) -
     ):
         if m > rows_decoded_in_registers():
             continue
-        packed, groups = weight(n, k, group_size, extreme, asymmetric=True)
+        packed, groups = weight(n, k, group_size, cuda, extreme)
         if bytes_are == "any":
             shape = groups["group_factor"].shape
-            groups["group_factor"] = bytes_of(0, 256, *shape, seed=5)
-            groups["group_zero_point"] = bytes_of(0, 256, *shape, seed=6)
-        packed, groups = packed.to(cuda), moved(groups, cuda)
+            groups["group_factor"] = bytes_of(0, 256, *shape, seed=5).to(cuda)
+            groups["group_zero_point"] = bytes_of(0, 256, *shape, seed=6).to(cuda)
         x = bytes_of(0, 256, m, k, seed=m).view(kind).to(cuda)
         if extreme:
             x = torch.full_like(x, -128 if kind == torch.int8 else 255)
@@ -70,8 +67,7 @@ def test_the_bits_of_int8(size: tuple[int, int], kind: torch.dtype, cuda: str) -
 @by_dtype
 def test_all_that_follows_the_sum(dtype: torch.dtype, cuda: str) -> None:
     n, k, m = 200, 512, 13
-    packed, groups = weight(n, k, 64, extreme=False, asymmetric=True)
-    packed, groups = packed.to(cuda), moved(groups, cuda)
+    packed, groups = weight(n, k, 64, cuda)
     w8 = ops.expand_int4(packed, in_features=k, **groups)
     x = bytes_of(0, 256, m, k, seed=1).to(cuda)
     compute = cases.compute_dtype(dtype)
@@ -90,15 +86,13 @@ def test_what_it_does_not_take(cuda: str) -> None:
     """More rows, other groups and columns, rows that begin anywhere: the same bits."""
     most = rows_decoded_in_registers()
     for m, k, group_size in ((most + 1, 128, 32), (3, 130, 32), (3, 192, 96), (3, 128, 34)):
-        packed, groups = weight(20, k, group_size, extreme=False, asymmetric=True)
-        packed, groups = packed.to(cuda), moved(groups, cuda)
+        packed, groups = weight(20, k, group_size, cuda)
         x = bytes_of(0, 256, m, k, seed=m).view(torch.int8).to(cuda)
         s, sw = torch.ones(1, device=cuda), torch.ones(20, device=cuda)
         want = ops.int8_linear(x, ops.expand_int4(packed, in_features=k, **groups), s, sw)
         assert "int8_product_packed" not in planned("int4_linear", x, packed, s, sw, **groups)
         assert_same_bits(ops.int4_linear(x, packed, s, sw, **groups), want)
-    packed, groups = weight(20, 128, 32, extreme=False, asymmetric=True)
-    packed, groups = packed.to(cuda), moved(groups, cuda)
+    packed, groups = weight(20, 128, 32, cuda)
     x = bytes_of(0, 256, 3, 128, seed=1).view(torch.int8).to(cuda)
     want = ops.int4_linear(x, packed, s, sw, **groups)
     for offset in (1, 4, 8):
@@ -113,8 +107,7 @@ def test_what_it_does_not_take(cuda: str) -> None:
 def test_what_was_just_written(m: int, cuda: str) -> None:
     """The weight may be loaded before the kernel ends that quantizes the input."""
     n, k = 1056, 2048
-    packed, groups = weight(n, k, 128, extreme=False, asymmetric=True)
-    packed, groups = packed.to(cuda), moved(groups, cuda)
+    packed, groups = weight(n, k, 128, cuda)
     x, sw = torch.empty(m, k, device=cuda, dtype=torch.bfloat16), torch.rand(n, device=cuda)
     for _ in range(100):
         x.normal_()
@@ -126,8 +119,7 @@ def test_what_was_just_written(m: int, cuda: str) -> None:
 
 
 def test_in_a_graph(cuda: str) -> None:
-    packed, groups = weight(512, 1024, 128, extreme=False, asymmetric=False)
-    packed, groups = packed.to(cuda), moved(groups, cuda)
+    packed, groups = weight(512, 1024, 128, cuda, asymmetric=False)
     x, sw = torch.randn(4, 1024, device=cuda), torch.rand(512, device=cuda)
     graph, result = capture(lambda: ops.quantized_int4_linear(x, packed, sw, **groups))
     for _ in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of four bits against the NumPy oracle, bit for bit; the reference too."""
+"""Weights of four bits against the NumPy oracle, bit for bit; the reference, and tools."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
 from tests.support.checks.int8_mm import moved
+from tests.support.family_cases.torch_tools import Tools
 from tests.support.marks import by_dtype
 from tests.support.oracle import int4 as oracle
 
@@ -43,13 +44,10 @@ def weights(shape: tuple[int, int], dtype: torch.dtype, seed: int = 0) -> Tensor
 def test_weights(shape, dtype, symmetric, module, device) -> None:  # type: ignore[no-untyped-def]
     w = weights(shape, dtype)
     for size in SIZES:
-        scale, factor, zero_point = module.choose_int4_qparams(
-            w.to(device), size, symmetric=symmetric
-        )
+        chosen = module.choose_int4_qparams(w.to(device), size, symmetric=symmetric)
         expected = oracle.choose(w, size, symmetric)
-        assert_same_bits(scale, expected.scale, "scale")
-        assert_same_bits(factor, expected.factor, "factor")
-        assert_same_bits(zero_point, expected.zero_point, "zero point")
+        assert_all_same(chosen, expected)
+        scale, factor, zero_point = chosen
         given = {"group_zero_point": zero_point}
         packed = module.quantize_int4(w.to(device), scale, factor, size, **given)
         u = oracle.quantize(w, expected, size)
@@ -123,12 +121,8 @@ def test_layouts(layout: str, device: str) -> None:
     given = {"group_zero_point": zero_point}
     packed = ops.quantize_int4(w, scale, factor, 16, **given)
     w8 = ops.expand_int4(packed, factor, 16, 64, **given)
-    for value, expected in zip(
-        ops.choose_int4_qparams(laid(w), 16, symmetric=False),
-        (scale, factor, zero_point),
-        strict=True,
-    ):
-        assert torch.equal(value, expected)
+    chosen = ops.choose_int4_qparams(laid(w), 16, symmetric=False)
+    assert_all_same(chosen, (scale, factor, zero_point))
     given = {"group_zero_point": laid(zero_point)}
     assert torch.equal(ops.quantize_int4(laid(w), scale, laid(factor), 16, **given), packed)
     assert torch.equal(ops.expand_int4(laid(packed), laid(factor), 16, 64, **given), w8)
@@ -144,11 +138,8 @@ PRODUCT_SIZES = (
     *((160, 21, 3), (4096, 9, 2)),
 )
 GROUP_SIZES = (32, 64, 128, 2, 34)
-SIBLINGS: dict[str, Callable[..., Tensor]] = {
-    LINEARS[0]: ops.int8_linear,
-    LINEARS[1]: ops.quantized_linear,
-    LINEARS[2]: ops.static_quantized_linear,
-}
+OF_INT8 = (ops.int8_linear, ops.quantized_linear, ops.static_quantized_linear)
+SIBLINGS: dict[str, Callable[..., Tensor]] = dict(zip(LINEARS, OF_INT8, strict=True))
 by_product_size = pytest.mark.parametrize("size", PRODUCT_SIZES, ids=str)
 
 
@@ -157,19 +148,19 @@ def bytes_of(low: int, high: int, *sizes: int, seed: int) -> Tensor:
 
 
 def weight(
-    n: int, k: int, group_size: int, extreme: bool, asymmetric: bool
+    n: int, k: int, size: int, device: str, extreme: bool = False, asymmetric: bool = True
 ) -> tuple[Tensor, dict[str, Any]]:
     """A packed weight, and its groups; `extreme`: of the largest factors and numbers alone."""
-    groups = -(-k // group_size)
+    groups = -(-k // size)
     packed = bytes_of(0, 256, n, (k + 1) // 2, seed=1)
     factor = bytes_of(1, 17, n, groups, seed=2)
     if extreme:
         packed, factor = packed % 2 * 255, torch.full_like(factor, 16)
-    found: dict[str, Any] = {"group_factor": factor, "group_size": group_size}
+    found: dict[str, Any] = {"group_factor": factor, "group_size": size}
     if asymmetric:
         zero_point = bytes_of(0, 16, n, groups, seed=3)
         found["group_zero_point"] = torch.full_like(zero_point, 8) if extreme else zero_point
-    return packed, found
+    return packed.to(device), moved(found, device)
 
 
 def calls(k: int, n: int, m: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -205,8 +196,7 @@ def test_the_bits_of_int8(size: tuple[int, int, int], extreme: bool, device: str
     k, n, m = size
     for group_size in GROUP_SIZES:
         for asymmetric in (False, True):
-            packed, groups = weight(n, k, group_size, extreme, asymmetric)
-            packed, groups = packed.to(device), moved(groups, device)
+            packed, groups = weight(n, k, group_size, device, extreme, asymmetric)
             w8 = expanded(ops, packed, groups, k)
             assert torch.equal(w8, expanded(reference, packed, groups, k))
             for name, arguments in calls(k, n, m):
@@ -225,13 +215,12 @@ def test_few_rows(m: int, kind: torch.dtype, device: str) -> None:
     """Rows of the weight whose int8 cannot overflow, among others whose does."""
     n, k = 40, 288
     for group_size in (32, 64, 96, 128, 288, 320):
-        packed, groups = weight(n, k, group_size, extreme=False, asymmetric=True)
+        packed, groups = weight(n, k, group_size, device)
         zero_point, factor = groups["group_zero_point"], groups["group_factor"]
         zero_point[::2] = 8
         factor[::6] = 17  # 7 * 17 is an int8, and -8 * 17 is none
         factor[1::6] %= 9  # with any zero point, 0 too
         factor[3, 0], factor[5, -1] = 255, 128
-        packed, groups = packed.to(device), moved(groups, device)
         for given in (groups, {**groups, "group_zero_point": None}):
             w8 = expanded(ops, packed, given, k)
             x = bytes_of(0, 256, m, k, seed=m).view(kind).to(device)
@@ -257,8 +246,7 @@ def test_gradients(call: Int4Call, dtype: torch.dtype, device: str) -> None:
         y = run(input=x, **own, **rest)
         dy = torch.randn(y.shape, generator=cases.generator(3)).to(y)
         results.append((y, *torch.autograd.grad(y, x, dy)))
-    for got, want in zip(*results, strict=True):
-        assert_same_bits(got, want)
+    assert_all_same(*results)
     assert_same_bits(call.function(**given), results[0][0])
 
 
@@ -268,3 +256,10 @@ def test_gradient_of_the_bias(device: str) -> None:
         bias = given["bias"].requires_grad_()
         call.function(**given).sum().backward()
         assert torch.equal(bias.grad, torch.full_like(bias, 24))
+
+
+# --- in PyTorch ----------------------------------------------------------------------------------
+
+
+class TestTools(Tools):
+    CALLS, BATCHED = INT4_CALLS, ("input", "input_scale", "input_zero_point")

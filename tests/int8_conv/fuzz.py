@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.int8_conv.test_values import check_strides
 from tests.support import cases
 from tests.support.bad_arguments.int8_conv import ONES, VECTORS
 from tests.support.bits import assert_same_bits
 from tests.support.cases import INT32_MAX
 from tests.support.family_cases import random_calls as calls
-from tests.support.family_cases.int8_conv import FORMATS, Case, options
+from tests.support.family_cases.int8_conv import Case, options
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
 from tests.support.family_cases.int8_mm import POINT_DTYPES as SOME_POINT_DTYPES
 from tests.support.oracle.int8_conv import for_each, int8_conv
@@ -35,8 +36,6 @@ OPTIONS = {
     ("padding",): [*FEW * 3, (0,), ((5, 2),), (-1,), (2**31,), ([],)],
     ("dilation",): [*FEW * 3, (0,), ([1, INT32_MAX],), (INT32_MAX,)],
 }
-
-
 CASES = [*options(), *DEEP * 2]
 
 
@@ -105,16 +104,6 @@ def has_right_sizes(a: dict[str, Any]) -> bool:
         return False
     places = zip(x.shape[-space:], kernel, options["padding"], options["dilation"], strict=True)
     return all(k >= 1 and n + 2 * p >= (k - 1) * d + 1 for n, k, p, d in places)
-
-
-def check_strides(x: Tensor, weight: Tensor, got: Tensor) -> None:
-    """`channels_last` if a copy of the input is, else contiguous; either where it is both."""
-    last = FORMATS.get(x.dim()) if x.dim() == weight.dim() else None
-    copy = torch.empty_like(x, device="meta")
-    is_last = last is not None and copy.is_contiguous(memory_format=last)
-    right = got.is_contiguous() and (not is_last or copy.is_contiguous())
-    right |= is_last and got.is_contiguous(memory_format=last)
-    assert right, f"strides {got.stride()} for an input of {x.stride()}"
 
 
 def check_values(call: calls.Call, got: Tensor) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The convolution of integers against whole numbers: every option, size and layout."""
+"""The convolution of integers against whole numbers: options, sizes, layouts, tools."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,29 @@ from torch.nn import functional as F
 
 from baraquant import ops, reference
 from tests.support import cases
+from tests.support.bad_arguments.int8_conv import Op
 from tests.support.bits import assert_same_bits
+from tests.support.calls.int8_conv import CONV_CALLS
 from tests.support.checks.int8_mm import moved
 from tests.support.family_cases.int8_conv import FORMATS, Case, options
+from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
+from tests.support.family_cases.torch_tools import Tools
 from tests.support.oracle import int8_conv as oracle
 
-exhaustive = pytest.mark.exhaustive
 OPTIONS = options()
+by_part = pytest.mark.parametrize(
+    "part", [0, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in range(1, 6))]
+)
+
+
+def check_strides(x: Tensor, weight: Tensor, got: Tensor) -> None:
+    """`channels_last` if a copy of the input is, else contiguous; either where it is both."""
+    last = FORMATS.get(x.dim()) if x.dim() == weight.dim() else None
+    copy = torch.empty_like(x, device="meta")
+    is_last = last is not None and copy.is_contiguous(memory_format=last)
+    right = got.is_contiguous() and (not is_last or copy.is_contiguous())
+    right |= is_last and got.is_contiguous(memory_format=last)
+    assert right, f"strides {got.stride()} for an input of {x.stride()}"
 
 
 def check(case: Case, device: str, seed: int = 0) -> Tensor:
@@ -26,19 +43,14 @@ def check(case: Case, device: str, seed: int = 0) -> Tensor:
     got = torch.ops.baraquant.int8_conv(**given)
     assert_same_bits(got.cpu(), wanted, f"{case}")
     assert got.dtype == case.dtype
-    is_last = case.channels_last and case.images is not None and len(case.space) > 1
-    x = given["input"]
-    if is_last and not x.is_contiguous():
-        assert got.is_contiguous(memory_format=FORMATS[got.dim()])
-    elif x.is_contiguous():
-        assert got.is_contiguous()
+    check_strides(given["input"], given["weight"], got)
     on_meta = torch.ops.baraquant.int8_conv(**moved(arguments, "meta"))
     assert on_meta.shape == got.shape and on_meta.stride() == got.stride()
     assert on_meta.dtype == got.dtype
     return got
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=exhaustive) for p in range(1, 6))])
+@by_part
 def test_every_option(part: int, device: str) -> None:
     """Against whole numbers in Python, and the reference."""
     assert len(OPTIONS) > 200
@@ -50,7 +62,7 @@ def test_every_option(part: int, device: str) -> None:
             assert got.is_contiguous() == wanted.is_contiguous()
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=exhaustive) for p in range(1, 6))])
+@by_part
 def test_the_copy_of_patches_has_the_same_bits(part: int) -> None:
     """What CUDA does, on the CPU."""
     torch.ops.baraquant._force_patches(True)
@@ -125,3 +137,68 @@ def test_the_gradient_of_the_bias(batched: bool, device: str) -> None:
     dy = torch.randn(y.shape, generator=cases.generator(1)).double().to(device)
     (got,) = torch.autograd.grad(y, a["bias"], dy)
     torch.testing.assert_close(got, dy.movedim(-3, 0).flatten(1).sum(1))
+
+
+# --- wrong sizes; ops/test_wrong_calls.py has what one argument does -----------------------------
+
+
+def test_numbers_of_groups(any_device: str) -> None:
+    """Those that the outputs allow, but not the input; a number that no integer counts."""
+    for groups in (1, 4):
+        with pytest.raises(ValueError, match=r"^baraquant::int8_conv: .*channels"):
+            Op()(Op().arguments(any_device) | {"groups": groups})
+    one = torch.ones((), device=any_device)
+    x = torch.zeros(1, 0, 4, dtype=torch.int8, device=any_device)
+    for of_group in (2, 4):  # of no weight: any number of groups divides its outputs
+        weight = torch.zeros(0, of_group, 2, dtype=torch.int8, device=any_device)
+        words = rf"^baraquant::int8_conv: .*got {of_group} \* {2**62}"
+        with pytest.raises(ValueError, match=words):
+            ops.int8_conv(x, weight, one, one.expand(0), groups=2**62)
+
+
+def test_depth_beyond_the_exact_range(any_device: str) -> None:
+    def of_depth(depth: int, integers: torch.dtype = torch.int8, **options: Any) -> Tensor:
+        x = torch.zeros(1, depth // 2, 2, dtype=integers, device=any_device)
+        w = torch.zeros(2, depth // 2, 2, dtype=torch.int8, device=any_device)
+        one = torch.ones((), device=any_device)
+        return ops.int8_conv(x, w, one, one.expand(2), **options)
+
+    shifted = {"input_zero_point": torch.zeros((), dtype=torch.int32, device=any_device)}
+    for limit, given in ((DEEPEST, {}), (DEEPEST_SHIFTED, shifted)):
+        even = limit - limit % 2
+        assert of_depth(even, **given).shape == (1, 2, 1)
+        words = rf"^baraquant::int8_conv: .*weight\[0\].* at most {limit}"
+        with pytest.raises(ValueError, match=words):
+            of_depth(even + 2, **given)
+    with pytest.raises(ValueError, match=f"at most {DEEPEST_SHIFTED} elements .for uint8"):
+        of_depth(DEEPEST_SHIFTED + 2, torch.uint8)
+
+
+def test_sizes_that_memory_cannot_hold() -> None:
+    """A padded image of more bytes than an int64 counts is an error, not a crash."""
+    x, one = torch.zeros(1, 2, 1, 1, 1, dtype=torch.int8), torch.ones(1)
+    most = 2**31 - 1
+    with pytest.raises(RuntimeError):
+        ops.int8_conv(x, x, one, one, padding=most, stride=most)
+
+
+# --- in PyTorch ----------------------------------------------------------------------------------
+
+
+class TestTools(Tools):
+    CALLS, BATCHED, ANY_ROWS = CONV_CALLS, ("input",), False
+
+
+def test_exported_with_any_number_and_size_of_images() -> None:
+    w, scale = torch.ones(4, 3, 3, 3, dtype=torch.int8), torch.full((4,), 0.5)
+
+    class Module(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return ops.int8_conv(q, w, scale[0], scale, stride=2, padding=1)
+
+    dims = {n: torch.export.Dim(f"d{n}", min=3, max=100) for n in (0, 2, 3)}
+    q = torch.ones(4, 3, 8, 9, dtype=torch.int8)
+    exported = torch.export.export(Module(), (q,), dynamic_shapes={"q": dims}).module()
+    for shape in ((4, 3, 8, 9), (5, 3, 12, 31), (3, 3, 3, 4)):
+        q = torch.randint(-128, 128, shape).to(torch.int8)
+        assert_same_bits(exported(q), Module()(q))

@@ -12,26 +12,20 @@ from tests.support.bad_arguments.int8_mm import INTEGER_INPUT
 from tests.support.bits import assert_same_bits
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, SERVED_CALLS
 from tests.support.checks.int8_mm import OPS
+from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases import random_calls as calls
-from tests.support.family_cases.int8_mm import (
-    DEEPEST,
-    DEEPEST_SHIFTED,
-    INPUT_RANGE,
-    OTHER_RANGES,
-    POINT_DTYPES,
-    SYMMETRIC_RANGES,
-    WEIGHT_RANGE,
-)
+from tests.support.family_cases.int8_mm import INPUT_RANGE, POINT_DTYPES, WEIGHT_RANGE
 from tests.support.oracle import int8_mm as int8_oracle
 
-RANGES = (*[*SYMMETRIC_RANGES] * 4, *OTHER_RANGES, (-8, 128), (7, 7), (-129, 6))
+RANGES = (*[*int8_cases.SYMMETRIC_RANGES] * 4, *int8_cases.OTHER_RANGES)
+RANGES += ((-8, 128), (7, 7), (-129, 6))
 OPTIONS = {
     INPUT_RANGE: RANGES,
-    WEIGHT_RANGE: RANGES[: 4 * len(SYMMETRIC_RANGES) + 1],
+    WEIGHT_RANGE: RANGES[: 4 * len(int8_cases.SYMMETRIC_RANGES) + 1],
     ("symmetric",): ((True,), (False,)),
 }
 POINTS = (0, 3, -7, 127, -128, 255, 256, -129, 2**31, cases.INT64_MAX, cases.INT64_MIN)
-BEYOND = (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)
+BEYOND = (int8_cases.DEEPEST, int8_cases.DEEPEST + 1, int8_cases.DEEPEST_SHIFTED + 1)
 
 
 def of_rows(rng: Random, call: calls.Call) -> None:
@@ -100,7 +94,7 @@ def wrong_sizes(call: calls.Call) -> set[type[Exception]]:
         return {ValueError}
     points = [k for k in ("input_zero_point", "act_zero_point") if a.get(k) is not None]
     shifted = bool(points) or x.dtype == torch.uint8 or not a.get("symmetric", True)
-    right = weight.shape[1] <= (DEEPEST_SHIFTED if shifted else DEEPEST)
+    right = weight.shape[1] <= (int8_cases.DEEPEST_SHIFTED if shifted else int8_cases.DEEPEST)
     right &= weight.is_contiguous() or call.name == "qat_linear"
     for key in ("weight_scale", "bias", "weight_sum"):
         right &= key not in a or tuple(a[key].shape) == (weight.shape[0],)

@@ -16,28 +16,16 @@ from tests.int8_mm import fuzz as products
 from tests.support import cases
 from tests.support.bad_arguments.grouped import INTEGERS, OF_ROWS, TRAINED, VECTORS
 from tests.support.bits import assert_same_bits
+from tests.support.family_cases import grouped
+from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases import random_calls as calls
-from tests.support.family_cases.grouped import (
-    CASES,
-    SIZES,
-    Grouped,
-    floating,
-    integer_weight,
-    one_weight,
-)
-from tests.support.family_cases.int8_mm import (
-    DEEPEST,
-    DEEPEST_SHIFTED,
-    INPUT_RANGE,
-    OTHER_RANGES,
-    SYMMETRIC_RANGES,
-    WEIGHT_RANGE,
-)
+from tests.support.family_cases.grouped import Grouped, integer_weight, one_weight
+from tests.support.family_cases.int8_mm import DEEPEST, INPUT_RANGE, SYMMETRIC_RANGES, WEIGHT_RANGE
 
 BAD_OFFSETS = (-1, -(2**31), 2**31 - 1)
 NO_BACKWARD_YET = ("int8_input", "int8")
 OPTIONS = {
-    INPUT_RANGE: (*SYMMETRIC_RANGES, *SYMMETRIC_RANGES, *OTHER_RANGES),
+    INPUT_RANGE: (*SYMMETRIC_RANGES, *SYMMETRIC_RANGES, *int8_cases.OTHER_RANGES),
     WEIGHT_RANGE: SYMMETRIC_RANGES,
     ("backward",): [(word,) for word in ("float", "float", "float", *NO_BACKWARD_YET, "", "Float")],
     ("rounding",): [(word,) for word in ("nearest", "nearest", "nearest", "stochastic", "Nearest")],
@@ -45,7 +33,7 @@ OPTIONS = {
 }
 DEEP = [
     Grouped("one", 1, k, kind, zero_point=point)
-    for k in (DEEPEST, DEEPEST + 1, DEEPEST_SHIFTED + 1)
+    for k in (DEEPEST, DEEPEST + 1, int8_cases.DEEPEST_SHIFTED + 1)
     for kind, point in ((torch.int8, None), (torch.int8, "token"), (torch.uint8, None))
 ]
 
@@ -53,10 +41,10 @@ DEEP = [
 def right(rng: Random) -> calls.Call:
     """One of the cases of the family, or the same of floating inputs."""
     if calls.one_in(rng, 2):
-        return calls.Call(INTEGERS, rng.choice([*CASES, *CASES, *DEEP]).arguments())
+        return calls.Call(INTEGERS, rng.choice([*grouped.CASES, *grouped.CASES, *DEEP]).arguments())
     n, k = rng.choice((0, 1, 5, 17)), rng.choice((0, 1, 3, 33, 64))
-    sizes, dtype = rng.choice([*SIZES]), rng.choice(cases.FLOAT_DTYPES)
-    arguments = floating(sizes, dtype, n, k, rng.randrange(100))
+    sizes, dtype = rng.choice([*grouped.SIZES]), rng.choice(cases.FLOAT_DTYPES)
+    arguments = grouped.floating(sizes, dtype, n, k, rng.randrange(100))
     if calls.one_in(rng, 2):
         return calls.Call(TRAINED, arguments)
     return calls.Call("quantized_grouped_linear", integer_weight(arguments))

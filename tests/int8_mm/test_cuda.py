@@ -3,7 +3,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 import baraquant
+from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits
-from tests.support.checks.int8_mm import moved
+from tests.support.bits import assert_all_same, assert_same_bits
+from tests.support.checks.int8_mm import call, moved
 from tests.support.cuda import MIB, capture, measured
+from tests.support.family_cases import grouped
+from tests.support.family_cases.grouped import Grouped, ends, floating, one_weight
 from tests.support.family_cases.int8_mm import DEEPEST_SHIFTED, GENERIC, VALUES, Case, integers
 from tests.support.family_cases.on_cuda import OnCuda, Step, check_graph, check_streams
 from tests.support.marks import by_mode
@@ -36,7 +39,11 @@ HOPPER = (
     "hopper_128x128x128_pingpong_cluster2x1",
 )
 KERNELS = ("vector", *GENERIC, *HOPPER)
-by_kernel = pytest.mark.parametrize("kernel", KERNELS)
+ON_HOPPER = (
+    "grouped_128x128x128_pingpong_cluster1x2",
+    "grouped_64x256x128_pingpong_cluster1x2",
+    "grouped_32x128x256_swapped_pingpong",
+)
 # Rows that begin anywhere are copied for Hopper's kernels where there are so many of them.
 MIN_INPUTS, MIN_WEIGHTS = 5, 17
 # Each is taken by another kernel where the chip is a Hopper.
@@ -45,19 +52,20 @@ SIZES += ((128, 256, 2048), (200, 1001, 512), (300, 1024, 528), (1100, 4224, 102
 
 
 @pytest.fixture
-def force(cuda: str) -> Iterator[Callable[[str], None]]:
-    """Makes every product take one kernel; skips where the kernel is not there."""
-    ops = torch.ops.baraquant
+def kernel(request: pytest.FixtureRequest, cuda: str) -> Iterator[str]:
+    """The name of the kernel that every product takes; skips where the kernel is not there."""
+    name = request.param
+    if name not in torch.ops.baraquant._int8_kernels():
+        pytest.skip("built without the kernels for Hopper")
+    if name in (*HOPPER, *ON_HOPPER) and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not a Hopper GPU")
+    torch.ops.baraquant._force_int8_kernel(name)
+    yield name
+    torch.ops.baraquant._force_int8_kernel("")
 
-    def choose(kernel: str) -> None:
-        if kernel not in ops._int8_kernels():
-            pytest.skip("built without the kernels for Hopper")
-        if kernel in HOPPER and torch.cuda.get_device_capability() != (9, 0):
-            pytest.skip("not a Hopper GPU")
-        ops._force_int8_kernel(kernel)
 
-    yield choose
-    ops._force_int8_kernel("")
+by_kernel = pytest.mark.parametrize("kernel", KERNELS, indirect=True)
+by_grouped_kernel = pytest.mark.parametrize("kernel", (*GENERIC, *ON_HOPPER), indirect=True)
 
 
 def int8_linear(arguments: dict[str, Any]) -> Tensor:
@@ -102,10 +110,7 @@ def case_for(kernel: str, seed: int) -> Case:
 
 
 @by_kernel
-def test_the_bits_of_the_cpu_over_random_shapes(
-    kernel: str, force: Callable[[str], None], cuda: str
-) -> None:
-    force(kernel)
+def test_the_bits_of_the_cpu_over_random_shapes(kernel: str, cuda: str) -> None:
     for seed in range(210):
         case = case_for(kernel, seed)
         arguments = case.arguments()
@@ -114,9 +119,8 @@ def test_the_bits_of_the_cpu_over_random_shapes(
 
 
 @by_kernel
-def test_sums_over_random_shapes(kernel: str, force: Callable[[str], None], cuda: str) -> None:
+def test_sums_over_random_shapes(kernel: str, cuda: str) -> None:
     """int8_product, by the same kernels; the rows that are copied and made dense too."""
-    force(kernel)
     names = ("input", "weight", "input_zero_point", "weight_sum")
     for seed in range(0, 210, 3):
         case = case_for(kernel, seed)
@@ -130,11 +134,8 @@ def test_sums_over_random_shapes(kernel: str, force: Callable[[str], None], cuda
 
 @by_kernel
 @pytest.mark.parametrize("values", ("lowest", "highest", "alternating"))
-def test_the_largest_sums(
-    kernel: str, values: str, force: Callable[[str], None], cuda: str
-) -> None:
+def test_the_largest_sums(kernel: str, values: str, cuda: str) -> None:
     """At the limit of the depth, with the zero point that makes the sums as large as they get."""
-    force(kernel)
     for dtype, point in ((torch.int8, 127), (torch.int8, -128), (torch.uint8, 0)):
         m, n, k = (4 if kernel == "vector" else 129), 72, DEEPEST_SHIFTED
         a, w = integers((m, k), dtype, values), integers((n, k), torch.int8, values)
@@ -142,30 +143,25 @@ def test_the_largest_sums(
         assert exact.abs().max() < 2**31
         one, ones = torch.ones((), device=cuda), torch.ones(n, device=cuda)
         zero_point = torch.full((m,), point, device=cuda, dtype=torch.int32)
-        got = torch.ops.baraquant.int8_linear(
-            a.to(cuda), w.to(cuda), one, ones, input_zero_point=zero_point
-        )
+        ops, point = torch.ops.baraquant, {"input_zero_point": zero_point}
+        got = ops.int8_linear(a.to(cuda), w.to(cuda), one, ones, **point)
         assert torch.equal(got.cpu(), exact.float())
-        sums = torch.ops.baraquant.int8_product(a.to(cuda), w.to(cuda), input_zero_point=zero_point)
+        sums = ops.int8_product(a.to(cuda), w.to(cuda), **point)
         assert torch.equal(sums.cpu(), exact.to(torch.int32))
 
 
 @by_kernel
 @pytest.mark.parametrize("offsets", ((1, 0), (0, 1), (3, 8), (15, 7)), ids=str)
-def test_unaligned_views(
-    kernel: str, offsets: tuple[int, int], force: Callable[[str], None], cuda: str
-) -> None:
+def test_unaligned_views(kernel: str, offsets: tuple[int, int], cuda: str) -> None:
     """Matrices that begin anywhere, at the very end of their memory too."""
-    force(kernel)
     sizes = ((4, 67, 512), (3, 33, 4097), (1, 1, 1), (2, 100, 31))
     if kernel in HOPPER:
         sizes = ((140, 67, 512), (MIN_INPUTS, 33, 4097), (150, 17, 1), (300, 200, 31))
     for (m, n, k), dtype in itertools.product(sizes, (torch.int8, torch.uint8)):
         if kernel in HOPPER and dtype == torch.uint8 and m < 128:
             continue  # refused: the sums of the weight would have to be found first
-        arguments = Case(
-            (m,), n, k, input_dtype=dtype, zero_point="token", bias="compute"
-        ).arguments()
+        case = Case((m,), n, k, input_dtype=dtype, zero_point="token", bias="compute")
+        arguments = case.arguments()
         expected = int8_linear(arguments)
         views = moved(arguments, cuda)
         for name, offset in zip(("input", "weight"), offsets, strict=True):
@@ -215,11 +211,8 @@ class TestOnCuda(OnCuda):
 
 
 @by_kernel
-def test_graphs_and_streams_of_every_kernel(
-    kernel: str, force: Callable[[str], None], cuda: str
-) -> None:
+def test_graphs_and_streams_of_every_kernel(kernel: str, cuda: str) -> None:
     """Stream-K's counters begin anew each time."""
-    force(kernel)
     check_graph(step((4 if kernel == "vector" else 200, 1040, 1536)), cuda)
     sizes = [(4 if kernel == "vector" else 40 + i, 2048, 2048) for i in range(4)]
     check_streams([step(size) for size in sizes], cuda)
@@ -235,24 +228,20 @@ def test_memory(size: tuple[int, int, int], cuda: str) -> None:
     assert peak <= output + 20 * MIB
 
 
-def test_what_a_forced_kernel_does_not_take(force: Callable[[str], None], cuda: str) -> None:
-    call = moved(Case((5,), 8, 16).arguments(), cuda)
-    force("vector")
-    with pytest.raises(NotImplementedError, match="forced"):
-        int8_linear(call)
-    force(HOPPER[0])
-    for m, n in ((MIN_INPUTS - 1, 80), (40, MIN_WEIGHTS - 1)):
+@pytest.mark.parametrize("kernel", ("vector", HOPPER[0]), indirect=True)
+def test_what_a_forced_kernel_does_not_take(kernel: str, cuda: str) -> None:
+    sizes = ((MIN_INPUTS - 1, 80, 33), (40, MIN_WEIGHTS - 1, 33))
+    for m, n, k in ((5, 8, 16),) if kernel == "vector" else sizes:
         with pytest.raises(NotImplementedError, match="forced"):
-            int8_linear(moved(Case((m,), n, 33).arguments(), cuda))
+            int8_linear(moved(Case((m,), n, k).arguments(), cuda))
     with pytest.raises(ValueError, match="no kernel is named 'none'"):
         torch.ops.baraquant._force_int8_kernel("none")
 
 
 def test_the_kernels_are_those_tested_here(cuda: str) -> None:
     there = [k for k in torch.ops.baraquant._int8_kernels() if not k.startswith("grouped")]
-    assert sorted(there) == sorted(
-        KERNELS if len(there) > 1 + len(GENERIC) else ("vector", *GENERIC)
-    )
+    with_hopper = len(there) > 1 + len(GENERIC)
+    assert sorted(there) == sorted(KERNELS if with_hopper else ("vector", *GENERIC))
 
 
 # --- products that begin before the kernel ends that quantizes their input -----------------------
@@ -270,10 +259,8 @@ def test_fresh_inputs_in_a_graph(m: int, symmetric: bool, cuda: str) -> None:
     ops = torch.ops.baraquant
 
     def multiply(q: tuple[Tensor, ...], w: Tensor) -> Tensor:
-        zero_point = None if symmetric else q[2]
-        result: Tensor = ops.int8_linear(
-            q[0], w, q[1], scale, input_zero_point=zero_point, dtype=torch.bfloat16
-        )
+        options = {"input_zero_point": None if symmetric else q[2], "dtype": torch.bfloat16}
+        result: Tensor = ops.int8_linear(q[0], w, q[1], scale, **options)
         return result
 
     def run() -> Tensor:
@@ -326,3 +313,88 @@ def test_more_than_2_to_the_31_elements(name: str, room: None) -> None:
                 dtype=torch.bfloat16,
             )
             assert_same_bits(y[rows, columns].cpu(), part, f"{rows} {columns}")
+
+
+# --- products with a weight for each group: offsets that the host does not read ------------------
+
+
+def aligned_cases(kernel: str) -> list[Grouped]:
+    """What the kernel takes, in shapes of one tile and of several."""
+    dtypes = [d for d in cases.FLOAT_DTYPES if d != torch.float64 or kernel in GENERIC]
+    shapes = ((40, 64), (264, 272), (300, 1040), (129, 528))
+    found = []
+    for seed, (sizes, (n, k)) in enumerate(itertools.product(grouped.SIZES, shapes)):
+        point = (None, "token", "one")[seed % 3]
+        unsigned = kernel in GENERIC and point is not None and seed % 2 == 0
+        found.append(
+            Grouped(
+                *(sizes, n, k, torch.uint8 if unsigned else torch.int8, dtypes[seed % len(dtypes)]),
+                scale=("token", "one")[seed % 2],
+                zero_point=point,
+                bias=(None, "compute", "output")[seed % 3],
+                seed=seed,
+            )
+        )
+    return found
+
+
+def check_grouped(case: Grouped) -> None:
+    arguments = case.arguments()
+    got = call("int8_grouped_linear", arguments, "cuda")
+    assert_same_bits(got.cpu(), one_weight("int8_grouped_linear", arguments), str(case))
+
+
+@by_grouped_kernel
+def test_every_grouped_kernel(kernel: str) -> None:
+    for case in aligned_cases(kernel):
+        check_grouped(case)
+
+
+@by_grouped_kernel
+def test_rows_that_begin_anywhere(kernel: str) -> None:
+    """K that is no multiple of 16, and unsigned inputs: Hopper's kernels get copies."""
+    for seed, dtype in itertools.product(range(3), (torch.int8, torch.uint8)):
+        check_grouped(Grouped("one_of_many_rows", 83 + seed, 131 + seed, dtype, zero_point="token"))
+
+
+@by_grouped_kernel
+def test_offsets_out_of_order_stay_inside(kernel: str) -> None:
+    """They count as the nearest that ascend and lie inside."""
+    arguments = Grouped("uneven", 40, 64).arguments()
+    for bad in ([50, 20, 90, -7, 2**31 - 1, 3], [-5, 500, 1, 1, 1, 1], [10**9] * 6, [-1] * 6):
+        arguments["offsets"] = torch.tensor(bad, dtype=torch.int32)
+        expected = reference.int8_grouped_linear(**arguments)
+        got = call("int8_grouped_linear", arguments, "cuda")
+        assert_same_bits(got.cpu(), expected, f"{bad}")
+
+
+@by_grouped_kernel
+def test_graph_with_new_offsets(kernel: str) -> None:
+    """Captured once; replayed with other groups, which only the device knows."""
+    arguments = Grouped("uneven", 264, 528, zero_point="token").arguments()
+    static = moved(arguments, "cuda")
+    graph, captured = capture(lambda: ops.int8_grouped_linear(**static))
+    for sizes in ((221, 0, 0, 0, 0, 0), (30, 30, 30, 30, 30, 30), (0, 1, 0, 219, 0, 1)):
+        arguments["offsets"] = ends(sizes)
+        static["offsets"].copy_(arguments["offsets"])
+        graph.replay()
+        assert_same_bits(captured.cpu(), one_weight("int8_grouped_linear", arguments), str(sizes))
+
+
+def test_never_makes_the_host_wait(cuda: str, request: pytest.FixtureRequest) -> None:
+    """The forward of every op; in bfloat16 the backward too."""
+    integer = moved(Grouped("uneven", 40, 64, torch.uint8, zero_point="token").arguments(), cuda)
+    trained = moved(floating("uneven", torch.bfloat16), cuda)
+    for key in ("input", "weight", "bias"):
+        trained[key].requires_grad_()
+
+    def run() -> tuple[Tensor, ...]:
+        y = ops.qat_grouped_linear(**trained)
+        leaves = [trained[key] for key in ("input", "weight", "bias")]
+        return ops.int8_grouped_linear(**integer), *torch.autograd.grad(y.sum(), leaves)
+
+    first = run()
+    request.getfixturevalue("no_synchronisation")
+    again = run()
+    torch.cuda.set_sync_debug_mode("default")
+    assert_all_same(again, first)

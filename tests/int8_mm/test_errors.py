@@ -11,9 +11,6 @@ from tests.support.bad_arguments import grouped, int8_product
 from tests.support.bad_arguments.int8_mm import INTEGER_INPUT, OPS, K, Op
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED
 
-by_op = pytest.mark.parametrize("op", OPS, ids=str)
-
-
 # --- the depth of the sums -----------------------------------------------------------------------
 
 
@@ -39,15 +36,16 @@ def test_depth_beyond_the_exact_range(op: Any, any_device: str) -> None:
     limit = DEEPEST_SHIFTED if shifted else DEEPEST
     assert op(deep(op, limit, any_device)).shape == (2, 2)
     for depth in (limit + 1, 2 * limit, 2**20):
-        message = rf"^baraquant::{op.name}.*: .*{limit}.* got .*{depth}"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(
+            ValueError, match=rf"^baraquant::{op.name}.*: .*{limit}.* got .*{depth}"
+        ):
             op(deep(op, depth, any_device))
 
 
 # --- other objects -------------------------------------------------------------------------------
 
 
-@by_op
+@pytest.mark.parametrize("op", OPS, ids=str)
 def test_nested_and_sparse_tensors_that_autograd_would_record(op: Op) -> None:
     for name in ("input", "weight", "bias"):
         value = op.arguments("cpu").get(name)

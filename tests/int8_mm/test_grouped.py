@@ -12,21 +12,13 @@ from baraquant import ops, reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
 from tests.support.checks.int8_mm import call, moved
-from tests.support.family_cases.grouped import (
-    CASES,
-    SIZES,
-    Grouped,
-    ends,
-    floating,
-    integer_weight,
-    one_weight,
-)
-from tests.support.marks import by_dtype
+from tests.support.family_cases import grouped
+from tests.support.family_cases.grouped import SIZES, Grouped, floating, integer_weight, one_weight
+from tests.support.marks import by_dtype, by_mode
 
 OPS = ("int8_grouped_linear", "quantized_grouped_linear", "qat_grouped_linear")
-by_case = pytest.mark.parametrize("case", CASES, ids=str)
+by_case = pytest.mark.parametrize("case", grouped.CASES, ids=str)
 by_sizes = pytest.mark.parametrize("sizes", SIZES)
-by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
 
 # --- values --------------------------------------------------------------------------------------
 
@@ -41,7 +33,7 @@ def test_bits_of_the_op_for_one_weight(case: Grouped, device: str) -> None:
 
 @by_sizes
 @by_dtype
-@by_symmetry
+@by_mode
 def test_quantized_on_the_fly(sizes: str, dtype: torch.dtype, symmetric: bool, device: str) -> None:
     """Bits of the op for one weight; what is trained is what is served."""
     trained = floating(sizes, dtype) | {"symmetric": symmetric}
@@ -57,11 +49,11 @@ def test_quantized_on_the_fly(sizes: str, dtype: torch.dtype, symmetric: bool, d
 # --- gradients -----------------------------------------------------------------------------------
 
 
-def gradients(name: str, arguments: dict[str, Any], grouped: bool) -> list[Tensor]:
+def gradients(name: str, arguments: dict[str, Any], is_grouped: bool) -> list[Tensor]:
     names = ("input", "bias", *(("weight",) if name == OPS[2] else ()))
     given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in arguments.items()}
     leaves = [given[key].requires_grad_() for key in names]
-    y = call(name, given, given["input"].device.type) if grouped else one_weight(name, given)
+    y = call(name, given, given["input"].device.type) if is_grouped else one_weight(name, given)
     if not y.requires_grad:  # no group has rows
         return [torch.zeros_like(leaf) for leaf in leaves]
     dy = torch.randn(y.shape, generator=cases.generator(1), dtype=torch.float64)
@@ -70,7 +62,7 @@ def gradients(name: str, arguments: dict[str, Any], grouped: bool) -> list[Tenso
 
 @by_sizes
 @by_dtype
-@by_symmetry
+@by_mode
 @pytest.mark.parametrize("name", OPS[1:])
 def test_gradients_of_each_group(
     name: str, sizes: str, dtype: torch.dtype, symmetric: bool, device: str
@@ -79,8 +71,8 @@ def test_gradients_of_each_group(
     arguments = floating(sizes, dtype) | {"symmetric": symmetric}
     if name == OPS[1]:
         arguments = integer_weight(arguments)
-    expected = gradients(name, arguments, grouped=False)
-    got = gradients(name, moved(arguments, device), grouped=True)
+    expected = gradients(name, arguments, is_grouped=False)
+    got = gradients(name, moved(arguments, device), is_grouped=True)
     tolerance = {"rtol": 0.05, "atol": 0.2} if dtype.itemsize == 2 else {"rtol": 1e-3, "atol": 1e-3}
     for mine, right in zip(got, expected, strict=True):
         assert mine.dtype == right.dtype
@@ -91,15 +83,14 @@ def test_differentiable_twice(device: str) -> None:
     """As the op for one weight is: the derivative of a gradient's square."""
     arguments = floating("empty_at_the_ends", torch.float64, n=5, k=7)
     results = []
-    for grouped in (True, False):
+    for is_grouped in (True, False):
         given = moved(arguments, device)
         leaves = [given[k].requires_grad_() for k in ("input", "weight", "bias")]
-        y = call(OPS[2], given, device) if grouped else one_weight(OPS[2], given, device)
+        y = call(OPS[2], given, device) if is_grouped else one_weight(OPS[2], given, device)
         first = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
         total = sum(g.square().sum() for g in first)
         results.append(torch.autograd.grad(total, leaves))
-    for mine, right in zip(*results, strict=True):
-        torch.testing.assert_close(mine, right)
+    torch.testing.assert_close(*results)
 
 
 def test_the_bias_of_integers_gets_its_gradient(device: str) -> None:
@@ -133,7 +124,7 @@ def test_compiles(name: str, device: str) -> None:
     function = getattr(ops, name)
     compiled = torch.compile(lambda **given: function(**given).square(), fullgraph=True)
     for sizes in ((3, 0, 70, 1, 130, 17), (0, 21, 100, 0, 50, 40)):
-        given = moved(arguments | {"offsets": ends(sizes)}, device)
+        given = moved(arguments | {"offsets": grouped.ends(sizes)}, device)
         leaf = given[learned].requires_grad_()
         y, right = compiled(**given), function(**given).square()
         assert_same_bits(y.detach().cpu(), right.detach().cpu())
@@ -163,19 +154,12 @@ def test_plan(device: str) -> None:
     assert (ok, kind) == (False, "TypeError") and "expected offsets to be torch.int32" in reason
 
 
-def positions(op: Any, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    plain = [a.name for a in op._schema.arguments if not a.kwarg_only]
-    args = tuple(arguments.get(name) for name in plain)
-    return args, {k: v for k, v in arguments.items() if k not in plain}
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_opcheck(name: str, device: str) -> None:
     op, arguments = call_of(name)
-    args, kwargs = positions(op, moved(arguments, device))
-    if name != OPS[0]:
-        args[0].requires_grad_()
-    torch.library.opcheck(op, args, kwargs)
+    given = moved(arguments, device)
+    given["input"].requires_grad_(name != OPS[0])
+    torch.library.opcheck(op, (), given)
 
 
 def test_vmap_is_refused() -> None:

@@ -6,6 +6,7 @@ runs this module as a program, which prints a digest of every result. What is ri
 against the oracles say.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -33,12 +34,10 @@ def int8_mm_results() -> Results:
     options = int8_cases.RANDOM_CASES[::2] + int8_cases.edge_cases()[::3]
     for case in options + int8_cases.one_by_one():
         yield case, call(case.op, case.arguments())
-    for a in VALUES:
-        for w in VALUES:
-            for n, k in ((33, 1025), (3, 70), (130, 64)):
-                case = Case((7,), n, k, torch.uint8, torch.float64, values=a)
-                weight = integers((n, k), torch.int8, w, 5)
-                yield f"{a} x {w}", call("int8_linear", case.arguments() | {"weight": weight})
+    for a, w, (n, k) in itertools.product(VALUES, VALUES, ((33, 1025), (3, 70), (130, 64))):
+        case = Case((7,), n, k, torch.uint8, torch.float64, values=a)
+        weight = integers((n, k), torch.int8, w, 5)
+        yield f"{a} x {w}", call("int8_linear", case.arguments() | {"weight": weight})
     for depth, dtype in ((DEEPEST, torch.int8), (DEEPEST_SHIFTED, torch.uint8)):
         for values in ("lowest", "highest", "alternating"):
             case = Case((5,), 6, depth, dtype, torch.float64, values=values)
@@ -95,15 +94,12 @@ def weight_only_results() -> Results:
         for n, k in ((1, 1), (5, 7), (70, 413), (33, 1030), (260, 416)):
             w = integers((n, k), torch.int8, "random", n)
             b = weight_only.numbers((n,), dtype, 2)
-            for size in (None, 1, 32, 50, 128, 2000):
-                params = weight_only.params_shape((n, k), size)
-                s = cases.scales(params, torch.float32, 3)
-                z = cases.zero_points(params, (-128, 127), 4)
+            for s, z, size in weight_only.qparams((n, k), dtype, (None, 1, 32, 50, 128, 2000)):
+                options = {"bias": None if z is None else b, "weight_zero_point": z}
                 for rows in [rows for rows in (1, 2, 3, 4, 5, 17, 48) if rows <= limit]:
                     x = weight_only.numbers((rows, k), dtype, rows)
-                    plain = ops.weight_only_linear(x, w, s, group_size=size)
-                    full = ops.weight_only_linear(x, w, s, b, weight_zero_point=z, group_size=size)
-                    yield f"{rows} {n} {k} {size} {dtype}", torch.cat([plain, full])
+                    y = ops.weight_only_linear(x, w, s, **options, group_size=size)
+                    yield f"{rows} {n} {k} {size} {dtype}", y
 
 
 def scaled_results() -> Results:
@@ -128,7 +124,7 @@ FAMILIES = {
     int8_mm_results: 500,
     int8_conv_results: 100,
     int4_results: 150,
-    weight_only_results: 300,
+    weight_only_results: 600,
     scaled_results: 90,
 }
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Exact sums and special values of the integer matrix family, bit for bit, on every device."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import reference
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.checks.int8_mm import check, check_case
+from tests.support.checks.int8_mm import check, check_case, summary
 from tests.support.family_cases.int8_mm import DEEPEST, DEEPEST_SHIFTED, VALUES, Case, integers
 from tests.support.marks import by_dtype
+from tests.support.oracle import int8_mm as int8_oracle
 
 by_input_dtype = pytest.mark.parametrize("input_dtype", cases.INTEGER_DTYPES, ids=cases.name_of)
 
@@ -92,8 +95,7 @@ def test_special_biases(dtype: torch.dtype, device: str) -> None:
 def test_overflow_and_subnormal_results(dtype: torch.dtype, device: str) -> None:
     """The one rounding to the output: infinite beyond the largest, gradual towards zero."""
     info = torch.finfo(dtype)
-    a = torch.arange(-128, 128, dtype=torch.int8)[:, None]
-    w = torch.arange(-128, 128, dtype=torch.int8)[:, None]
+    a = w = torch.arange(-128, 128, dtype=torch.int8)[:, None]
     arguments = {"input": a, "weight": w, "dtype": dtype}
     for size in (info.max / 128**2, info.max / 100**2, info.smallest_normal / 2**7, info.eps):
         for bias in (None, size * 1000):
@@ -132,3 +134,45 @@ def test_accumulators_beyond_24_bits(dtype: torch.dtype, device: str) -> None:
         if dtype in cases.SCALE_DTYPES:
             exact = float(wanted)
             assert got.item() == (exact if dtype == torch.float64 else np.float32(exact))
+
+
+# --- baraquant.reference -------------------------------------------------------------------------
+
+
+def check_reference(arguments: dict[str, Any]) -> None:
+    got, expected = reference.int8_linear(**arguments), int8_oracle.int8_linear(**arguments)
+    assert got.dtype == arguments["dtype"]
+    if got.dtype == torch.float64 and "bias" in arguments:
+        beyond = beyond_its_limits(arguments)
+        assert beyond.sum() <= 0.8 * beyond.size
+        got, expected = got.clone(), expected.copy()
+        got[torch.from_numpy(beyond)], expected[beyond] = 0, 0
+    assert_same_bits(got, expected, summary(arguments))
+
+
+def beyond_its_limits(arguments: dict[str, Any]) -> np.ndarray:
+    """Where the reference says that a float64 product is too small or too large for its fma."""
+    a = arguments
+    acc = int8_oracle.accumulators(a["input"], a["weight"], a.get("input_zero_point"), None)
+    with np.errstate(all="ignore"):
+        first = acc * a["weight_scale"].numpy()
+        second = np.broadcast_to(a["input_scale"].numpy().reshape(-1, 1), first.shape)
+        exponent = np.frexp(first)[1] + np.frexp(second)[1]
+    ordinary = np.isfinite(first) & np.isfinite(second) & (first != 0) & (second != 0)
+    return (ordinary & ((exponent < -967) | (exponent > 995))).reshape(*a["input"].shape[:-1], -1)
+
+
+@by_dtype
+def test_special_scales_and_biases_of_the_reference(dtype: torch.dtype) -> None:
+    """The fma's one rounding among them: overflow, subnormal numbers, zeros of either sign."""
+    special = cases.special_scales(cases.compute_dtype(dtype))
+    for bias in (None, "compute", "output"):
+        case = Case((len(special),), len(special), 37, torch.int8, dtype, "token", bias=bias)
+        scales = {"input_scale": special, "weight_scale": special.flip(0)}
+        check_reference(case.arguments() | scales)
+    patterns = cases.bit_patterns(case.compute, 700, 3)
+    case = Case((70,), 70, 5, dtype=dtype, scale="token")
+    scales = {"input_scale": patterns[:70], "weight_scale": patterns[70:140]}
+    for part in range(2, 10):
+        bias = patterns[70 * part : 70 * part + 70]
+        check_reference(case.arguments() | scales | {"bias": bias})

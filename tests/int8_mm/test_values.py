@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Values of the integer matrix family against the oracle, bit for bit, on every device."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+from baraquant import ops, reference
 from tests.support import cases
+from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TOKEN
 from tests.support.checks.int8_mm import call, check, check_case
 from tests.support.family_cases import int8_mm as int8_cases
@@ -28,7 +31,10 @@ def test_random_cases(part: int, device: str) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_edges_of_every_size(part: int, device: str) -> None:
-    for case in (int8_cases.edge_cases() + int8_cases.one_by_one())[part::4]:
+    for case in int8_cases.edge_cases()[part::4]:
+        check_case(case, device)
+        check("int8_product", some(case, OF_PRODUCT), device, case)
+    for case in int8_cases.one_by_one()[part::4]:
         check_case(case, device)
 
 
@@ -113,12 +119,9 @@ def test_by_hand(device: str) -> None:
     assert y.tolist() == [[-1.0, 24.0], [-16.375, 128.0]] and y.dtype == torch.float32
     y = ops.int8_linear(a, w, of([[1.0], [0.25]]), sw, of([10.0, -24.0]), dtype=torch.float16)
     assert y.tolist() == [[9.0, 0.0], [-6.375, 104.0]] and y.dtype == torch.float16
-    assert ops.smoothquant_linear(a, w, sw, 1.0, act_zero_point=1).tolist() == [
-        [-1.0, 12.0],
-        [-65.5, 500.0],
-    ]
-    y = ops.smoothquant_linear(a, w, sw, of(1.0), act_zero_point=of(1, torch.int64))
-    assert y.tolist() == [[-1.0, 12.0], [-65.5, 500.0]]
+    for scale, point in ((1.0, 1), (of(1.0), of(1, torch.int64))):
+        y = ops.smoothquant_linear(a, w, sw, scale, act_zero_point=point)
+        assert y.tolist() == [[-1.0, 12.0], [-65.5, 500.0]]
     unsigned = of([[255, 0, 1]], torch.uint8)
     assert ops.smoothquant_linear(unsigned, w, sw, 1.0).tolist() == [[127.0, 1024.0]]
     bias = of([10.0, -24.0])
@@ -157,3 +160,127 @@ LARGE = (
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large_sizes(case: Case, device: str) -> None:
     check_case(case, device)
+
+
+# --- int8_product and rescale_product, the halves of int8_linear ---------------------------------
+
+OF_PRODUCT = ("input", "weight", "input_zero_point", "weight_sum")
+OF_RESCALE = ("input_scale", "weight_scale", "bias", "dtype")
+
+
+def some(case: Case, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in case.arguments().items() if name in names}
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in range(1, 6))]
+)
+def test_the_halves_of_every_random_case(part: int, device: str) -> None:
+    """Against the oracle and the reference; one after the other they are int8_linear."""
+    found = [c for c in int8_cases.RANDOM_CASES if not c.static][part::6]
+    assert len(found) > 30
+    for case in found:
+        sums = check("int8_product", some(case, OF_PRODUCT), device, case)
+        expected = check("int8_linear", case.arguments(), device, case)
+        arguments = some(case, OF_RESCALE) | {"input": sums.cpu()}
+        y = check("rescale_product", arguments, device, case)
+        assert_same_bits(y, expected)
+        own = reference.int8_product(**some(case, OF_PRODUCT))
+        assert_same_bits(own, sums.cpu())
+        assert_same_bits(reference.rescale_product(**arguments), y.cpu())
+
+
+@by_dtype
+def test_sums_of_any_bits(dtype: torch.dtype, device: str) -> None:
+    """And scales and biases of any bits, over sizes of whole packs and of parts of them."""
+    compute = cases.compute_dtype(dtype)
+    for rows, n in ((1, 1), (3, 7), (17, 64), (2, 1030), (90, 33), (3, 4096)):
+        random = cases.generator(n)
+        sums = torch.randint(-(2**31), 2**31, (rows, n), generator=random, dtype=torch.int64)
+        arguments = {
+            "input": sums.to(torch.int32),
+            "input_scale": cases.bit_patterns(compute, rows, 1).reshape(rows, 1),
+            "weight_scale": cases.bit_patterns(compute, n, 2),
+            "dtype": dtype,
+        }
+        check("rescale_product", arguments, device)
+        check("rescale_product", arguments | {"bias": cases.scales((n,), dtype, 3)}, device)
+
+
+# --- static_quantized_linear: the oracle's bits, and those of the reference ----------------------
+
+by_smooth = pytest.mark.parametrize("smooth", (False, True), ids=("plain", "smooth"))
+STATIC_SIZES = (
+    *(((33,), 17, 65), ((2, 3), 5, 128), ((), 7, 31), ((0,), 3, 4), ((4,), 0, 4), ((4,), 3, 0)),
+    *(((1,), 512, 256), ((2, 1, 2), 1, 1), ((65,), 130, 513)),
+)
+
+
+def static_arguments(
+    size: tuple[tuple[int, ...], int, int],
+    dtype: torch.dtype,
+    smooth: bool = False,
+    seed: int = 0,
+    point: torch.dtype | None = torch.int32,
+) -> dict[str, Any]:
+    """By name, on the CPU. Every tenth of the inputs lies outside the range."""
+    lead, n, k = size
+    compute, gen = cases.compute_dtype(dtype), cases.generator(seed)
+    weight = integers((n, k), torch.int8, "random", seed)
+    x = torch.randn((*lead, k), generator=gen, dtype=torch.float64) * 5
+    found: dict[str, Any] = {
+        "input": x.to(dtype),
+        "weight": weight,
+        "weight_scale": cases.scales((n,), compute, seed + 1),
+        "act_scale": torch.tensor(0.0625, dtype=compute).reshape(() if seed % 2 else (1,)),
+    }
+    if smooth:
+        found["smooth_scale"] = cases.scales((k,), compute, seed + 2)
+    if point is not None:
+        shape = (1,) if seed % 3 else ()
+        found["act_zero_point"] = torch.full(shape, 7 + seed % 50, dtype=point)
+    bias = torch.randn(n, generator=gen, dtype=torch.float64) * 100
+    return found | {"bias": bias.to((compute, dtype)[seed % 2])}
+
+
+@by_dtype
+@by_smooth
+def test_static_sizes(smooth: bool, dtype: torch.dtype, device: str) -> None:
+    for seed, size in enumerate(STATIC_SIZES):
+        for point in (None, int8_cases.POINT_DTYPES[seed % len(int8_cases.POINT_DTYPES)]):
+            given = static_arguments(size, dtype, smooth, seed, point)
+            check("static_quantized_linear", given, device)
+            same = reference.static_quantized_linear(**given)
+            assert_same_bits(same, ops.static_quantized_linear(**given))
+        sums = {"weight_sum": given["weight"].sum(1, dtype=torch.int32)}
+        check("static_quantized_linear", given | sums, device)
+        del given["bias"]
+        check("static_quantized_linear", given, device)
+
+
+@by_smooth
+def test_static_ranges(smooth: bool, device: str) -> None:
+    """Without a zero point too, any will do."""
+    for seed, ends in enumerate(int8_cases.SYMMETRIC_RANGES + int8_cases.OTHER_RANGES):
+        for point in (None, torch.int32):
+            given = static_arguments(((9,), 5, 40), torch.float32, smooth, seed, point)
+            given |= dict(zip(("quant_min", "quant_max"), ends, strict=True))
+            check("static_quantized_linear", given, device, ends)
+
+
+@by_dtype
+@by_smooth
+def test_static_special_values(smooth: bool, dtype: torch.dtype, device: str) -> None:
+    """A NaN becomes the zero point, infinities the ends of the range: finite, all of them."""
+    values = cases.special_values(dtype)
+    given = static_arguments(((1,), 9, len(values)), dtype, smooth)
+    given["input"] = values.unsqueeze(0)
+    check("static_quantized_linear", given, device)
+    assert ops.static_quantized_linear(**given).isfinite().all() or dtype == torch.float16
+    special = cases.special_scales(cases.compute_dtype(dtype))
+    for scale in special:
+        given["act_scale"] = scale
+        check("static_quantized_linear", given, device, scale)
+    if smooth:
+        given = static_arguments(((3,), 9, len(special)), dtype, smooth=True)
+        check("static_quantized_linear", given | {"smooth_scale": special}, device)

@@ -27,6 +27,7 @@ from tests.support.calls.int8_conv import CONV_CALLS
 from tests.support.calls.range import OBSERVE_CALLS, RangeCall
 from tests.support.calls.scaled import SCALED_CALLS, IntegerQatCall
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS
+from tests.support.checks.int8_mm import moved
 from tests.support.family_cases.grouped import Grouped
 from tests.support.family_cases.int8_mm import Case
 
@@ -51,6 +52,7 @@ VERBS = (
     *((verb, {}) for verb in BACKWARD),
 )
 Run = Callable[[], object]
+OPS = torch.ops.baraquant
 
 
 def each(
@@ -115,7 +117,7 @@ def range_calls() -> Iterator[Run]:
             low, high = low.double(), high.double()
         x = torch.full((33, 70), math.nan, dtype=dtype, device=DEVICE)
         count = torch.zeros((), dtype=torch.int64, device=DEVICE)
-        yield partial(torch.ops.baraquant.observe_min_max_, x, low, high, 0, skipped_batches=count)
+        yield partial(OPS.observe_min_max_, x, low, high, 0, skipped_batches=count)
     yield from each(OBSERVE_CALLS, (SMALL, ODD, (2, 70_000), (5000, 40)))
 
 
@@ -141,41 +143,38 @@ def grouped_cases_for(kernel: str) -> Iterator[Grouped]:
         yield Grouped("one_of_many_rows", 83, 139, dtype=dtype, scale="one", bias="output")
 
 
+def forced(kernel: str, op: Any, arguments: dict[str, Any]) -> None:
+    OPS._force_int8_kernel(kernel)
+    try:
+        op(**arguments)
+    finally:
+        OPS._force_int8_kernel("")
+
+
 def product_calls() -> Iterator[Run]:
     """Each kernel that this GPU takes, forced; then the ops, which choose for themselves."""
-    ops = torch.ops.baraquant
     is_hopper = torch.cuda.get_device_capability() == (9, 0)
-    for kernel in ops._int8_kernels():
+    for kernel in OPS._int8_kernels():
         if kernel.startswith(("hopper", "grouped")) and not is_hopper:
             continue
         found: list[tuple[Any, dict[str, Any]]] = []
         if not kernel.startswith("grouped"):
             given = [case.arguments() for case in cases_for(kernel)]
-            found += [(ops.int8_linear, arguments) for arguments in given]
+            found += [(OPS.int8_linear, arguments) for arguments in given]
             names = ("input", "weight", "input_zero_point", "weight_sum")
             found += [
-                (ops.int8_product, {k: v for k, v in arguments.items() if k in names})
+                (OPS.int8_product, {k: v for k, v in arguments.items() if k in names})
                 for arguments in given
                 if arguments["dtype"] == torch.float32
             ]
         if kernel.startswith(("grouped", "generic")):
-            found += [(ops.int8_grouped_linear, c.arguments()) for c in grouped_cases_for(kernel)]
+            found += [(OPS.int8_grouped_linear, c.arguments()) for c in grouped_cases_for(kernel)]
         for op, arguments in found:
-            moved = {k: v.to(DEVICE) if isinstance(v, Tensor) else v for k, v in arguments.items()}
-
-            def run(op: Any = op, kernel: str = kernel, moved: dict[str, Any] = moved) -> None:
-                ops._force_int8_kernel(kernel)
-                try:
-                    op(**moved)
-                finally:
-                    ops._force_int8_kernel("")
-
-            yield run
+            yield partial(forced, kernel, op, moved(arguments, DEVICE))
     calls = (*int8_calls.INT8_CALLS, *int8_calls.QAT_CALLS, *CONV_CALLS)
     # No gradient: it is a product of cuBLAS, which racecheck does not get through.
-    yield from each(
-        calls, ((2, 2, 33), (130, 64)), (torch.float32, torch.bfloat16), gradients=False
-    )
+    shapes, dtypes = ((2, 2, 33), (130, 64)), (torch.float32, torch.bfloat16)
+    yield from each(calls, shapes, dtypes, gradients=False)
 
 
 def fused_calls() -> Iterator[Run]:
@@ -192,9 +191,7 @@ def scaled_calls() -> Iterator[Run]:
     for dtype in cases.FLOAT_DTYPES:
         trained = [IntegerQatCall("qat_linear", dtype, bias=True, shift=s) for s in (False, True)]
         yield from each(trained, ((130, 64), (17, 33), (4, 2049)), (dtype,))
-        yield partial(
-            torch.ops.baraquant.draw_random, torch.empty(1, dtype=dtype, device=DEVICE), 2
-        )
+        yield partial(OPS.draw_random, torch.empty(1, dtype=dtype, device=DEVICE), 2)
 
 
 def int4_calls() -> Iterator[Run]:
@@ -208,7 +205,7 @@ def int4_calls() -> Iterator[Run]:
 
 def expand_int4(packed: Tensor) -> None:
     factor = torch.ones(33, 4, dtype=torch.uint8, device=DEVICE)
-    torch.ops.baraquant.expand_int4(packed, factor, 32, 128)
+    OPS.expand_int4(packed, factor, 32, 128)
 
 
 def few_rows_of_int4(packed: Tensor) -> None:
@@ -221,11 +218,8 @@ def few_rows_of_int4(packed: Tensor) -> None:
             for factor in (3, 200):
                 groups = torch.full((outputs, 4), factor, dtype=torch.uint8, device=DEVICE)
                 for zero_point in (None, groups):
-                    torch.ops.baraquant.int4_linear(
-                        *(x, packed, scale[:1], scale, groups, 32),
-                        group_zero_point=zero_point,
-                        dtype=dtype,
-                    )
+                    given = {"group_zero_point": zero_point, "dtype": dtype}
+                    OPS.int4_linear(x, packed, scale[:1], scale, groups, 32, **given)
 
 
 def weight_only_calls() -> Iterator[Run]:
@@ -239,12 +233,9 @@ def weight_only_calls() -> Iterator[Run]:
             scale = torch.ones(outputs, 4, device=DEVICE)
             zero_point = scale.int() if full else None
             x = torch.ones(rows, 128, device=DEVICE, dtype=dtype)
-            for weight in (w, torch.ops.baraquant.pack_int4(w)):
-                yield partial(
-                    *(torch.ops.baraquant.weight_only_linear, x, weight, scale),
-                    weight_zero_point=zero_point,
-                    group_size=32,
-                )
+            given = {"weight_zero_point": zero_point, "group_size": 32}
+            for weight in (w, OPS.pack_int4(w)):
+                yield partial(OPS.weight_only_linear, x, weight, scale, **given)
     shapes = (*SHARED, (1, 200), (4, 33), (49, 128))
     yield from each(WEIGHT_ONLY_CALLS, shapes, gradients=False)
     yield from each(WEIGHT_ONLY_CALLS, (SMALL,), layout="misaligned", gradients=False)
@@ -253,15 +244,8 @@ def weight_only_calls() -> Iterator[Run]:
 def run_all() -> int:
     """Make every call; their number."""
     count = 0
-    for family in (
-        affine_calls,
-        range_calls,
-        product_calls,
-        fused_calls,
-        scaled_calls,
-        int4_calls,
-        weight_only_calls,
-    ):
+    families = (affine_calls, range_calls, product_calls, fused_calls, scaled_calls, int4_calls)
+    for family in (*families, weight_only_calls):
         for run in family():
             run()
             count += 1
@@ -285,7 +269,7 @@ def print_kernels() -> int:
         count = run_all()
     ours = {e.key for e in profile.key_averages() if "baraquant" in e.key}
     expected = kernels_of_sources()
-    with_hopper = any(k.startswith("hopper") for k in torch.ops.baraquant._int8_kernels())
+    with_hopper = any(k.startswith("hopper") for k in OPS._int8_kernels())
     if with_hopper and torch.cuda.get_device_capability() == (9, 0):
         expected.add("device_kernel")  # CUTLASS's
     # The long names of CUTLASS's kernels stay mangled: 13device_kernelI...

@@ -31,7 +31,7 @@ from baraquant import reference
 from tests.ops import hostile_values
 from tests.ops.hostile_calls import Call, describe, make_call
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
 from tests.support.calls.affine import outputs
 from tests.support.oracle import weight_only
 
@@ -116,8 +116,7 @@ def check_results(call: Call, results: tuple[Any, ...], given: dict[str, Any]) -
         return "compared with the oracle"
     with torch.no_grad():
         again = outputs(call(given))
-    for got, expected in zip(results, again, strict=True):
-        assert_same_bits(got.detach(), expected, str(call))
+    assert_all_same(results, again, str(call))
     function = getattr(reference, call.name, None)
     if function is None or call.name.endswith(SUMS) or not is_as_documented(call):
         return "compared"
@@ -136,11 +135,8 @@ def check_weight_only(result: Tensor, given: dict[str, Any]) -> None:
     if weight.dtype == torch.uint8:
         weight = weight_only.unpacked(weight, x.shape[-1])
     arguments = (weight, scale, given.get("weight_zero_point"), size, x.dtype)
-    expected = weight_only.linear(
-        x.reshape(math.prod(x.shape[:-1]), x.shape[-1]),
-        weight_only.dequantized(*arguments),
-        given.get("bias"),
-    )
+    exact, rows = weight_only.dequantized(*arguments), math.prod(x.shape[:-1])
+    expected = weight_only.linear(x.reshape(rows, x.shape[-1]), exact, given.get("bias"))
     weight_only.assert_close(result, expected)
 
 

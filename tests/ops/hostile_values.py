@@ -14,13 +14,8 @@ from torch import Tensor
 
 from tests.support import cases
 
-DTYPES = tuple(
-    dict.fromkeys(
-        value
-        for name in dir(torch)
-        if isinstance(value := getattr(torch, name), torch.dtype) and not name.startswith("_")
-    )
-)
+PUBLIC = [getattr(torch, name) for name in dir(torch) if not name.startswith("_")]
+DTYPES = tuple(dict.fromkeys(value for value in PUBLIC if isinstance(value, torch.dtype)))
 WHOLE = (*cases.INTEGER_DTYPES, torch.int16, torch.int32, torch.int64)
 INTEGERS = (0, 1, -1, 2, 3, -2, 7, 8, 127, 128, -128, -129, 255, 256, 2**15, 2**24 + 1)
 INTEGERS += (2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**62, 2**63 - 1, -(2**63), 2**63, -(2**70))
@@ -181,30 +176,14 @@ def scalar_type(rng: Random, right: Any) -> Any:
 
 def integers(rng: Random, right: Any) -> Any:
     right = list(right) if isinstance(right, (list, tuple)) else [0]
-    made = [
-        right[::-1],
-        right[1:],
-        [*right, 0],
-        [rng.choice(INTEGERS[:24]) for _ in range(rng.randint(0, 6))],
-        [0] * len(right),
-        [-1] * len(right),
-        [0] * 65,
-    ]
+    made = [right[::-1], right[1:], [*right, 0]]
+    made.append([rng.choice(INTEGERS[:24]) for _ in range(rng.randint(0, 6))])
+    made += [[0] * len(right), [-1] * len(right), [0] * 65]
     return rng.choice((*made, *OBJECTS))
 
 
-WORDS = (
-    "float",
-    "int8_input",
-    "int8",
-    "nearest",
-    "stochastic",
-    "",
-    "Int8",
-    "int8 ",
-    "\u00fc",
-    "x" * 999,
-)
+WORDS = ("float", "int8_input", "int8", "nearest", "stochastic", "", "Int8", "int8 ", "\u00fc")
+WORDS += ("x" * 999,)
 
 
 def string(rng: Random, right: Any) -> Any:

@@ -16,8 +16,7 @@ from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
 from tests.support.processes import PATIENCE
 
-FAMILIES = bad_arguments.modules()
-OPS: list[Any] = [op for module in FAMILIES for op in module.OPS]
+OPS = bad_arguments.every_op()
 by_op = pytest.mark.parametrize("op", OPS, ids=str)
 # What torch may do meanwhile: take memory, and look at tensors differently; and the profiler.
 HARMLESS = ("Activity Buffer Request", "detach", "baraquant::", "[", "cuda", "cu")
@@ -103,19 +102,14 @@ def test_nothing_to_do_has_no_plan(op: Any) -> None:
 
 
 def wrong_calls() -> list[Any]:
-    """Each way to be wrong, with the first op that it applies to."""
+    """Each way to be wrong, with the first op that it applies to in each family."""
     found = []
-    for module in FAMILIES:
-        seen: set[str] = set()
-        for op, bad in module.PAIRS:
-            key = f"{bad}"
-            if key not in seen:
-                seen.add(key)
-                found.append(pytest.param(op, bad, id=f"{op}-{bad}"))
+    for module in bad_arguments.modules():
+        found += {str(bad): (op, bad) for op, bad in reversed(module.PAIRS)}.values()
     return found
 
 
-@pytest.mark.parametrize(("op", "bad"), wrong_calls())
+@pytest.mark.parametrize(("op", "bad"), wrong_calls(), ids=str)
 def test_errors_are_those_of_the_call(op: Any, bad: Any, device: str) -> None:
     text, _ = bad.call(op, device)
     arguments = op.arguments(device) | bad.also
@@ -165,10 +159,8 @@ def test_the_choice_is_seen() -> None:
     rows, long = torch.randn(64, 256), torch.randn(2, 2**20)
     assert names("dynamic_range_quantize_per_token", rows) == ["dynamic_quantize"]
     assert names("dynamic_range_quantize_per_token", long) == ["choose_qparams", "quantize"]
-    assert names("dynamic_fake_quantize_per_token", rows.T.contiguous().T) == [
-        "choose_qparams",
-        "fake_quantize",
-    ]
+    of_columns = names("dynamic_fake_quantize_per_token", rows.T.contiguous().T)
+    assert of_columns == ["choose_qparams", "fake_quantize"]
 
 
 def test_the_product_is_seen(device: str) -> None:
@@ -203,10 +195,9 @@ def test_what_autograd_changes_is_seen(device: str) -> None:
     "op", ["no_such_op", "quantize_per_tensor.no_such", torch.ops.aten.add, torch.sin]
 )
 def test_unknown_ops(op: Any) -> None:
-    with pytest.raises(ValueError, match=r"baraquant\.plan: expected"):
-        baraquant.plan(op, torch.zeros(3))
-    with pytest.raises(ValueError, match=r"baraquant\.plan: expected"):
-        baraquant.can_implement(op, torch.zeros(3))
+    for ask in (baraquant.plan, baraquant.can_implement):
+        with pytest.raises(ValueError, match=r"baraquant\.plan: expected"):
+            ask(op, torch.zeros(3))
 
 
 def test_an_overload_by_name() -> None:

@@ -19,7 +19,7 @@ from tests.support.bad_arguments.affine import Bad, names_of, not_plain
 from tests.support.cases import function_of
 from tests.support.processes import ROOT, run_program
 
-OPS: list[Any] = [op for module in bad_arguments.modules() for op in module.OPS]
+OPS = bad_arguments.every_op()
 WRONG: dict[Any, list[Bad]] = {op: [] for op in OPS}
 for _module in bad_arguments.modules():
     for _op, _bad in _module.PAIRS:

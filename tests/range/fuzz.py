@@ -62,23 +62,15 @@ def broken_rules(call: Call) -> set[type[Exception]]:
     params: list[tuple[int, ...]] = [(), (1,)]
     if call.granularity.kind == "per_channel" and not found & {IndexError}:
         params = [call.granularity.param_shape(shape)]
-    for name in WRITTEN:
+    allowed = dict.fromkeys(WRITTEN, (compute,)) | dict.fromkeys(FLAGS, (torch.uint8, torch.bool))
+    allowed |= {"zero_point": (torch.int32,), COUNTER: (torch.int64,)}
+    for name, dtypes in allowed.items():
         if name in a:
-            if a[name].dtype != (torch.int32 if name == "zero_point" else compute):
+            shapes = {**dict.fromkeys(WRITTEN, params), COUNTER: ((), (1,))}.get(name)
+            if a[name].dtype not in dtypes:
                 found.add(TypeError)
-            if tuple(a[name].shape) not in params:
+            if tuple(a[name].shape) not in shapes if shapes else a[name].numel() != 1:
                 found.add(ValueError)
-    for name in FLAGS:
-        if name in a:
-            if a[name].dtype not in (torch.uint8, torch.bool):
-                found.add(TypeError)
-            if a[name].numel() != 1:
-                found.add(ValueError)
-    if COUNTER in a:
-        if a[COUNTER].dtype != torch.int64:
-            found.add(TypeError)
-        if tuple(a[COUNTER].shape) not in ((), (1,)):
-            found.add(ValueError)
     constant = a.get("averaging_constant")
     if constant is not None and not 0 < constant <= 1:
         found.add(ValueError)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
-from tests.range.observer_state import FLAGS, RANGE
+from tests.range.test_observe import FLAGS, RANGE
 from tests.support import cases
 from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.cuda import MIB, measured

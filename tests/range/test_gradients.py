@@ -52,8 +52,19 @@ class Call:
     def rule(self) -> Dynamic:
         return Dynamic(self.x, self.granularity, *self.ends, self.symmetric)
 
-    def grad(self, seed: int = 9) -> Tensor:
-        return cases.gradients(tuple(self.x.shape), self.x.dtype, seed)
+    def grad(self) -> Tensor:
+        return cases.gradients(tuple(self.x.shape), self.x.dtype, 9)
+
+    def check(self, leaf: bool) -> None:
+        """The gradient that autograd gives has the rule's bits, and the input's dtype."""
+        grad, x = self.grad(), self.input(leaf)
+        (dx,) = torch.autograd.grad(self.forward(x), x, grad.to(self.device))
+        assert dx.dtype == x.dtype
+        note = f"{self.granularity} {self.ends}"
+        assert_same_bits(dx, self.rule().dynamic_backward(grad), note)
+        if leaf:
+            self.forward(x).backward(grad.to(self.device))
+            assert_same_bits(x.grad, dx, note)
 
 
 @by_mode
@@ -65,17 +76,7 @@ def test_rule_bit_for_bit(
 ) -> None:
     """Symmetric: dy itself, of a poisoned segment too. Asymmetric: the mask of the chosen scale."""
     for seed, ends in enumerate(RANGES):
-        call = Call(granularity, dtype, device, symmetric, ends=ends, seed=seed)
-        grad, x = call.grad(), call.input(leaf)
-        y = call.forward(x)
-        assert y.requires_grad
-        (dx,) = torch.autograd.grad(y, x, grad.to(device))
-        assert dx.dtype == dtype
-        assert_same_bits(dx, call.rule().dynamic_backward(grad), f"{ends}")
-        x.grad = None
-        if leaf:
-            call.forward(x).backward(grad.to(device))
-            assert_same_bits(x.grad, call.rule().dynamic_backward(grad))
+        Call(granularity, dtype, device, symmetric, ends=ends, seed=seed).check(leaf)
 
 
 @pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
@@ -83,10 +84,7 @@ def test_rule_bit_for_bit(
 def test_every_shape_and_granularity(symmetric: bool, shape: tuple[int, ...], device: str) -> None:
     for dtype, leaf in ((torch.float32, False), (torch.bfloat16, True)):
         for seed, granularity in enumerate(cases.granularities(shape)):
-            call = Call(granularity, dtype, device, symmetric, shape, seed=seed)
-            grad, x = call.grad(), call.input(leaf)
-            (dx,) = torch.autograd.grad(call.forward(x), x, grad.to(device))
-            assert_same_bits(dx, call.rule().dynamic_backward(grad), f"{granularity}")
+            Call(granularity, dtype, device, symmetric, shape, seed=seed).check(leaf)
 
 
 def test_asymmetric_ends_by_hand(device: str) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
 from tests.support.bits import assert_same_bits
 from tests.support.cases import per_channel
 from tests.support.cuda import CHUNK, LARGE_CASES, large_input, segment_of_elements, spots

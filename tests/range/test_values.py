@@ -1,33 +1,23 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Values of the range family against the oracle, bit for bit, on every device."""
+"""Values of the range family against the oracle, bit for bit, on every device; any strides in."""
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-import baraquant  # noqa: F401  (loads the ops)
+import baraquant  # noqa: F401  (loads the ops)  # noqa: F401  (loads the ops)
 from tests.support import cases
 from tests.support.bits import assert_same_bits
-from tests.support.cases import (
-    FLOAT_DTYPES,
-    PER_TENSOR,
-    PER_TOKEN,
-    Granularity,
-    per_channel,
-    per_group,
-)
+from tests.support.calls.range import OBSERVE_CALLS, RangeCall
+from tests.support.cases import PER_TENSOR, PER_TOKEN, Granularity, per_channel, per_group
 from tests.support.checks.range import check, check_input
-from tests.support.family_cases.range import (
-    CHARACTERS,
-    LENGTHS,
-    LONG_LENGTHS,
-    MATRIX,
-    MODES,
-    RANGES,
-)
+from tests.support.family_cases import range as ranges
+from tests.support.family_cases.layouts import AnyLayout
+from tests.support.family_cases.range import MODES, RANGES
 from tests.support.marks import by_dtype, by_kind, by_mode
 
 
@@ -47,7 +37,7 @@ def test_every_range(
     quant_range: tuple[int, int], granularity: Granularity, dtype: torch.dtype, device: str
 ) -> None:
     check(device, (53, 17), dtype, granularity, quant_range, seed=RANGES.index(quant_range))
-    for seed in range(len(CHARACTERS) if granularity == PER_TENSOR else 0):
+    for seed in range(len(ranges.CHARACTERS) if granularity == PER_TENSOR else 0):
         check(device, (53, 17), dtype, granularity, quant_range, seed)
 
 
@@ -62,12 +52,12 @@ def test_widest_ranges_of_fake_quantize(dtype: torch.dtype, device: str) -> None
 
 @pytest.mark.exhaustive
 @by_dtype
-@pytest.mark.parametrize("length", (*LENGTHS, *LONG_LENGTHS))
+@pytest.mark.parametrize("length", (*ranges.LENGTHS, *ranges.LONG_LENGTHS))
 def test_every_row_length(length: int, dtype: torch.dtype, device: str) -> None:
     """Around every width of a vector, a warp and a block; each character in each granularity."""
     seeds = itertools.count(length)
     for rows in (1, 3, 17) if length < 5000 else (3,):
-        for granularity in MATRIX:
+        for granularity in ranges.MATRIX:
             check(device, (rows, length), dtype, granularity, seed=next(seeds))
 
 
@@ -89,7 +79,7 @@ def test_many_segments(name: str, device: str) -> None:
     """Shapes whose mapping to threads is another; each with two of the dtypes."""
     shape, granularities = MANY[name]
     for index, granularity in enumerate(granularities):
-        for dtype in (FLOAT_DTYPES[index % 4], FLOAT_DTYPES[(index + 2) % 4]):
+        for dtype in (cases.FLOAT_DTYPES[index % 4], cases.FLOAT_DTYPES[(index + 2) % 4]):
             check(device, shape, dtype, granularity, seed=index)
 
 
@@ -137,14 +127,13 @@ def test_all_65536_bit_patterns(dtype: torch.dtype, device: str) -> None:
     alone = patterns[:, None]
     beside = torch.stack([torch.zeros(65536, dtype=dtype), patterns], dim=1)
     few = patterns.view(256, 256)  # of one exponent or two: the first eight bits agree
+    finite = torch.where(patterns.isfinite(), patterns, torch.zeros_like(patterns))
     for symmetric in MODES:
         for ends in ((-128, 127), (0, 255), (-8, 7)):
             for x in (alone, beside, few):
                 rule = check_input(device, x, PER_TOKEN, ends, symmetric)
                 check_input(device, x, per_channel(0), ends, symmetric)
-    assert rule.scale.isfinite().any()
-    finite = torch.where(patterns.isfinite(), patterns, torch.zeros_like(patterns))
-    for symmetric in MODES:
+        assert rule.scale.isfinite().any()
         check_input(device, finite, PER_TENSOR, symmetric=symmetric)
         check_input(device, finite.view(16, 4096), per_channel(1), symmetric=symmetric)
 
@@ -229,3 +218,27 @@ def test_largest_and_smallest_numbers(symmetric: bool, dtype: torch.dtype, devic
         if compute == dtype:  # narrower dtypes have normal scales in C
             assert scale == smallest
         check_input(device, x.cpu(), PER_TENSOR, symmetric=symmetric)
+
+
+# --- any strides in; out come those of a dense input, or contiguous ones, and contiguous scales --
+
+GRANULARITIES = (
+    *(PER_TENSOR, per_channel(0), per_channel(1), per_channel(2), per_channel(-1), PER_TOKEN),
+    *(per_group(3), per_group(4, 1), per_group(3, 0), per_group(2, -2)),
+)
+VERBS = ("choose_qparams", "dynamic_range_quantize", "dynamic_fake_quantize")
+
+
+class TestAnyLayout(AnyLayout):
+    KEEPS, PLANTS = True, 1 / 200
+    CALLS = tuple(RangeCall(v, g, m) for v in VERBS for g in GRANULARITIES for m in MODES)
+
+
+class TestObserversOfAnyLayout(AnyLayout):
+    """What an input is fake-quantized to keeps its strides; the state is contiguous."""
+
+    KEEPS, PLANTS = True, 1 / 200
+    CALLS = OBSERVE_CALLS[::-1]
+
+    def is_dense(self, call: Any, tensors: tuple[Tensor, ...], index: int) -> bool:
+        return True

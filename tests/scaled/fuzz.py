@@ -16,14 +16,10 @@ from tests.support.bad_arguments.scaled import TRANSPOSED
 from tests.support.bits import assert_same_bits
 from tests.support.calls.scaled import SCALED_CALLS
 from tests.support.cases import INT32_MAX, INT64_MAX, INT64_MIN
+from tests.support.family_cases import int8_mm as int8_cases
 from tests.support.family_cases import random_calls as calls
 from tests.support.family_cases.fused import rows
-from tests.support.family_cases.int8_mm import (
-    INPUT_RANGE,
-    OTHER_RANGES,
-    SYMMETRIC_RANGES,
-    WEIGHT_RANGE,
-)
+from tests.support.family_cases.int8_mm import INPUT_RANGE, SYMMETRIC_RANGES, WEIGHT_RANGE
 from tests.support.oracle import int8_mm as int8_oracle
 from tests.support.oracle import scaled as oracle
 
@@ -101,7 +97,7 @@ def layer(rng: Random) -> tuple[calls.Call, Tensor]:
     if calls.one_in(rng, 2):
         of_bias = rng.choice((dtype, cases.compute_dtype(dtype)))
         arguments["bias"] = numbers((n,), of_bias, seed + 2)
-    of_input = SYMMETRIC_RANGES + (() if arguments["symmetric"] else OTHER_RANGES)
+    of_input = SYMMETRIC_RANGES + (() if arguments["symmetric"] else int8_cases.OTHER_RANGES)
     for names, ranges in ((INPUT_RANGE, of_input), (WEIGHT_RANGE, SYMMETRIC_RANGES)):
         if calls.one_in(rng, 2):
             ends = calls.choose(rng, rng.choice(ranges), BAD_RANGES)
@@ -148,10 +144,7 @@ def make(rng: Random) -> calls.Call:
     return calls.changed(rng, right, {}, MAKERS)
 
 
-def judged(layer: tuple[calls.Call, Tensor], *rest: Any) -> Any:
-    return calls.judged(layer[0], *rest)
-
-
 if __name__ == "__main__":
     calls.run(make, broken_rules, check_values, 1000)
-    calls.run(layer, wrong_words, check_gradients, 1000, judged)
+    judge = lambda layer, *rest: calls.judged(layer[0], *rest)  # noqa: E731
+    calls.run(layer, wrong_words, check_gradients, 1000, judge)

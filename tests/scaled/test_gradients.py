@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.cases import PER_TOKEN, per_channel
 from tests.support.marks import by_dtype, by_mode
 from tests.support.oracle import affine as affine_oracle
@@ -21,14 +21,9 @@ from tests.support.oracle.range import Dynamic
 by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
 by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
 SHAPES = (
-    ((40,), 19, 24),
-    ((2, 9), 7, 33),
-    ((), 5, 16),
-    ((0,), 3, 8),
-    ((5,), 4, 0),
-    ((128,), 64, 32),
+    *(((40,), 19, 24), ((2, 9), 7, 33), ((), 5, 16), ((0,), 3, 8), ((5,), 4, 0)),
+    *(((128,), 64, 32), ((3, 0), 4, 6), ((17,), 1, 1), ((1,), 48, 80), ((2, 3, 4), 16, 48)),
 )
-SHAPES += (((3, 0), 4, 6), ((17,), 1, 1), ((1,), 48, 80), ((2, 3, 4), 16, 48))
 by_shape = pytest.mark.parametrize(("tokens", "n", "k"), SHAPES)
 
 
@@ -146,8 +141,7 @@ def test_gradient_of_the_bias(n: int, dtype: torch.dtype, device: str) -> None:
         for given in (with_dx, (*of_input, w, sw, None), (*of_input, None, None, None)):
             got = backward(dy, *given, bias_dtype=dtype)
             assert_same_bits(got[2], want, f"{tokens} tokens")
-            for a, e in zip(got[:2], backward(dy, *given)[:2], strict=True):
-                assert_same_bits(a, e, f"{tokens} tokens")
+            assert_all_same(got[:2], backward(dy, *given)[:2], f"{tokens} tokens")
         padded = torch.nn.functional.pad(dy, (1, 0))[:, 1:]
         got = backward(padded, *with_dx, bias_dtype=torch.float64)[2]
         assert_same_bits(got, oracle.bias_gradient(dy.cpu(), torch.float64))
@@ -207,12 +201,9 @@ def test_a_kept_weight_gives_the_bits_of_its_integers(
 
 def test_integers_have_no_gradient() -> None:
     x = torch.ones(3, 4, requires_grad=True)
-    for t in (
-        *ops.scaled_quantize_per_token(x, torch.ones(4)),
-        *ops.scaled_quantize_transposed(x, torch.ones(3, requires_grad=True)),
-        ops.draw_random(x),
-    ):
-        assert not t.requires_grad
+    made = ops.scaled_quantize_per_token(x, torch.ones(4))
+    made += ops.scaled_quantize_transposed(x, torch.ones(3, requires_grad=True))
+    assert not any(t.requires_grad for t in (*made, ops.draw_random(x)))
 
 
 # --- sums that have more terms, or are greater, than one int32 holds ------------------------------
@@ -236,10 +227,8 @@ def test_more_outputs_than_a_sum_holds(rounding: str, device: str) -> None:
     """The head of a language model has 151936, for example."""
     x, w, b, dy = leaves((3,), 151_936, 5, torch.bfloat16, device)
     random = state_of(dy) if rounding == "stochastic" else None
-    dx, dw, _ = gradients(x, w, b, dy, backward="int8", rounding=rounding)
-    wanted = expected(x, w, dy, True, random)
-    assert_same_bits(dx, wanted[0])
-    assert_same_bits(dw, wanted[1])
+    *found, _ = gradients(x, w, b, dy, backward="int8", rounding=rounding)
+    assert_all_same(found, expected(x, w, dy, True, random))
 
 
 def test_the_greatest_sums_are_exact(device: str) -> None:

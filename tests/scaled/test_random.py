@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from baraquant import ops, reference
+from tests.support.cuda import capture
 from tests.support.oracle import scaled as oracle
 
 # Salmon et al. publish these with the generator: counter, key, result.
@@ -131,13 +132,7 @@ def test_each_replay_of_a_graph_draws_anew(cuda: str) -> None:
     def step() -> Tensor:
         return ops.scaled_quantize_per_token(x, ones, random=ops.draw_random(x))[0]
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        q = step()
+    graph, q = capture(step)
     found = []
     for _ in range(5):
         graph.replay()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The scaled ops and a backward of integers in PyTorch: tools, autocast, checkpoints, layers."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,13 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 import baraquant
 from baraquant import ops
-from tests.scaled.test_gradients import gradients, leaves
-from tests.support.bits import assert_same_bits
+from tests.scaled.test_gradients import by_backward, by_rounding, gradients, leaves
+from tests.support.bits import assert_all_same
 from tests.support.calls.scaled import INTEGER_QAT_CALLS, SCALED_CALLS
 from tests.support.family_cases.torch_tools import Tools
-
-by_backward = pytest.mark.parametrize("backward", ("int8_input", "int8"))
-by_rounding = pytest.mark.parametrize("rounding", ("nearest", "stochastic"))
 
 
 class TestTools(Tools):
@@ -42,7 +41,7 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def net_gradients(model: nn.Module, net: Net, x: Tensor) -> list[Tensor]:
+def net_gradients(model: Callable[[Tensor], Tensor], net: Net, x: Tensor) -> list[Tensor]:
     x = x.detach().requires_grad_()
     torch.manual_seed(6)
     net.zero_grad()
@@ -61,13 +60,13 @@ def test_compiled_is_eager(backward: str, rounding: str, compiler: str, device: 
     model = torch.compile(net, fullgraph=True, backend=compiler, dynamic=True)
     for tokens in (16, 33):
         x = torch.randn(2, tokens, 24, device=device)
-        for got, want in zip(net_gradients(model, net, x), net_gradients(net, net, x), strict=True):
-            if compiler == "aot_eager":
-                assert_same_bits(got, want)
-            else:  # the square and the sums around the ops are compiled
-                torch.testing.assert_close(
-                    got, want, rtol=1e-2, atol=1e-2 * want.abs().max().item()
-                )
+        found, wanted = net_gradients(model, net, x), net_gradients(net, net, x)
+        if compiler == "aot_eager":
+            assert_all_same(found, wanted)
+        else:  # the square and the sums around the ops are compiled
+            for got, want in zip(found, wanted, strict=True):
+                limit = 1e-2 * want.abs().max().item()
+                torch.testing.assert_close(got, want, rtol=1e-2, atol=limit)
 
 
 @pytest.mark.exhaustive
@@ -79,8 +78,7 @@ def test_compiled_autograd(backward: str) -> None:
     want = net_gradients(net, net, x)
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         got = net_gradients(net, net, x)
-    for a, e in zip(got, want, strict=True):
-        assert_same_bits(a, e)
+    assert_all_same(got, want)
 
 
 @pytest.mark.parametrize("low", (torch.bfloat16, torch.float16))
@@ -93,9 +91,7 @@ def test_autocast(low: torch.dtype, device: str) -> None:
     # The input alone is lowered: the integers are those of the weight that the optimizer holds.
     lowered = [t.detach().requires_grad_() for t in (x.to(low), w, b)]
     want = gradients(*lowered, dy.to(low), backward="int8")
-    for a, e in zip(found, want, strict=True):
-        assert a.dtype == torch.float32
-        assert_same_bits(a, e.float())
+    assert_all_same(found, [t.float() for t in want])
 
 
 @by_rounding
@@ -104,14 +100,10 @@ def test_checkpointing(rounding: str, reentrant: bool, device: str) -> None:
     net = Net("int8", rounding).to(device)
     x = torch.randn(8, 24, device=device)
 
-    class Checkpointed(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(net, x, use_reentrant=reentrant)
+    def checkpointed(x: Tensor) -> Tensor:
+        return checkpoint(net, x, use_reentrant=reentrant)
 
-    for got, want in zip(
-        net_gradients(Checkpointed(), net, x), net_gradients(net, net, x), strict=True
-    ):
-        assert_same_bits(got, want)
+    assert_all_same(net_gradients(checkpointed, net, x), net_gradients(net, net, x))
 
 
 def test_layers_take_the_option_from_their_configuration(device: str) -> None:
@@ -142,8 +134,7 @@ def test_a_switched_off_layer_has_floating_gradients(device: str) -> None:
     x = torch.randn(5, 24, device=device)
     for model in (net, plain):
         model.apply(baraquant.nn.disable_fake_quant)
-    for a, e in zip(net_gradients(net, net, x), net_gradients(plain, plain, x), strict=True):
-        assert_same_bits(a, e)
+    assert_all_same(net_gradients(net, net, x), net_gradients(plain, plain, x))
 
 
 def test_layers_without_integer_products_keep_float() -> None:

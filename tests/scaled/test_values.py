@@ -10,7 +10,9 @@ from torch import Tensor
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
+from tests.support.calls.scaled import SCALED_CALLS
+from tests.support.family_cases.layouts import AnyLayout
 from tests.support.marks import by_dtype
 from tests.support.oracle import scaled as oracle
 
@@ -18,7 +20,8 @@ SHAPES = (
     *((1,), (17,), (3, 8), (5, 7), (64, 48), (129, 200), (2, 3, 33), (257, 16), (16, 1031)),
     *((40, 2064), (0, 5), (5, 0), (1, 1), (2, 0, 3)),
 )
-RANDOM = (None, (0, 0), (-(2**63), 2**63 - 1), (123456789012345, 77))
+Numbers = tuple[int, int] | None  # of a state
+RANDOM: tuple[Numbers, ...] = (None, (0, 0), (-(2**63), 2**63 - 1), (123456789012345, 77))
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 by_random = pytest.mark.parametrize("random", RANDOM, ids=("nearest", "zero", "ends", "usual"))
 by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
@@ -44,17 +47,12 @@ def factors(count: int, dtype: torch.dtype, seed: int = 1) -> Tensor:
     return torch.exp(torch.randn(count, generator=rng, dtype=torch.float64)).to(compute)
 
 
-def state(random: tuple[int, int] | None, device: str = "cpu") -> Tensor | None:
+def state(random: Numbers, device: str = "cpu") -> Tensor | None:
     return None if random is None else torch.tensor(random, device=device)
 
 
 def check(
-    name: str,
-    x: Tensor,
-    factor: Tensor,
-    random: tuple[int, int] | None,
-    device: str,
-    module: Any = ops,
+    name: str, x: Tensor, factor: Tensor, random: Numbers, device: str, module: Any = ops
 ) -> None:
     q, s = getattr(module, name)(x.to(device), factor.to(device), random=state(random, device))
     expected = getattr(oracle, name)(x, factor, random)
@@ -116,3 +114,18 @@ def test_scales_that_are_extreme(dtype, random, device) -> None:  # type: ignore
         f, g = (torch.full((count,), 2.0**power, dtype=compute) for count in (32, 6))
         check("scaled_quantize_per_token", x, f, random, device)
         check("scaled_quantize_transposed", x, g, random, device)
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+class TestAnyLayout(AnyLayout):
+    CALLS = SCALED_CALLS[:4]  # those that quantize
+    test_gradients_of_another_layout = None  # integers have none
+
+
+def test_shapes_of_the_factor(device: str) -> None:
+    """With a last 1 for rows, or without."""
+    x = torch.randn(6, 4, 20, device=device)
+    factor = torch.rand(6, 4, device=device) + 0.5
+    assert_all_same(*(ops.scaled_quantize_transposed(x, f) for f in (factor, factor[..., None])))

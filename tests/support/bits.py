@@ -45,6 +45,13 @@ def assert_same_bits(actual: Tensor, expected: np.ndarray | Tensor, note: str = 
         )
 
 
+def assert_all_same(actual: Any, expected: Any, note: str = "") -> None:
+    """The same bits of one tensor, or of each of several, and as many of them."""
+    several = [t if isinstance(t, (tuple, list)) else (t,) for t in (actual, expected)]
+    for got, right in zip(*several, strict=True):
+        assert_same_bits(got, right, note)
+
+
 def without_switches(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without what only tells how fake quantizers were prepared and switched."""
     kept = {}

@@ -8,15 +8,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tests.support.bits import assert_same_bits
 from tests.support.cases import PER_TENSOR, PER_TOKEN, per_channel, per_group
 
 Result = TypeVar("Result")
-
-
-def assert_all_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...], note: str = "") -> None:
-    for a, b in zip(got, expected, strict=True):
-        assert_same_bits(a, b, note)
 
 
 def capture(run: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:

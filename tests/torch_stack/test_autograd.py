@@ -22,7 +22,9 @@ from tests.support.served_products import Served, by_kind, example
 from tests.support.threads import side_by_side
 
 SHAPE = (3, 4, 20)
-DIFFERENTIABLE = [c for c in affine.FORWARD_CALLS if c.differentiable]
+by_differentiable = pytest.mark.parametrize(
+    "call", [c for c in affine.FORWARD_CALLS if c.differentiable], ids=str
+)
 # But for qat_linear, which is a linear layer.
 NOT_CAST = [*(c for c in affine.ALL_CALLS if c.verb != "qat_linear"), *OBSERVE_CALLS]
 
@@ -46,11 +48,8 @@ def test_qat_linear_has_the_autocast_dtype(call: Int8Call, low: torch.dtype, dev
 
     A float32 bias stays, too. Gradients come back in the leaves' dtypes.
     """
-    for dtypes in (
-        (torch.float32,) * 3,
-        (low, torch.float32, torch.float32),
-        (torch.float32, low, low),
-    ):
+    single = torch.float32
+    for dtypes in ((single,) * 3, (low, single, single), (single, low, low)):
         made = call.tensors(SHAPE, device=device)
         leaves = [t.detach().to(d).requires_grad_() for t, d in zip(made, dtypes, strict=False)]
         with torch.autocast(device, dtype=low):
@@ -58,8 +57,7 @@ def test_qat_linear_has_the_autocast_dtype(call: Int8Call, low: torch.dtype, dev
         x, *others = (t.detach() for t in leaves)
         cast = tuple(t.requires_grad_() for t in (x.to(low), *others))
         expected = affine.value_and_gradients(call, cast)
-        for got, right in zip(results, expected, strict=True):
-            torch.testing.assert_close(got.to(right.dtype), right)
+        torch.testing.assert_close(results, expected, check_dtype=False)
         assert_same_bits(results[0], expected[0])
         assert [t.dtype for t in results] == [low, *(t.dtype for t in leaves)]
 
@@ -73,7 +71,7 @@ def test_autocast_does_as_for_linear(device: str) -> None:
                 assert ops.qat_linear(x, w).dtype == nn.functional.linear(x, w).dtype
 
 
-@pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
+@by_differentiable
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("activation", [True, False], ids=["activation", "leaf"])
 def test_checkpoint(call: affine.Call, reentrant: bool, activation: bool, device: str) -> None:
@@ -143,7 +141,7 @@ def test_threads_share_a_graph(granularity: cases.Granularity, learned: bool, de
     side_by_side(4, run)
 
 
-@pytest.mark.parametrize("call", DIFFERENTIABLE, ids=str)
+@by_differentiable
 def test_forward_mode_is_refused_clearly(call: affine.Call, device: str) -> None:
     x, *rest = (t.detach() for t in call.tensors(SHAPE, device=device))
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp is not implemented"):

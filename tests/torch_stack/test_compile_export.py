@@ -10,16 +10,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.nn.test_quantizer_modules import saved
 from tests.support import bad_arguments, cases
-from tests.support.calls.affine import (
-    ALL_CALLS,
-    BACKWARD_CALLS,
-    FORWARD_CALLS,
-    KINDS,
-    Call,
-    assert_equal,
-    outputs,
-    value_and_gradients,
-)
+from tests.support.calls import affine
+from tests.support.calls.affine import ALL_CALLS, KINDS, assert_equal, outputs, value_and_gradients
 from tests.support.calls.fused import RESIDUAL_CALLS
 from tests.support.calls.range import FAKE_CALLS, OBSERVE_CALLS
 from tests.support.core_calls import AsModule, Recorder, bound, opcheck
@@ -151,7 +143,7 @@ def test_compile(call: Any, dynamic: bool | None, device: str) -> None:
     assert counter.frame_count <= 2, f"{counter.frame_count - 1} recompilations"
 
 
-FAKE = (*(Call("fake_quantize", granularity) for granularity in KINDS), *FAKE_CALLS)
+FAKE = (*(affine.Call("fake_quantize", granularity) for granularity in KINDS), *FAKE_CALLS)
 
 
 @pytest.mark.parametrize(
@@ -169,22 +161,17 @@ def test_inductor_with_a_residual(call: Any, device: str) -> None:
     """The sum goes on as the residual of the next layer, and both have a gradient."""
     tensors = call.tensors(SHAPE, device=device)
     compiled = torch.compile(call.__call__, fullgraph=True, dynamic=True)
-    for actual, expected in zip(
-        value_and_gradients(compiled, tensors), value_and_gradients(call, tensors), strict=True
-    ):
-        torch.testing.assert_close(actual, expected)
+    found, wanted = (value_and_gradients(run, tensors) for run in (compiled, call))
+    torch.testing.assert_close(found, wanted)
     assert_equal(outputs(compiled(*tensors)), outputs(call(*tensors)))
 
 
-LEARNED = [call for call in (*FORWARD_CALLS, *OBSERVE_CALLS) if call.differentiable]
+LEARNED = [call for call in (*affine.FORWARD_CALLS, *OBSERVE_CALLS) if call.differentiable]
 BY_TURNS = [LEARNED[i] for i in range(len(LEARNED)) if not turn(i)]
+OTHERS = [pytest.param(call, marks=pytest.mark.exhaustive) for call in BY_TURNS[1:]]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [BY_TURNS[0], *(pytest.param(call, marks=pytest.mark.exhaustive) for call in BY_TURNS[1:])],
-    ids=str,
-)
+@pytest.mark.parametrize("call", [BY_TURNS[0], *OTHERS], ids=str)
 def test_compiled_autograd(call: Any, device: str) -> None:
     tensors = call.tensors(SHAPE, device=device)
     expected = value_and_gradients(call, tensors)
@@ -222,14 +209,11 @@ def test_export(call: Any, any_size: bool, device: str) -> None:
 
 def test_backward_calls_are_all_there() -> None:
     """The lists of calls cover every public op."""
-    from tests.support.cases import OP_NAMES
-
-    calls = (*ALL_CALLS, *OBSERVE_CALLS)
-    # The others have tests of their own: tests/int8_mm/test_grouped.py, the test_stack.py of
-    # scaled, int4 and weight_only, tests/int8_conv/test_stack.py, and what comes later.
-    here = [f"{bad_arguments.__name__}.{name}" for name in ("affine", "range", "fused", "int8_mm")]
-    here.append(f"{bad_arguments.__name__}.int8_product")
-    elsewhere = [module for module in bad_arguments.modules() if module.__name__ not in here]
+    # The others have tests of their own: tests/int8_mm/test_grouped.py, the `Tools` of scaled,
+    # int4, int8_conv and weight_only, and what comes later.
+    here = ("affine", "range", "fused", "int8_mm", "int8_product")
+    paths = [f"{bad_arguments.__name__}.{name}" for name in here]
+    elsewhere = [module for module in bad_arguments.modules() if module.__name__ not in paths]
     others = {op.name for module in elsewhere for op in module.OPS}
-    assert {c.function.__name__ for c in calls} | others == set(OP_NAMES)
-    assert len(BACKWARD_CALLS) == 16
+    assert {c.function.__name__ for c in CALLS} | others == set(cases.OP_NAMES)
+    assert len(affine.BACKWARD_CALLS) == 16

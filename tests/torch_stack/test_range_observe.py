@@ -152,10 +152,9 @@ def test_vmap_is_refused(call: ObserveCall, device: str) -> None:
         return call.function(*tensors, *args, **kwargs)
 
     for batched in ("input", "state"):
-        given = [t.clone() for t in (x, *state)]
-        dims = tuple(0 if (i == 0) == (batched == "input") else None for i in range(len(given)))
-        pairs = zip(given, dims, strict=True)
-        stacked = [t if d is None else torch.stack([t, t]) for t, d in pairs]
+        dims = tuple(0 if (t is x) == (batched == "input") else None for t in (x, *state))
+        pairs = zip((x, *state), dims, strict=True)
+        stacked = [t.clone() if d is None else torch.stack([t, t]) for t, d in pairs]
         before = [t.clone() for t in stacked]
         words = f"baraquant::{call.name}: .* samples of torch.vmap cannot share"
         with pytest.raises(NotImplementedError, match=words):

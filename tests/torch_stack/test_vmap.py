@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baraquant import ops
+from tests.support.bits import assert_all_same
 from tests.support.calls.affine import ALL_CALLS, FORWARD_CALLS, Call, outputs
 from tests.support.calls.int8_mm import INT8_CALLS, QAT_CALLS, Int8Call
 from tests.support.cases import KINDS, Granularity, per_channel
@@ -26,6 +27,9 @@ def no_slow_fallback(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 
 by_call = pytest.mark.parametrize("call", ALL_CALLS, ids=str)
+by_differentiable = pytest.mark.parametrize(
+    "call", [c for c in FORWARD_CALLS if c.differentiable], ids=str
+)
 
 
 def batched(call: Call, in_dims: tuple[int | None, ...], device: str) -> list[Tensor]:
@@ -70,9 +74,7 @@ def test_like_a_loop(call: Call, device: str) -> None:
         tensors = batched(call, in_dims, device)
         expected = in_a_loop(call, tensors, in_dims)
         actual = outputs(torch.vmap(call.__call__, in_dims)(*tensors))
-        assert len(actual) == len(expected)
-        for a, e in zip(actual, expected, strict=True):
-            assert a.dtype == e.dtype and torch.equal(a, e), f"in_dims {in_dims}"
+        assert_all_same(actual, expected, f"in_dims {in_dims}")
 
 
 @by_call
@@ -84,10 +86,10 @@ def test_nested(call: Call, device: str) -> None:
     for i in range(2):
         pairs = list(zip(tensors, dims, strict=True))
         expected = in_a_loop(call, [t if d is None else t[i] for t, d in pairs], dims)
-        assert all(torch.equal(a[i], e) for a, e in zip(actual, expected, strict=True))
+        assert_all_same([a[i] for a in actual], expected)
 
 
-@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+@by_differentiable
 def test_autograd_outside(call: Call, device: str) -> None:
     """Gradients through a vmap, as in a batched layer that is trained."""
     for in_dims in which_dims(call):
@@ -105,7 +107,7 @@ def test_autograd_outside(call: Call, device: str) -> None:
             torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5 * e.abs().max().item())
 
 
-@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+@by_differentiable
 @pytest.mark.parametrize("kept", ["input", "mask", "mask_of_permuted"])
 def test_batch_of_gradients(call: Call, kept: str, device: str) -> None:
     """vmap over the backward: one vector-Jacobian product for each row of a batch."""
@@ -175,9 +177,7 @@ def test_empty_samples(sample: tuple[int, ...], granularity: Granularity, device
         return granularity.op("dynamic_range_quantize", ops)(x, *granularity.args)
 
     x = torch.empty(3, *sample, device=device)
-    expected = [torch.stack(parts) for parts in zip(*map(quantize, x), strict=True)]
-    for actual, wanted in zip(torch.vmap(quantize)(x), expected, strict=True):
-        assert actual.dtype == wanted.dtype and torch.equal(actual, wanted)
+    assert_all_same(torch.vmap(quantize)(x), in_a_loop(quantize, [x], (0,)))
 
 
 def test_vmap_refuses_an_axis_that_only_the_batch_has(device: str) -> None:
@@ -209,26 +209,22 @@ def test_products_refuse_a_batch_of_weights(call: Int8Call, device: str) -> None
 
 def test_products_with_scales_of_each_sample(device: str) -> None:
     """Scales and zero points belong to the input's rows, so they may be batched with it."""
+    names = ("input", "input_scale", "input_zero_point")
     for kind in ("token", "token_1", "one", "one_1"):
-        case = Case((4, 5), 9, 21, torch.uint8, scale=kind, zero_point=kind)
-        samples = [Case(**case.__dict__ | {"seed": seed}).arguments() for seed in range(3)]
-        names = ("input", "input_scale", "input_zero_point")
+        options = {"scale": kind, "zero_point": kind}
+        made = [Case((4, 5), 9, 21, torch.uint8, **options, seed=seed) for seed in range(SIZE)]
+        samples = [case.arguments() for case in made]
         own = [torch.stack([s[name] for s in samples]).to(device) for name in names]
-        weight, scale = (samples[0][name].to(device) for name in ("weight", "weight_scale"))
+        weight = {name: samples[0][name].to(device) for name in ("weight", "weight_scale")}
 
-        op = getattr(torch.ops.baraquant, case.op)
-
-        def run(
-            a: Tensor, sa: Tensor, za: Tensor, op: Any = op, w: Tensor = weight, sw: Tensor = scale
-        ) -> Tensor:
-            return op(a, w, sa, sw, input_zero_point=za)
+        def run(*rows: Tensor, weight: dict[str, Tensor] = weight) -> Tensor:
+            given = dict(zip(names, rows, strict=True))
+            return torch.ops.baraquant.int8_linear(**given, **weight)
 
         for dims in ((0, 0, 0), (0, 0, None), (0, None, 0), (0, None, None)):
             given = [t if d == 0 else t[0] for t, d in zip(own, dims, strict=True)]
-            actual = torch.vmap(run, dims)(*given)
-            for i in range(3):
-                sample = [t[i] if d == 0 else t for t, d in zip(given, dims, strict=True)]
-                assert torch.equal(actual[i], run(*sample)), f"{kind} {dims}"
+            expected = in_a_loop(run, given, dims)
+            assert_all_same(torch.vmap(run, dims)(*given), expected, f"{kind} {dims}")
 
 
 @pytest.mark.parametrize("sample", ((0, 6), (4, 0), (6,)), ids=str)
@@ -240,21 +236,20 @@ def test_products_of_empty_and_flat_samples(sample: tuple[int, ...], device: str
         lambda x: ops.quantized_linear(x, w, scale, symmetric=False),
         lambda x: QAT_CALLS[1](x, w.float()),
     ):
-        actual = torch.vmap(function)(x)
-        assert torch.equal(actual, torch.stack([function(row) for row in x]))
+        assert_all_same(torch.vmap(function)(x), in_a_loop(function, [x], (0,)))
 
 
-@pytest.mark.parametrize("call", [c for c in FORWARD_CALLS if c.differentiable], ids=str)
+@by_differentiable
 def test_functional_grad_is_refused_clearly(call: Call, device: str) -> None:
     tensors = [t.detach() for t in call.tensors(SAMPLE, device=device)]
 
     def loss(*given: Tensor) -> Tensor:
         return call(*given).sum()
 
-    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
-        torch.func.grad(loss)(*tensors)
-    with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
-        torch.vmap(torch.func.grad(loss), (0, *(None for _ in tensors[1:])))(*tensors)
+    gradient = torch.func.grad(loss)
+    for run in (gradient, torch.vmap(gradient, (0, *(None for _ in tensors[1:])))):
+        with pytest.raises(RuntimeError, match=r"C\+\+ torch::autograd::Function with functorch"):
+            run(*tensors)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -264,6 +259,4 @@ def test_private_ops_that_call_others(dtype: str, device: str) -> None:
     def qparams(low: Tensor, high: Tensor) -> Any:
         return torch.ops.baraquant._qparams_of_range(low, high, -8, 7, False, dtype)
 
-    wanted = zip(*map(qparams, low, high), strict=True)
-    for found, samples in zip(torch.vmap(qparams)(low, high), wanted, strict=True):
-        assert torch.equal(found, torch.stack(samples))
+    assert_all_same(torch.vmap(qparams)(low, high), in_a_loop(qparams, [low, high], (0, 0)))

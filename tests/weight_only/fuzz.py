@@ -25,14 +25,8 @@ from tests.weight_only.test_values import OWN_ROWS, but_for_pytorch
 
 GROUP_SIZES = (None, None, 1, 2, 3, 5, 32, 33, 64, 100, 1000, 2**31, 2**62, INT64_MAX)
 SHAPES = (
-    *calls.SHAPES_OF_ROWS,
-    (4, 31),
-    (5, 32),
-    (2, 2, 1, 130),
-    (48, 33),
-    (7, 7, 9),
-    (60, 17),
-    (2, 0),
+    *(*calls.SHAPES_OF_ROWS, (4, 31), (5, 32), (2, 2, 1, 130)),
+    *((48, 33), (7, 7, 9), (60, 17), (2, 0)),
 )
 
 

@@ -14,21 +14,14 @@ from tests.support.bits import assert_same_bits, to_numpy
 from tests.support.cuda import capture, rows_decoded_in_registers
 from tests.support.family_cases.int8_mm import integers
 from tests.support.oracle import weight_only as oracle
-from tests.weight_only.test_values import linear, numbers, one_hot, params_shape, positive_zeros
+from tests.weight_only import test_values as values
+from tests.weight_only.test_values import linear, numbers, one_hot, positive_zeros, qparams
 
 pytestmark = pytest.mark.cuda
 
 ROWS = (1, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256)
-SIZES = (
-    (1, 32),
-    (16, 96),
-    (37, 160),
-    (40, 1056),
-    (130, 4096),
-    (6400, 288),
-    (9, 14_336),
-    (8300, 544),
-)
+SIZES = ((1, 32), (16, 96), (37, 160), (40, 1056), (130, 4096), (6400, 288), (9, 14_336))
+SIZES += ((8300, 544),)
 by_size = pytest.mark.parametrize("size", SIZES, ids=str)
 by_half = pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=cases.name_of)
 
@@ -45,7 +38,7 @@ def test_sums(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
     n, k = size
     w, bias = integers((n, k), torch.int8, "random", 1), numbers((n,), dtype, 2)
     for group_size in (None, 32, 128):
-        params = params_shape((n, k), group_size)
+        params = values.params_shape((n, k), group_size)
         s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
         for point, b in ((None, None), (z, bias)):
             given = {"weight_zero_point": point, "group_size": group_size}
@@ -70,18 +63,15 @@ def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, cuda: str) -> Non
     """A row with a single 1 gives a column of the weight: every integer, any scale, any zero."""
     n, k = 37, 160
     w = torch.arange(-128, 128).to(torch.int8).repeat(k)[: n * k].reshape(n, k)
-    for group_size in (None, 32, 64, k + 1):
-        params = params_shape((n, k), group_size)
-        for z in (None, cases.zero_points(params, (-128, 127), 6)):
-            s = cases.scales(params, torch.float32, 5)
-            exact = oracle.dequantized(w, s, z, group_size, dtype)
-            given = {"weight_zero_point": z, "group_size": group_size}
-            for start, x in one_hot(k, dtype, cuda):
-                if len(x) > rows_decoded_in_registers():
-                    continue
-                assert is_taken(x, w, s, **given), "or this test shows nothing"
-                y = linear(x, w, s, **given) + 0.0
-                assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
+    for s, z, size in qparams((n, k), dtype, (None, 32, 64, k + 1)):
+        exact = oracle.dequantized(w, s, z, size, dtype)
+        given = {"weight_zero_point": z, "group_size": size}
+        for start, x in one_hot(k, dtype, cuda):
+            if len(x) > rows_decoded_in_registers():
+                continue
+            assert is_taken(x, w, s, **given), "or this test shows nothing"
+            y = linear(x, w, s, **given) + 0.0
+            assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
 
 
 @by_half
@@ -89,10 +79,9 @@ def test_any_scale_and_zero_point(dtype: torch.dtype, cuda: str) -> None:
     """32 columns of which one counts, so that a product stands alone."""
     scales, points = cases.special_scales(torch.float32), torch.tensor(cases.SPECIAL_ZERO_POINTS)
     scales = scales[scales.isfinite()]
-    at = torch.cartesian_prod(torch.arange(len(scales)), torch.arange(len(points)))
-    s = scales[at[:, 0]].repeat_interleave(8)
-    z = points[at[:, 1]].repeat_interleave(8)
-    w = torch.arange(-128, 128).to(torch.int8).reshape(8, 32).repeat(len(at), 1)
+    s = scales.repeat_interleave(len(points) * 8)
+    z = points.repeat_interleave(8).repeat(len(scales))
+    w = torch.arange(-128, 128).to(torch.int8).reshape(8, 32).repeat(len(s) // 8, 1)
     exact = oracle.dequantized(w, s, z, None, dtype)
     finite = torch.from_numpy((abs(exact) < float("inf")).all(1))
     for column in range(32):
@@ -110,16 +99,13 @@ def test_what_it_does_not_take(dtype: torch.dtype, cuda: str) -> None:
     most = rows_decoded_in_registers()
     for m, k, group_size in ((most + 1, 64, 32), (3, 80, None), (3, 96, 48), (3, 64, 16)):
         w = integers((20, k), torch.int8, "random", 1)
-        s = cases.scales(params_shape((20, k), group_size), torch.float32, 2)
+        s = cases.scales(values.params_shape((20, k), group_size), torch.float32, 2)
         x = numbers((m, k), dtype, 3)
         assert not is_taken(x.to(cuda), w, s, group_size=group_size)
         exact = oracle.linear(x, oracle.dequantized(w, s, None, group_size, dtype))
         oracle.assert_close(linear(x.to(cuda), w, s, group_size=group_size), exact)
-    w, s, x = (
-        integers((20, 64), torch.int8, "random", 1),
-        torch.ones(20),
-        numbers((3, 64), dtype, 3),
-    )
+    w, s = integers((20, 64), torch.int8, "random", 1), torch.ones(20)
+    x = numbers((3, 64), dtype, 3)
     exact = oracle.linear(x, oracle.dequantized(w, s, None, None, dtype))
     moved = torch.empty(3 * 64 + 1, dtype=dtype, device=cuda)[1:].view(3, 64).copy_(x)
     assert not is_taken(moved, w, s)
@@ -136,17 +122,14 @@ def test_packed_weights_give_the_bits_of_int8(
     k = size[1]
     w = torch.randint(-8, 8, size, generator=cases.generator(k)).to(torch.int8)
     packed = ops.pack_int4(w)
-    for group_size in (None, 8, 32, 128):
-        params = params_shape(size, group_size)
-        s, z = cases.scales(params, torch.float32, 3), cases.zero_points(params, (-128, 127), 4)
-        for point in (None, z):
-            given = {"weight_zero_point": point, "group_size": group_size}
-            for m in (*ROWS, 257):
-                x = numbers((m, k), dtype, 5).to(cuda)
-                few = m <= rows_decoded_in_registers() and group_size != 8
-                assert is_taken(x, packed, s, **given) == is_taken(x, w, s, **given) == few
-                got, right = linear(x, packed, s, **given), linear(x, w, s, **given)
-                assert_same_bits(got, right, f"{m} rows, groups of {group_size}")
+    for s, z, group_size in qparams(size, dtype, (None, 8, 32, 128)):
+        given = {"weight_zero_point": z, "group_size": group_size}
+        for m in (*ROWS, 257):
+            x = numbers((m, k), dtype, 5).to(cuda)
+            few = m <= rows_decoded_in_registers() and group_size != 8
+            assert is_taken(x, packed, s, **given) == is_taken(x, w, s, **given) == few
+            got, right = linear(x, packed, s, **given), linear(x, w, s, **given)
+            assert_same_bits(got, right, f"{m} rows, groups of {group_size}")
 
 
 @by_half

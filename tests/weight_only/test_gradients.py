@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Gradients of weight_only_linear: those of a layer with the floating weight, once and twice."""
+"""weight_only_linear in PyTorch: gradients of a floating layer, once and twice, and tools."""
 
 from typing import Any
 
@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from baraquant import ops
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same, assert_same_bits
 from tests.support.calls.weight_only import WEIGHT_ONLY_CALLS, WeightOnlyCall
 from tests.support.family_cases.int8_mm import integers
+from tests.support.family_cases.torch_tools import Tools
 from tests.weight_only.test_values import by_dtype, numbers
 
 by_call = pytest.mark.parametrize("call", WEIGHT_ONLY_CALLS, ids=str)
@@ -102,10 +103,9 @@ def test_gradients_of_any_layout(call: WeightOnlyCall, device: str) -> None:
     dy = numbers(tuple(y.shape), torch.float64, 7).to(device)
     for layout in cases.LAYOUTS.values():
         laid = layout(dy)
-        got = torch.autograd.grad(y, leaves, laid, retain_graph=True)
-        right = torch.autograd.grad(y, leaves, laid.contiguous(), retain_graph=True)
-        for a, e in zip(got, right, strict=True):
-            torch.testing.assert_close(a, e, rtol=1e-13, atol=1e-11)
+        pair = (laid, laid.contiguous())
+        got, right = (torch.autograd.grad(y, leaves, t, retain_graph=True) for t in pair)
+        torch.testing.assert_close(got, right, rtol=1e-13, atol=1e-11)
 
 
 @by_call
@@ -116,20 +116,14 @@ def test_forward_mode(call: WeightOnlyCall, dtype: torch.dtype, device: str) -> 
         given = call.arguments(*call.tensors(shape, dtype, device))[1]
         weight = dequantized(given, dtype)
         names = [name for name in ("input", "bias") if name in given]
-        for with_tangent in ([names[0]], [names[-1]], names):
-            found = []
+        tangents = {name: numbers(given[name].shape, dtype, 3).to(device) for name in names}
+        for chosen in ([names[0]], [names[-1]], names):
             with forward_ad.dual_level():
-                duals = {
-                    name: forward_ad.make_dual(
-                        given[name], numbers(given[name].shape, dtype, 3).to(device)
-                    )
-                    for name in with_tangent
-                }
+                duals = {name: forward_ad.make_dual(given[name], tangents[name]) for name in chosen}
                 changed = given | duals
                 floating = linear(changed["input"], weight, changed.get("bias"))
-                for y in (call.function(**changed), floating):
-                    found.append(forward_ad.unpack_dual(y).tangent)
-            got, right = found
+                pair = (call.function(**changed), floating)
+                got, right = (forward_ad.unpack_dual(y).tangent for y in pair)
             error = 16 * torch.finfo(dtype).eps * right.abs().max().item()
             torch.testing.assert_close(got, right, rtol=0, atol=error)
 
@@ -145,8 +139,7 @@ def test_checkpoint(reentrant: bool, call: WeightOnlyCall, device: str) -> None:
 
     expected = torch.autograd.grad(block(leaves[0]).sum(), leaves)
     checkpoint(block, leaves[0], use_reentrant=reentrant).sum().backward()
-    for leaf, right in zip(leaves, expected, strict=True):
-        assert leaf.grad is not None and torch.equal(leaf.grad, right)
+    assert_all_same([leaf.grad for leaf in leaves], list(expected))
 
 
 @by_call
@@ -156,15 +149,34 @@ def test_gradients_of_a_batch(call: WeightOnlyCall, device: str) -> None:
     y = torch.vmap(lambda x: call.function(**given | {"input": x}))(leaves[0])
     whole = call.function(**given)
     dy = numbers(tuple(y.shape), torch.float64, 3).to(device)
-    pairs = zip(
-        torch.autograd.grad(y, leaves, dy), torch.autograd.grad(whole, leaves, dy), strict=True
-    )
-    for a, e in pairs:
-        torch.testing.assert_close(a, e)
-    whole = call.function(**given)
     many = torch.stack((dy, dy * 2))
-    batched = torch.autograd.grad(whole, leaves, many, is_grads_batched=True, retain_graph=True)
-    for index, row in enumerate(many):
-        right = torch.autograd.grad(whole, leaves, row, retain_graph=True)
-        for a, e in zip(batched, right, strict=True):
-            torch.testing.assert_close(a[index], e)
+    single = [torch.autograd.grad(whole, leaves, row, retain_graph=True) for row in many]
+    torch.testing.assert_close(torch.autograd.grad(y, leaves, dy), single[0])
+    batched = torch.autograd.grad(whole, leaves, many, is_grads_batched=True)
+    torch.testing.assert_close(batched, tuple(map(torch.stack, zip(*single, strict=True))))
+
+
+# --- tools ---------------------------------------------------------------------------------------
+
+
+class TestTools(Tools):
+    CALLS, SLOW, BATCHED = WEIGHT_ONLY_CALLS, WEIGHT_ONLY_CALLS, ("input",)
+
+
+@by_call
+@pytest.mark.parametrize("low", (torch.bfloat16, torch.float16), ids=cases.name_of)
+def test_autocast(low: torch.dtype, call: WeightOnlyCall, device: str) -> None:
+    """Input and bias are cast; with a scale of float64 nothing is."""
+    for dtype in cases.FLOAT_DTYPES:
+        for shape in (FEW, MANY):
+            given, leaves = leaves_of(call, shape, dtype, device)
+            with torch.autocast(device, dtype=low):
+                y = call.function(**given)
+            to = dtype if dtype == torch.float64 else low
+            cast = {name: given[name].to(to) for name in ("input", "bias") if name in given}
+            right = call.function(**given | cast)
+            assert_same_bits(y, right)
+            dy = numbers(tuple(y.shape), to, 5).to(device)
+            found = (torch.autograd.grad(result, leaves, dy) for result in (y, right))
+            for a, e, leaf in zip(*found, leaves, strict=True):
+                assert a.dtype == leaf.dtype and torch.equal(a, e)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from baraquant import ops, reference
 from tests.support import cases
-from tests.support.bits import assert_same_bits, to_numpy
+from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.family_cases.int8_mm import integers
 from tests.support.marks import by_dtype
 from tests.support.oracle import weight_only as oracle
@@ -47,6 +47,17 @@ def params_shape(shape: tuple[int, int], group_size: int | None) -> tuple[int, .
     return (n,) if group_size is None else (n, math.ceil(k / group_size))
 
 
+def qparams(
+    shape: tuple[int, int], dtype: torch.dtype, groups: tuple[int | None, ...] = GROUPS
+) -> Iterator[tuple[Tensor, Tensor | None, int | None]]:
+    """Scales of groups of each size, each without zero points and with some."""
+    for size in groups:
+        params = params_shape(shape, size)
+        scale = cases.scales(params, cases.compute_dtype(dtype), 3)
+        for zero_point in (None, cases.zero_points(params, (-128, 127), 4)):
+            yield scale, zero_point, size
+
+
 def linear(x: Tensor, w: Tensor, s: Tensor, b: Tensor | None = None, module=ops, **given) -> Tensor:  # type: ignore[no-untyped-def]
     """The op on the device of `x`."""
     here = {k: v.to(x.device) if isinstance(v, Tensor) else v for k, v in given.items()}
@@ -63,21 +74,18 @@ def test_sums(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     x, w = numbers((max(ROWS), k), dtype, k), integers((n, k), torch.int8, "random", n)
     bias = numbers((n,), dtype, 2) * 100
     on_device = x.to(device)
-    for group_size in GROUPS:
-        params = params_shape(shape, group_size)
-        s = cases.scales(params, cases.compute_dtype(dtype), 3)
-        for z in (None, cases.zero_points(params, (-128, 127), 4)):
-            given = {"weight_zero_point": z, "group_size": group_size}
-            exact = oracle.dequantized(w, s, z, group_size, dtype)
-            for b in (None, bias):
-                expected = oracle.linear(x, exact, b)
-                for rows in ROWS:
-                    y = linear(on_device[:rows], w, s, b, **given)
-                    assert y.shape == (rows, n) and y.is_contiguous()
-                    note = f"{rows} rows, groups of {group_size}, {z is None}, {b is None}"
-                    oracle.assert_close(y, expected.rows(rows), note)
-                referred = linear(on_device[:5], w, s, b, module=reference, **given)
-                oracle.assert_close(referred, expected.rows(5), f"the reference, {note}")
+    for s, z, size in qparams(shape, dtype):
+        given = {"weight_zero_point": z, "group_size": size}
+        exact = oracle.dequantized(w, s, z, size, dtype)
+        for b in (None, bias):
+            expected = oracle.linear(x, exact, b)
+            for rows in ROWS:
+                y = linear(on_device[:rows], w, s, b, **given)
+                assert y.shape == (rows, n) and y.is_contiguous()
+                note = f"{rows} rows, groups of {size}, {z is None}, {b is None}"
+                oracle.assert_close(y, expected.rows(rows), note)
+            referred = linear(on_device[:5], w, s, b, module=reference, **given)
+            oracle.assert_close(referred, expected.rows(5), f"the reference, {note}")
 
 
 # --- the weight, bit for bit ---------------------------------------------------------------------
@@ -101,23 +109,20 @@ def test_the_weight_is_the_dequantized_one(dtype: torch.dtype, device: str) -> N
     """A row with a single 1 gives a column of the weight: every integer, each kind of scale."""
     n, k = 37, 130
     w = torch.arange(-128, 128).to(torch.int8).repeat(k)[: n * k].reshape(n, k)
-    for group_size in (None, 1, 7, 32, k + 1):
-        params = params_shape((n, k), group_size)
-        s = cases.scales(params, cases.compute_dtype(dtype), 5)
-        for z in (None, cases.zero_points(params, (-128, 127), 6)):
-            exact = oracle.dequantized(w, s, z, group_size, dtype)
-            given = {"weight_zero_point": z, "group_size": group_size}
-            for start, x in one_hot(k, dtype, device):
-                y = linear(x, w, s, **given) + 0.0  # an added zero may have either sign
-                assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
-            # By the ops that the contract names, and by the reference.
-            if group_size is None:
-                found = ops.dequantize_per_channel(w, s, z, 0, dtype=dtype)
-            else:
-                found = ops.dequantize_per_group(w, s, z, group_size, 1, dtype=dtype)
-            assert_same_bits(found, exact)
-            y = linear(torch.eye(k, dtype=dtype), w, s, module=reference, **given) + 0.0
-            assert_same_bits(y, positive_zeros(exact.T))
+    for s, z, size in qparams((n, k), dtype, (None, 1, 7, 32, k + 1)):
+        exact = oracle.dequantized(w, s, z, size, dtype)
+        given = {"weight_zero_point": z, "group_size": size}
+        for start, x in one_hot(k, dtype, device):
+            y = linear(x, w, s, **given) + 0.0  # an added zero may have either sign
+            assert_same_bits(y, positive_zeros(exact.T[start : start + len(x)]), f"{start}")
+        # By the ops that the contract names, and by the reference.
+        if size is None:
+            found = ops.dequantize_per_channel(w, s, z, 0, dtype=dtype)
+        else:
+            found = ops.dequantize_per_group(w, s, z, size, 1, dtype=dtype)
+        assert_same_bits(found, exact)
+        y = linear(torch.eye(k, dtype=dtype), w, s, module=reference, **given) + 0.0
+        assert_same_bits(y, positive_zeros(exact.T))
 
 
 @by_dtype
@@ -126,23 +131,19 @@ def test_any_scale_and_zero_point(rows: int, dtype: torch.dtype, device: str) ->
     """Of a single column, so that each product stands alone: each integer, each special number."""
     scales = cases.special_scales(cases.compute_dtype(dtype))
     points = torch.tensor(cases.SPECIAL_ZERO_POINTS)
-    at = torch.cartesian_prod(torch.arange(len(scales)), torch.arange(len(points)))
-    s = scales[at[:, 0]].repeat_interleave(256).reshape(-1, 1)
-    z = points[at[:, 1]].repeat_interleave(256).reshape(-1, 1)
-    w = torch.arange(-128, 128).to(torch.int8).repeat(len(at)).reshape(-1, 1)
+    s = scales.repeat_interleave(len(points) * 256).reshape(-1, 1)
+    z = points.repeat_interleave(256).repeat(len(scales)).reshape(-1, 1)
+    w = torch.arange(-128, 128).to(torch.int8).repeat(len(s) // 256).reshape(-1, 1)
     x = torch.ones(rows, 1, dtype=dtype, device=device)
     exact = positive_zeros(oracle.dequantized(w, s, z, 1, dtype).T)
     for group_size, shape in ((1, (-1, 1)), (None, (-1,))):
         given = {"weight_zero_point": z.reshape(shape), "group_size": group_size}
         y = linear(x, w, s.reshape(shape), **given) + 0.0
-        subnormal = np.abs(exact) < float(torch.finfo(dtype).smallest_normal)
-        own = device == "cpu" and rows <= OWN_ROWS.get(dtype, 0)
-        if not own:  # PyTorch's libraries may take it for a zero
-            got = to_numpy(y)
-            flushed = np.where(subnormal & (got == 0), got, exact)
-            assert_same_bits(y, np.broadcast_to(flushed, y.shape))
-        else:
-            assert_same_bits(y, np.broadcast_to(exact, y.shape))
+        want, got = np.broadcast_to(exact, y.shape), to_numpy(y)
+        if device != "cpu" or rows > OWN_ROWS.get(dtype, 0):
+            subnormal = np.abs(exact) < float(torch.finfo(dtype).smallest_normal)
+            want = np.where(subnormal & (got == 0), got, want)  # PyTorch may take it for a zero
+        assert_same_bits(y, want)
 
 
 # --- packed weights ------------------------------------------------------------------------------
@@ -158,21 +159,16 @@ def test_packed_weights_give_the_bits_of_int8(
     w = (torch.arange(n * k) % 16 - 8).to(torch.int8).reshape(n, k)[:, torch.randperm(k)]
     packed, bias = ops.pack_int4(w), numbers((n,), dtype, 2).to(device)
     assert packed.shape == (n, (k + 1) // 2) and packed.dtype == torch.uint8
-    for group_size in GROUPS:
-        params = params_shape(shape, group_size)
-        s = cases.scales(params, cases.compute_dtype(dtype), 3)
-        for z in (None, cases.zero_points(params, (-128, 127), 4)):
-            given = {"b": bias, "weight_zero_point": z, "group_size": group_size}
-            for rows in (*ROWS, 64, 65):
-                x = numbers((rows, k), dtype, k).to(device).requires_grad_()
-                results = []
-                for weight in (w, packed):
-                    y = linear(x, weight, s, **given)
-                    results.append((y, *torch.autograd.grad(y.sum(), x)))
-                for got, right in zip(*results, strict=True):
-                    assert_same_bits(got, right, f"{rows} rows, groups of {group_size}")
-                reference_y = linear(x, packed, s, module=reference, **given)
-                assert_same_bits(reference_y, linear(x, w, s, module=reference, **given))
+    for s, z, size in qparams(shape, dtype):
+        given = {"b": bias, "weight_zero_point": z, "group_size": size}
+        for rows in (*ROWS, 64, 65):
+            x = numbers((rows, k), dtype, k).to(device).requires_grad_()
+            results = []
+            for weight in (w, packed):
+                y = linear(x, weight, s, **given)
+                referred = linear(x, weight, s, module=reference, **given)
+                results.append((y, referred, *torch.autograd.grad(y.sum(), x)))
+            assert_all_same(*results, f"{rows} rows, groups of {size}")
 
 
 # --- sums that every order gives -----------------------------------------------------------------
@@ -193,7 +189,7 @@ def check_exact_sums(dtype: torch.dtype, rows: int, n: int, k: int, device: str)
         s = torch.ones(params, dtype=cases.compute_dtype(dtype))
         given = {"weight_zero_point": z, "group_size": group_size}
         for b in (None, bias):
-            if b is not None and dtype in (torch.float16, torch.bfloat16):
+            if b is not None and dtype.itemsize == 2:
                 continue  # which may be rounded twice
             want = sums if b is None else sums + b
             on_device, own = x.to(device, dtype), None if b is None else b.to(dtype)
@@ -226,14 +222,10 @@ def test_long_rows(dtype: torch.dtype, device: str) -> None:
     n, k = 33, 100_003
     w = integers((n, k), torch.int8, "random", 1)
     x, b = numbers((49, k), dtype, 2), numbers((n,), dtype, 3)
-    for group_size in (None, 128):
-        params = params_shape((n, k), group_size)
-        s = cases.scales(params, cases.compute_dtype(dtype), 4)
-        z = cases.zero_points(params, (-128, 127), 5)
-        expected = oracle.linear(x, oracle.dequantized(w, s, z, group_size, dtype), b)
+    for s, z, size in qparams((n, k), dtype, (None, 128)):
+        expected = oracle.linear(x, oracle.dequantized(w, s, z, size, dtype), b)
         for rows in (1, 4, 5, 48, 49):
-            given = {"weight_zero_point": z, "group_size": group_size}
-            y = linear(x[:rows].to(device), w, s, b, **given)
+            y = linear(x[:rows].to(device), w, s, b, weight_zero_point=z, group_size=size)
             oracle.assert_close(y, expected.rows(rows), f"{rows} rows")
 
 
@@ -276,8 +268,7 @@ def test_what_is_not_finite_goes_through(where: str, dtype: torch.dtype, device:
     w = integers((n, k), torch.int8, "sparse", 3)
     s = cases.scales((n, 10), cases.compute_dtype(dtype), 4)
     x[7], x[8, :30], x[9] = 0, 0, -x[9].abs()
-    special = (math.nan, math.inf, -math.inf)
-    for value in special:
+    for value in (math.nan, math.inf, -math.inf):
         x_, s_, b_ = x.clone(), s.clone(), b.clone()
         if where == "input":
             x_[0, 3], x_[1, 49], x_[2, 0], x_[4], x_[48, 17] = (value,) * 5
@@ -295,3 +286,66 @@ def test_what_is_not_finite_goes_through(where: str, dtype: torch.dtype, device:
             if device == "cpu" and rows > OWN_ROWS.get(dtype, 0):
                 y = but_for_pytorch(y, x_[:rows], exact, b_, expected.rows(rows))
             oracle.assert_close(y, expected.rows(rows), f"{value} in {where}, {rows} rows")
+
+
+# --- any layout, and what the bits do not depend on ----------------------------------------------
+
+
+@by_dtype
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
+def test_layouts_of_the_input(layout: str, dtype: torch.dtype, device: str) -> None:
+    """Of few rows, the bits are those of a contiguous copy.
+
+    PyTorch's product, which more rows take, may depend on where its input lies.
+    """
+    n, k = 13, 70
+    w = integers((n, k), torch.int8, "random", 1)
+    s = cases.scales((n, 3), cases.compute_dtype(dtype), 2)
+    z, b = cases.zero_points((n, 3), (-128, 127), 3), numbers((n,), dtype, 4)
+    for lead in ((1,), (2, 2), (3, 4), (6, 8), (7, 9)):
+        x = cases.LAYOUTS[layout](numbers((*lead, k), dtype, 5).to(device))
+        y = linear(x, w, s, b, weight_zero_point=z, group_size=32)
+        assert y.shape == (*lead, n) and y.is_contiguous()
+        rows = x.reshape(-1, k)
+        if device == "cpu" and len(rows) <= OWN_ROWS.get(dtype, 0):
+            copy = x.clone(memory_format=torch.contiguous_format)
+            assert_same_bits(y, linear(copy, w, s, b, weight_zero_point=z, group_size=32))
+        exact = oracle.dequantized(w, s, z, 32, dtype)
+        oracle.assert_close(y.reshape(-1, n), oracle.linear(rows.cpu(), exact, b), str(lead))
+
+
+@by_dtype
+@pytest.mark.parametrize("layout", ("stepped", "transposed", "misaligned", "expanded"))
+def test_layouts_of_the_rest(layout: str, dtype: torch.dtype, device: str) -> None:
+    """Scale, zero point and bias; the weight may begin anywhere."""
+    n, k = 13, 70
+    w = integers((n, k), torch.int8, "random", 1).to(device)
+    s = cases.scales((n, 3), cases.compute_dtype(dtype), 2).to(device)
+    z, b = cases.zero_points((n, 3), (-128, 127), 3).to(device), numbers((n,), dtype, 4).to(device)
+    change = cases.LAYOUTS[layout]
+    for rows in (1, 4, 30, 60):
+        x = numbers((rows, k), dtype, 5).to(device)
+        for names, size in (((s, z), 32), ((s[:, 0], z[:, 0]), None)):
+            laid = [change(t) for t in names]
+            copies = [t.contiguous() for t in laid]
+            bias = b if layout == "transposed" else change(b)
+            weight = cases.LAYOUTS["misaligned"](w)
+            given = {"group_size": size}
+            y = linear(x, weight, laid[0], bias, weight_zero_point=laid[1], **given)
+            right = linear(x, w, copies[0], bias.contiguous(), weight_zero_point=copies[1], **given)
+            assert_same_bits(y, right)
+
+
+# --- bits that repeat -----------------------------------------------------------------------------
+
+
+@by_dtype
+def test_twenty_runs(dtype: torch.dtype, device: str) -> None:
+    n, k = 35, 515
+    w = integers((n, k), torch.int8, "random", 1)
+    s, b = cases.scales((n, 17), cases.compute_dtype(dtype), 2), numbers((n,), dtype, 3)
+    for rows in (1, 4, 48, 49):
+        x = numbers((rows, k), dtype, rows).to(device)
+        first = linear(x, w, s, b, group_size=32)
+        for _ in range(20):
+            assert_same_bits(linear(x, w, s, b, group_size=32), first)

@@ -8,6 +8,7 @@ stands in this folder; a small family may have them in its `test_values.py`.
 import importlib
 import pkgutil
 from types import ModuleType
+from typing import Any
 
 
 def modules() -> list[ModuleType]:
@@ -21,3 +22,8 @@ def modules() -> list[ModuleType]:
         if path.exists() and "\nOPS = " in path.read_text():
             names.append(f"tests.{family}.test_values")
     return [importlib.import_module(name) for name in names]
+
+
+def every_op() -> list[Any]:
+    """The right calls of all families."""
+    return [op for module in modules() for op in module.OPS]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.cuda import assert_all_same, capture
+from tests.support.bits import assert_all_same
+from tests.support.cuda import capture
 
 Tensors = tuple[Tensor, ...]
 

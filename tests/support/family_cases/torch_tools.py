@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.support import cases
-from tests.support.bits import assert_same_bits
+from tests.support.bits import assert_all_same
 from tests.support.calls.affine import outputs, value_and_gradients
 from tests.support.cases import Shape
 from tests.support.core_calls import AsModule, bound, opcheck, scripted
@@ -23,11 +23,6 @@ def learning(call: Any, shape: Shape, device: str, dtype: torch.dtype = torch.fl
     """Its tensors, of which the input requires grad where it can."""
     first, *rest = call.tensors(shape, dtype, device)
     return (first.requires_grad_(call.differentiable), *rest)
-
-
-def assert_all_same(got: Any, wanted: Any, note: str = "") -> None:
-    for mine, right in zip(outputs(got), outputs(wanted), strict=True):
-        assert_same_bits(mine, right, note)
 
 
 class Tools:
