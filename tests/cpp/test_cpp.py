@@ -11,6 +11,7 @@ import toolchain
 from tests.support.libtorch import run
 
 PROGRAMS = sorted((toolchain.ROOT / "tests" / "cpp").glob("*.cpp"))
+assert PROGRAMS
 
 
 @pytest.mark.parametrize("machine", ["baseline", "native"])
@@ -29,7 +30,3 @@ def test_program(source: Path, machine: str, tmp_path: Path) -> None:
     done, failed = (int(text.split()[0]) for text in ran.stdout.splitlines()[-1].split(", "))
     assert done > 0
     assert failed == 0
-
-
-def test_there_is_a_program() -> None:
-    assert PROGRAMS

@@ -59,24 +59,35 @@ float random_value(int k, float scale, float zero_point, QuantRange<float> range
   }
 }
 
+// Whether another grid of this scale rounds a number as Grid does, with a mask and without one.
+template <typename Other>
+void check_rounding(float x, float scale, float zero_point, QuantRange<float> range) {
+  const Grid<float> grid(scale, zero_point, range);
+  const Other other(scale, zero_point, range);
+  const auto check = [&](const char* what, bool equal) {
+    expect_at(what, equal, x, scale, zero_point);
+  };
+  bool inside = false, other_inside = false;
+  check("fake_quantize", same(grid.fake_quantize(x), other.fake_quantize(x)));
+  check("quantize", same(grid.quantize(x), other.quantize(x)));
+  check("byte", grid.quantize_byte(x) == other.quantize_byte(x));
+  check("fake_quantize with mask",
+        same(grid.fake_quantize(x, inside), other.fake_quantize(x, other_inside)));
+  check("mask", inside == other_inside);
+  check("quantize with mask", same(grid.quantize(x, inside), other.quantize(x, other_inside)));
+  check("mask", inside == other_inside);
+}
+
 void check_value(float x, float scale, float zero_point, QuantRange<float> range) {
+  check_rounding<FastGrid>(x, scale, zero_point, range);
   const Grid<float> grid(scale, zero_point, range);
   const FastGrid fast(scale, zero_point, range);
   const auto check = [&](const char* what, bool equal) {
     expect_at(what, equal, x, scale, zero_point);
   };
-  bool inside = false, fast_inside = false;
-  check("fake_quantize", same(grid.fake_quantize(x), fast.fake_quantize(x)));
-  check("quantize", same(grid.quantize(x), fast.quantize(x)));
-  check("byte", grid.quantize_byte(x) == fast.quantize_byte(x));
   check("inside", grid.is_inside(x) == fast.is_inside(x));
-  check("fake_quantize with mask",
-        same(grid.fake_quantize(x, inside), fast.fake_quantize(x, fast_inside)));
-  check("mask", inside == fast_inside);
-  check("quantize with mask", same(grid.quantize(x, inside), fast.quantize(x, fast_inside)));
-  check("mask", inside == fast_inside);
   if (FastGrid::is_tiny(x)) return;
-  bool valid = false, fast_valid = false;
+  bool inside = false, fast_inside = false, valid = false, fast_valid = false;
   const float slope = grid.slope(x, inside, valid);
   const float fast_slope = fast.slope(x, fast_inside, fast_valid);
   check("slope", inside == fast_inside && valid == fast_valid);
@@ -111,8 +122,6 @@ void check_own(int64_t quant_min, int64_t quant_max) {
   const float zero_point = static_cast<float>(chosen.zero_point);
   if (!FastGrid::accepts(chosen.scale, zero_point)) return;
   const float least = std::fmin(low, high), most = std::fmax(low, high);
-  const Grid<float> grid(chosen.scale, zero_point, rule.range);
-  const Own own(chosen.scale, zero_point, rule.range);
   for (int k = 0; k < 24; ++k) {
     float x = random_value(k % 2 == 0 ? 0 : 3, chosen.scale, zero_point, rule.range);
     if (k == 0) x = least;
@@ -124,18 +133,7 @@ void check_own(int64_t quant_min, int64_t quant_max) {
     } else {
       if (!(x >= std::fmin(least, 0.0f) && x <= std::fmax(most, 0.0f))) continue;
     }
-    const auto check = [&](const char* what, bool equal) {
-      expect_at(what, equal, x, chosen.scale, zero_point);
-    };
-    bool inside = false, own_inside = false;
-    check("own fake_quantize", same(grid.fake_quantize(x), own.fake_quantize(x)));
-    check("own quantize", same(grid.quantize(x), own.quantize(x)));
-    check("own byte", grid.quantize_byte(x) == own.quantize_byte(x));
-    check("own fake_quantize with mask",
-          same(grid.fake_quantize(x, inside), own.fake_quantize(x, own_inside)));
-    check("own mask", inside == own_inside);
-    check("own quantize with mask", same(grid.quantize(x, inside), own.quantize(x, own_inside)));
-    check("own mask", inside == own_inside);
+    check_rounding<Own>(x, chosen.scale, zero_point, rule.range);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #include "elementwise/packed_math.h"
 
@@ -20,25 +21,17 @@ using checks::random_bits;
 using checks::same;
 
 template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 1, uint8_t,
+                                std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>>;
+
+template <typename T>
 T from_bits(uint32_t bits) {
-  if constexpr (sizeof(T) == 1) {
-    return static_cast<T>(bits);
-  } else if constexpr (sizeof(T) == 2) {
-    return T{static_cast<uint16_t>(bits)};
-  } else {
-    return bit_cast<T>(bits);
-  }
+  return bit_cast<T>(static_cast<Bits<T>>(bits));
 }
 
 template <typename T>
 uint32_t bits_of(T x) {
-  if constexpr (sizeof(T) == 1) {
-    return static_cast<uint8_t>(x);
-  } else if constexpr (sizeof(T) == 2) {
-    return x.bits;
-  } else {
-    return bit_cast<uint32_t>(x);
-  }
+  return bit_cast<Bits<T>>(x);
 }
 
 // Words hold their elements as memory does.

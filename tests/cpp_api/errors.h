@@ -3,9 +3,12 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 
+#include <cstring>
 #include <iostream>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 // The type of the exception that a call raises, by Python's name, and its text.
@@ -13,16 +16,9 @@ template <typename F>
 std::pair<std::string, std::string> error_of(const F& call) {
   try {
     call();
-  } catch (const c10::ValueError& error) {
-    return {"ValueError", error.what_without_backtrace()};
-  } catch (const c10::TypeError& error) {
-    return {"TypeError", error.what_without_backtrace()};
-  } catch (const c10::IndexError& error) {
-    return {"IndexError", error.what_without_backtrace()};
-  } catch (const c10::NotImplementedError& error) {
-    return {"NotImplementedError", error.what_without_backtrace()};
   } catch (const c10::Error& error) {
-    return {"RuntimeError", error.what_without_backtrace()};
+    const std::string name = c10::demangle(typeid(error).name()).substr(std::strlen("c10::"));
+    return {name == "Error" ? "RuntimeError" : name, error.what_without_backtrace()};
   }
   return {"none", ""};
 }

@@ -10,23 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
+from baraquant import nn as bnn
 from baraquant import ops
-from baraquant.nn import (
-    GELU,
-    FakeQuantize,
-    FakeQuantizedLinear,
-    GatedMLP,
-    LayerNorm,
-    QuantizedConv2d,
-    QuantizedEmbedding,
-    QuantizedInt4Linear,
-    QuantizedLinear,
-    RMSNorm,
-    StaticQuantizedInt4Linear,
-    StaticQuantizedLinear,
-    WeightOnlyInt4Linear,
-    WeightOnlyLinear,
-)
 from tests.support.models.every_layer import Every, integers, scales
 
 RunJobs = Callable[..., list[list[str]]]  # the fixture of conftest.py
@@ -41,15 +26,15 @@ FUSED = (
 )
 
 
-def gated(features: int, hidden: int) -> GatedMLP:
+def gated(features: int, hidden: int) -> nn.Module:
     layers = [nn.Linear(features, hidden), nn.Linear(features, hidden)]
-    return GatedMLP(*layers, nn.Linear(hidden, features))
+    return bnn.GatedMLP(*layers, nn.Linear(hidden, features))
 
 
 FUSED_MODULES: dict[str, Callable[..., nn.Module]] = {
-    "FusedLayerNorm": LayerNorm,
-    "FusedRMSNorm": lambda size, offset: RMSNorm(size, 1e-6, offset=offset),
-    "FusedGELU": GELU,
+    "FusedLayerNorm": bnn.LayerNorm,
+    "FusedRMSNorm": lambda size, offset: bnn.RMSNorm(size, 1e-6, offset=offset),
+    "FusedGELU": bnn.GELU,
     "GatedMLP": gated,
 }
 
@@ -97,7 +82,7 @@ class Network(nn.Module):
             padding = None if numbers[2] < 0 else numbers[2]
             return nn.Embedding(*numbers[:2], padding_idx=padding, dtype=dtype)
         if kind == "Prepared":
-            return FakeQuantizedLinear(*numbers)
+            return bnn.FakeQuantizedLinear(*numbers)
         if kind in FUSED_MODULES:
             return FUSED_MODULES[kind](*numbers).to(dtype)
         return getattr(nn, kind)(*numbers, dtype=dtype)
@@ -115,10 +100,19 @@ def every() -> Network:
     model = Network(EVERY)
     for name, module in Every().quantize().named_children():
         model.add_module(name, module)
-    model.conv1 = QuantizedConv2d(
-        integers(4, 3, 3, 3), scales(4), torch.rand(4), stride=2, padding=1
-    )
+    weight = integers(4, 3, 3, 3), scales(4), torch.rand(4)
+    model.conv1 = bnn.QuantizedConv2d(*weight, stride=2, padding=1)
     return model.eval()
+
+
+def shared_widths(bits: int) -> tuple[str, Network]:
+    """One module at two places, and its weight in others, of its width and of a wider one."""
+    text = "first:Linear,3,3,0 again:same,first other:Linear,3,3,0 wider:Linear,3,3,0"
+    model, weight = Network(text), integers(3, 3, bits=bits)
+    model.first = model.again = bnn.QuantizedLinear(weight, scales(3), weight_bits=bits)
+    model.other = bnn.QuantizedLinear(weight, scales(3), weight_bits=bits)
+    model.wider = bnn.QuantizedLinear(weight, scales(3), weight_bits=bits + 1)
+    return text, model
 
 
 def saved(path: Path, text: str = LINE, config: Any = None, **options: Any) -> Network:
@@ -139,14 +133,8 @@ def packed(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     weight = torch.randn(rows, columns, dtype=compute)
     scale, factor, zeros = ops.choose_int4_qparams(weight, 4, symmetric=False)
     bytes_ = ops.quantize_int4(weight, scale, factor, 4, group_zero_point=zeros)
-    return {
-        "packed": bytes_,
-        "weight_scale": scale,
-        "group_factor": factor,
-        "group_zero_point": zeros,
-        "group_size": 4,
-        "in_features": columns,
-    }
+    tensors = {"packed": bytes_, "weight_scale": scale, "group_factor": factor}
+    return tensors | {"group_zero_point": zeros, "group_size": 4, "in_features": columns}
 
 
 def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -157,11 +145,11 @@ def four_bits(dtype: torch.dtype) -> dict[str, nn.Module]:
     plain["packed"] = torch.full_like(plain["packed"], 0x7A)  # near 8, so that none is too large
     one, three = floats(dtype=dtype), torch.tensor(3)
     return {
-        "int4": QuantizedInt4Linear(**first, symmetric=False),
-        "int4_plain": QuantizedInt4Linear(**plain, bits=6, rotate=8),
-        "int4_tensor": QuantizedInt4Linear(**second, granularity="per_tensor"),
-        "int4_static": StaticQuantizedInt4Linear(**third, act_scale=one, act_zero_point=three),
-        "int4_static_plain": StaticQuantizedInt4Linear(**plain, act_scale=one, rotate=4),
+        "int4": bnn.QuantizedInt4Linear(**first, symmetric=False),
+        "int4_plain": bnn.QuantizedInt4Linear(**plain, bits=6, rotate=8),
+        "int4_tensor": bnn.QuantizedInt4Linear(**second, granularity="per_tensor"),
+        "int4_static": bnn.StaticQuantizedInt4Linear(**third, act_scale=one, act_zero_point=three),
+        "int4_static_plain": bnn.StaticQuantizedInt4Linear(**plain, act_scale=one, rotate=4),
     }
 
 
@@ -170,8 +158,8 @@ Row = tuple[str, type[nn.Module], tuple[Any, ...], dict[str, Any]]
 LINEAR, NO_BIAS, ODD = "Linear,8,8,1", "Linear,8,8,0", "Linear,7,8,1"
 
 
-def tokens() -> FakeQuantize:
-    return FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
+def tokens() -> nn.Module:
+    return bnn.FakeQuantize(mode="dynamic", granularity="per_token", symmetric=False)
 
 
 def zero_points(bits: int) -> Tensor:
@@ -186,7 +174,7 @@ def narrow(bits: int, dtype: torch.dtype) -> dict[str, Row]:
     one, two = floats(8, dtype=dtype), floats(8, 2, dtype=dtype)
     groups = {"weight_zero_point": zero_points(bits), "group_size": 4, "rotate": 2}
     groups |= {"input_fake_quant": tokens(), "in_features": 8}
-    made = WeightOnlyInt4Linear
+    made = bnn.WeightOnlyInt4Linear
     return {
         "packed": (NO_BIAS, made, (eight, one), {"in_features": 8}),
         "packed_groups": (LINEAR, made, (eight, two, bias), groups),
@@ -203,8 +191,8 @@ def of_one_width(bits: int, dtype: torch.dtype) -> dict[str, Row]:
     scale, bias, of_conv = floats(8, dtype=dtype), torch.rand(8).to(dtype), torch.rand(6).to(dtype)
     one, vector = (floats(*shape, dtype=dtype) for shape in ((), (1,)))
     pairs = floats(6, 2, dtype=dtype)
-    fixed = FakeQuantize(floats(dtype=dtype) * 0.1, 1, **ends)
-    of_groups = FakeQuantize(floats(3, 2, dtype=dtype), 0, "per_group", group_size=4, **ends)
+    fixed = bnn.FakeQuantize(floats(dtype=dtype) * 0.1, 1, **ends)
+    of_groups = bnn.FakeQuantize(floats(3, 2, dtype=dtype), 0, "per_group", group_size=4, **ends)
     smooth = {"symmetric": False, "bits": bits, "smooth": floats(8, dtype=dtype)}
     shifted = {"act_zero_point": torch.tensor(-1), "bits": bits}
     per_tensor = {"granularity": "per_tensor", "bits": bits, "rotate": 4}
@@ -212,20 +200,20 @@ def of_one_width(bits: int, dtype: torch.dtype) -> dict[str, Row]:
     conv = {"group_size": 1, "groups": 3, "padding": 2, "input_fake_quant": copy.deepcopy(fixed)}
     zeros_of_rotated = zeros | {"rotate": 2, "input_fake_quant": tokens()}
     plain, two = (weight, scale, bias), floats(8, 2, dtype=dtype)
-    fixed_input = StaticQuantizedLinear
+    static, floating = bnn.StaticQuantizedLinear, bnn.WeightOnlyLinear
     found: dict[str, Row] = {
-        "linear": (LINEAR, QuantizedLinear, plain, smooth),
-        "static": (LINEAR, fixed_input, (weight, scale, vector, bias), shifted),
-        "grouped": (LINEAR, WeightOnlyLinear, (weight, two, bias), zeros),
-        "fixed": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": fixed}),
-        "rotated": (LINEAR, QuantizedLinear, plain, {"rotate": 8}),
-        "static_rotated": (LINEAR, fixed_input, (weight, scale, one, bias), {"rotate": 4}),
-        "rotated_tensor": (NO_BIAS, QuantizedLinear, (weight, scale), per_tensor),
-        "rotated_groups": (LINEAR, WeightOnlyLinear, (weight, two.clone(), bias), zeros_of_rotated),
-        "rows": (LINEAR, WeightOnlyLinear, plain, {"input_fake_quant": of_groups}),
-        "plain": (NO_BIAS, WeightOnlyLinear, (other, scale), {}),
-        "conv": ("Conv2d,6,6,3,1,1,2,3,zeros", QuantizedConv2d, (kernel, pairs, of_conv), conv),
-        "table": ("Embedding,9,8,-1", QuantizedEmbedding, (table, floats(9, dtype=dtype)), {}),
+        "linear": (LINEAR, bnn.QuantizedLinear, plain, smooth),
+        "static": (LINEAR, static, (weight, scale, vector, bias), shifted),
+        "grouped": (LINEAR, floating, (weight, two, bias), zeros),
+        "fixed": (LINEAR, floating, plain, {"input_fake_quant": fixed}),
+        "rotated": (LINEAR, bnn.QuantizedLinear, plain, {"rotate": 8}),
+        "static_rotated": (LINEAR, static, (weight, scale, one, bias), {"rotate": 4}),
+        "rotated_tensor": (NO_BIAS, bnn.QuantizedLinear, (weight, scale), per_tensor),
+        "rotated_groups": (LINEAR, floating, (weight, two.clone(), bias), zeros_of_rotated),
+        "rows": (LINEAR, floating, plain, {"input_fake_quant": of_groups}),
+        "plain": (NO_BIAS, floating, (other, scale), {}),
+        "conv": ("Conv2d,6,6,3,1,1,2,3,zeros", bnn.QuantizedConv2d, (kernel, pairs, of_conv), conv),
+        "table": ("Embedding,9,8,-1", bnn.QuantizedEmbedding, (table, floats(9, dtype=dtype)), {}),
     }
     return found | (narrow(bits, dtype) if bits <= 4 else {})
 

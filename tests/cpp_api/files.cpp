@@ -68,17 +68,15 @@ ModulePtr conv_of(const std::vector<std::string>& arguments) {
 ModulePtr module_of(torch::nn::Module& model, const std::vector<std::string>& arguments) {
   const std::string& kind = arguments[0];
   const auto number = [&](size_t i) { return std::stoll(arguments[i]); };
-  if (kind == "Linear" || kind == "tie") {
-    const bool is_tied = kind == "tie";
-    torch::nn::LinearOptions options(is_tied ? 1 : number(1), is_tied ? 1 : number(2));
-    const auto linear =
-        std::make_shared<torch::nn::LinearImpl>(options.bias(!is_tied && number(3) == 1));
-    if (is_tied) {
-      const auto embedding =
-          std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(child(model, arguments[1]));
-      linear->weight.set_data(embedding->weight);
-      linear->options.in_features(linear->weight.size(1)).out_features(linear->weight.size(0));
-    }
+  using torch::nn::LinearImpl, torch::nn::LinearOptions;
+  if (kind == "Linear") {
+    return std::make_shared<LinearImpl>(LinearOptions(number(1), number(2)).bias(number(3) == 1));
+  }
+  if (kind == "tie") {
+    const Tensor weight = child(model, arguments[1])->named_parameters()["weight"];
+    LinearOptions options(weight.size(1), weight.size(0));
+    const auto linear = std::make_shared<LinearImpl>(options.bias(false));
+    linear->weight.set_data(weight);
     return linear;
   }
   if (kind == "Embedding") {
@@ -100,12 +98,10 @@ ModulePtr module_of(torch::nn::Module& model, const std::vector<std::string>& ar
   }
   if (kind == "FusedGELU") return baraquant::nn::GELU().ptr();
   if (kind == "GatedMLP") {
-    const auto linear = [](int64_t inputs, int64_t outputs) {
-      return std::make_shared<torch::nn::LinearImpl>(inputs, outputs);
-    };
-    return baraquant::nn::GatedMLP(linear(number(1), number(2)), linear(number(1), number(2)),
-                                   linear(number(2), number(1)))
-        .ptr();
+    const auto in = number(1), hidden = number(2);
+    const auto gate = std::make_shared<LinearImpl>(in, hidden);
+    const auto up = std::make_shared<LinearImpl>(in, hidden);
+    return baraquant::nn::GatedMLP(gate, up, std::make_shared<LinearImpl>(hidden, in)).ptr();
   }
   if (kind == "BatchNorm1d") return std::make_shared<torch::nn::BatchNorm1dImpl>(number(1));
   if (kind == "same") return child(model, arguments[1]);

@@ -162,7 +162,7 @@ void replace_tensors(const std::string& name, const torch::nn::Sequential& model
 void run_case(const std::filesystem::path& path, torch::Device device) {
   const auto name = path.stem().string();
   const auto dot = name.find('.'), last = name.rfind('.');
-  const auto model_name = name.substr(0, dot), dtype = name.substr(last + 1);
+  const auto model_name = name.substr(0, dot);
   const auto& config = configs.at(name.substr(dot + 1, last - dot - 1));
   auto inputs = read(path);
   Tensors parameters, results;
@@ -172,9 +172,7 @@ void run_case(const std::filesystem::path& path, torch::Device device) {
   }
   const auto loaded = [&](const Tensors& from) {
     auto model = build(model_name);
-    model->to(device, dtype == "float32"   ? torch::kFloat32
-                      : dtype == "float64" ? torch::kFloat64
-                                           : torch::kBFloat16);
+    model->to(device, from.begin()->second.scalar_type());
     baraquant::load_state_dict(*model, from);
     return model;
   };

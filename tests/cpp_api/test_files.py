@@ -13,28 +13,12 @@ from torch import Tensor
 
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16
-from baraquant.nn import (
-    GELU,
-    GatedMLP,
-    LayerNorm,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    RMSNorm,
-    StaticQuantizedLinear,
-)
+from baraquant.nn import GELU, GatedMLP, LayerNorm, QuantizedEmbedding, RMSNorm
 from baraquant.nn.inference.weights import Int4Factors
-from tests.cpp_api.file_models import (
-    EVERY,
-    FUSED,
-    LINE,
-    TIED,
-    Network,
-    RunJobs,
-    all_widths,
-    saved,
-)
+from tests.cpp_api import file_models
+from tests.cpp_api.file_models import EVERY, FUSED, LINE, TIED, Network, RunJobs, saved
 from tests.serialization.damages import Contents
-from tests.support.models.every_layer import integers, same, scales
+from tests.support.models.every_layer import same
 
 pytestmark = pytest.mark.process
 Copy = Callable[[str, Path], Path]  # the fixture of conftest.py
@@ -71,31 +55,22 @@ def assert_outputs(printed: list[str], wanted: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_a_file_of_python_becomes_the_same_file_of_cpp(
-    dtype: str, run_jobs: RunJobs, tmp_path: Path
-) -> None:
+def test_a_file_of_python_is_the_same_in_cpp(dtype: str, run_jobs: RunJobs, tmp_path: Path) -> None:
     """Every class and width, loaded into a float model, and into a quantized one."""
     torch.manual_seed(2)
     a, b, c = (tmp_path / name for name in "abc")
-    description, model = all_widths(getattr(torch, dtype))
+    text, model = file_models.all_widths(getattr(torch, dtype))
     baraquant.save(model, a)
-    once, twice = run_jobs(
-        ("outputs", dtype, description, a, b), ("twice", dtype, description, a, c)
-    )
+    once, twice = run_jobs(("outputs", dtype, text, a, b), ("twice", dtype, text, a, c))
     assert_outputs(once, outputs(model, getattr(torch, dtype)))
     assert twice == ["ok"]
     assert b.read_bytes() == a.read_bytes() == c.read_bytes()
-    assert same(baraquant.load_(Network(description, getattr(torch, dtype)), b), model)
+    assert same(baraquant.load_(Network(text, getattr(torch, dtype)), b), model)
 
 
-CONFIGS = {
-    "W8A8": W8A8(False),
-    "W4A16": W4A16(4, False),
-    "W4A8": W4A8(8, group_factors=False),
-    "factors": W4A8(4, False, group_factors=True),
-    "W8A16": W8A16(),
-    "rotated": W8A8(rotate=64),
-}
+CONFIGS = {"W8A8": W8A8(False), "W4A16": W4A16(4, False), "W4A8": W4A8(8, group_factors=False)}
+CONFIGS |= {"factors": W4A8(4, False, group_factors=True), "W8A16": W8A16()}
+CONFIGS["rotated"] = W8A8(rotate=64)
 MIXED = f"{LINE} part.head:Linear,8,6,0 table:Embedding,9,8,-1 norm:LayerNorm,8"
 
 
@@ -128,7 +103,8 @@ def test_a_model_with_calibrated_inputs(run_jobs: RunJobs, tmp_path: Path) -> No
     a, b = tmp_path / "a", tmp_path / "b"
     assert run_jobs(("static", "float32", LINE, "", a, "W8A8Static")) == [["ok"]]
     loaded = baraquant.load_(Network(LINE), a)
-    assert type(loaded.fc) is StaticQuantizedLinear and loaded.fc.act_zero_point is not None
+    assert type(loaded.fc) is baraquant.nn.StaticQuantizedLinear
+    assert loaded.fc.act_zero_point is not None
     baraquant.save(loaded, b)
     assert b.read_bytes() == a.read_bytes()
 
@@ -147,14 +123,9 @@ def test_shared_modules_and_tied_tensors(some: bool, copy: Copy, tmp_path: Path)
 
 @pytest.mark.parametrize("bits", range(2, 8))
 def test_a_weight_that_is_shared_by_two_widths(bits: int, copy: Copy, tmp_path: Path) -> None:
-    layer = QuantizedLinear(integers(3, 3, bits=bits), scales(3), weight_bits=bits)
-    floats = "first:Linear,3,3,0 again:same,first other:Linear,3,3,0 wider:Linear,3,3,0"
-    model = Network(floats)
-    model.first = model.again = layer
-    model.other = QuantizedLinear(layer.qweight, scales(3), weight_bits=bits)
-    model.wider = QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1)
+    text, model = file_models.shared_widths(bits)
     baraquant.save(model, tmp_path / "a")
-    copy(floats, tmp_path / "a")
+    copy(text, tmp_path / "a")
 
 
 def test_the_memory_format_of_convolutions(run_jobs: RunJobs, copy: Copy, tmp_path: Path) -> None:
@@ -186,9 +157,8 @@ def test_the_permissions_are_those_of_open(umask: int, run_jobs: RunJobs, stored
     raw = stored.read_bytes()
     before = os.umask(umask)
     try:
-        printed = run_jobs(
-            *(("copy", "float32", EVERY, stored, f) for f in (fresh, link, dangling))
-        )
+        jobs = [("copy", "float32", EVERY, stored, file) for file in (fresh, link, dangling)]
+        printed = run_jobs(*jobs)
     finally:
         os.umask(before)
     assert printed == [["ok"]] * 3

@@ -20,7 +20,7 @@ from tests.support.libtorch import STRICT, build_program, run_program
 from tests.support.processes import MadeOnce
 
 pytestmark = [pytest.mark.process, pytest.mark.smoke]
-HOMES: tuple[Any, ...] = (baraquant, baraquant.nn, baraquant.qat)
+Printed = dict[str, list[list[str]]]  # on each device, as fields of lines
 
 
 class Made:
@@ -45,17 +45,10 @@ def made(value: Any) -> Any:
     return value.made() if isinstance(value, Made) else value
 
 
-def four_bits(
-    size: int | None,
-    symmetric: bool = True,
-    scale_rule: str = "search",
-    group_factors: bool | None = None,
-    learned: bool = False,
-    **fields: Any,
-) -> QuantConfig:
-    """W4A8 with the arguments of C++, which have positions."""
-    fields |= {"group_factors": group_factors, "learned": learned}
-    return baraquant.W4A8(size, symmetric, scale_rule, **fields)
+def four_bits(*given: Any, **fields: Any) -> QuantConfig:
+    """W4A8 with the arguments of C++, which all have positions."""
+    names = ("group_size", "symmetric", "scale_rule", "group_factors", "learned")
+    return baraquant.W4A8(**dict(zip(names, given, strict=False)), **fields)
 
 
 def as_python(text: str) -> str:
@@ -73,9 +66,8 @@ def names_of_the_header() -> tuple[dict[str, Any], dict[str, str]]:
     names: dict[str, Any] = {name: getattr(baraquant, name) for name in baraquant.__all__}
     names |= {name: partial(Made, names[name]) for name in presets}
     names["W4A8"] = partial(Made, four_bits)
-    for name, given, result in re.findall(
-        r"^TensorConfig (\w+)\((.*?)\) {\s+return (.*?);", text, re.M | re.S
-    ):
+    function = r"^TensorConfig (\w+)\((.*?)\) {\s+return (.*?);"
+    for name, given, result in re.findall(function, text, re.M | re.S):
         parameters = [one.rpartition(" ")[2] for one in given.split(" = ")[0].split(", ")]
         default = "=True" * given.endswith(" = true")
         source = f"lambda {', '.join(parameters)}{default}: ({as_python(result)})"
@@ -85,19 +77,15 @@ def names_of_the_header() -> tuple[dict[str, Any], dict[str, str]]:
 
 NAMES, FOUND = names_of_the_header()
 CONFIGS = {name: eval(f"({as_python(one)})", NAMES).made() for name, one in FOUND.items()}
-MODELS: dict[str, Callable[[], nn.Sequential]] = {
-    "mlp": lambda: nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)),
-    "text": lambda: nn.Sequential(
-        nn.Embedding(20, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 8)
-    ),
-    "conv": lambda: nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1),
-        nn.ReLU(),
+MODELS: dict[str, Callable[[], list[nn.Module]]] = {
+    "mlp": lambda: [nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8)],
+    "text": lambda: [nn.Embedding(20, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 8)],
+    "conv": lambda: [
+        *(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU()),
         nn.Conv2d(8, 8, 3, stride=2, groups=2, padding=1, padding_mode="reflect"),
         nn.Conv2d(8, 8, (2, 3), padding="same", dilation=2, bias=False),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 8),
-    ),
+        *(nn.Flatten(), nn.Linear(8 * 4 * 4, 8)),
+    ],
 }
 INPUTS: dict[str, Callable[[], Tensor]] = {
     "mlp": lambda: torch.randn(5, 16),
@@ -118,7 +106,7 @@ CASES = [case for case in CASES if case[0] in DEVICES]
 def given(device: str, model: str, dtype: str) -> tuple[nn.Sequential, dict[str, Tensor]]:
     """The float model of a case, and its inputs."""
     torch.manual_seed(len(model))
-    network = MODELS[model]().to(device, getattr(torch, dtype))
+    network = nn.Sequential(*MODELS[model]()).to(device, getattr(torch, dtype))
     inputs = {f"input{i}": INPUTS[model]().to(device) for i in range(3)}
     for name, value in inputs.items():
         if value.is_floating_point():
@@ -146,8 +134,7 @@ def folder(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="module")
-def printed(folder: Path) -> dict[str, list[list[str]]]:
-    """What it printed on each device, as fields of lines."""
+def printed(folder: Path) -> Printed:
     texts = {device: (folder / device / "printed").read_text() for device in DEVICES}
     return {key: [line.split("\t") for line in text.splitlines()] for key, text in texts.items()}
 
@@ -169,9 +156,8 @@ def trained(
     model: nn.Sequential, inputs: dict[str, Tensor], config: QuantConfig
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, str]]]:
     """What the program does in training, in Python."""
-    data = (
-        [inputs["input1"], inputs["input2"]] if config.observer in ("percentile", "mse") else None
-    )
+    is_calibrated = config.observer in ("percentile", "mse")
+    data = [inputs["input1"], inputs["input2"]] if is_calibrated else None
     prepared = baraquant.qat.prepare_(model, config, calibration=data, progress=False)
     reports = {"prepared": prepared.changed}
     results = states(model, "prepared.")
@@ -208,22 +194,16 @@ def quantized(
     return results, {"quantized": report.changed}
 
 
+def exhaustive(device: str, model: str, config: str, dtype: str) -> list[pytest.MarkDecorator]:
+    return [] if (model, dtype) == ("mlp", "float32") else [pytest.mark.exhaustive]
+
+
 @pytest.mark.parametrize(
     ("device", "model", "config", "dtype"),
-    [
-        pytest.param(
-            *case, marks=[] if case[1::2] == ("mlp", "float32") else pytest.mark.exhaustive
-        )
-        for case in CASES
-    ],
+    [pytest.param(*case, marks=exhaustive(*case)) for case in CASES],
 )
 def test_the_bits_and_the_state_dicts_are_pythons(
-    device: str,
-    model: str,
-    config: str,
-    dtype: str,
-    folder: Path,
-    printed: dict[str, list[list[str]]],
+    device: str, model: str, config: str, dtype: str, folder: Path, printed: Printed
 ) -> None:
     name = f"{model}.{config}.{dtype}"
     # Our own program has written it, with the types of a dictionary of LibTorch.
@@ -245,9 +225,7 @@ def test_the_bits_and_the_state_dicts_are_pythons(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_output_follows_every_change_of_the_tensors(
-    device: str, printed: dict[str, list[list[str]]]
-) -> None:
+def test_the_output_follows_every_change_of_the_tensors(device: str, printed: Printed) -> None:
     """Sums, panels and what else a layer derives from its integers: copied into, or replaced."""
     lines = [line[1:] for line in printed[device] if line[0] == "replaced"]
     assert len(lines) == 4 * sum(case[0] == device for case in CASES)
@@ -268,10 +246,9 @@ def of_options(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def names_of_wrong_calls() -> dict[str, Any]:
     names = {name: of_options(getattr(baraquant.nn, name)) for name in baraquant.nn.__all__}
-    names |= {
-        f"{name}Options": partial(Made, None) for name in (*names, "Dequantized", "Embedding")
-    }
-    names |= NAMES | {"Given": names["FakeQuantizeOptions"], "Conv2dOptions": partial(Made, None)}
+    with_options = (*names, "Dequantized", "Embedding", "Conv2d")
+    names |= {f"{name}Options": partial(Made, None) for name in with_options}
+    names |= NAMES | {"Given": names["FakeQuantizeOptions"]}
     names["Packed"] = lambda *given: Made(None, *given[:2], in_features=given[2])
     names["Factors"] = lambda size, shape: Made(None, size, shape=shape)
     for call in (baraquant.quantize_, baraquant.qat.prepare_, baraquant.qat.convert_):
@@ -280,13 +257,13 @@ def names_of_wrong_calls() -> dict[str, Any]:
     names |= {"SCALE": torch.ones(3), "INT8": torch.ones(3, 4, dtype=torch.int8)}
     names |= {"BYTES": torch.ones(3, 2, dtype=torch.uint8), "RELU": nn.Sequential(nn.ReLU())}
     names |= {"LINEAR": filled(4, 0.5), "LARGE": filled(2, 1e8), "BROKEN": filled(2, float("nan"))}
-    names |= {"PREPARED": filled(4, 0.5)}
+    names["PREPARED"] = filled(4, 0.5)
     baraquant.qat.prepare_(names["PREPARED"], baraquant.W8A8Static())
     unknown = baraquant.nn.LearnedFakeQuantizeInt4(2, shape=[2, 2])
     return names | {"UNKNOWN": unknown.eval()}
 
 
-def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]]]) -> None:
+def test_the_errors_have_pythons_type_and_text(printed: Printed) -> None:
     wrong = [line[1:] for line in printed["cpu"] if line[0] == "error"]
     assert len(wrong) >= 65
     names = names_of_wrong_calls()
@@ -296,7 +273,7 @@ def test_the_errors_have_pythons_type_and_text(printed: dict[str, list[list[str]
         assert got == [type(caught.value).__name__, str(caught.value)], call
 
 
-def test_what_cpp_alone_has(printed: dict[str, list[list[str]]]) -> None:
+def test_what_cpp_alone_has(printed: Printed) -> None:
     checks = {line[1]: line[2] for line in printed["cpu"] if line[0] == "check"}
     assert len(checks) >= 10 + 3 * len(CONFIGS)
     assert set(checks.values()) == {"right"}, checks

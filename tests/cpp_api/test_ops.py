@@ -14,33 +14,25 @@ import torch
 from torch import Tensor
 
 import toolchain
-from tests.support import bad_arguments
+from tests.support import bad_arguments, libtorch
 from tests.support.bits import assert_same_bits
 from tests.support.calls.affine import outputs
 from tests.support.calls.every import EVERY_CALL
 from tests.support.calls.range import OBSERVE_CALLS
 from tests.support.cases import OP_NAMES
 from tests.support.core_calls import Bound, Op, bound
-from tests.support.libtorch import (
-    PRECOMPILED,
-    STRICT,
-    build_program,
-    clang_only,
-    compile_only,
-    precompiled,
-    run,
-    run_program,
-)
+from tests.support.libtorch import PRECOMPILED, STRICT, clang_only, compile_only, precompiled
 from tests.support.processes import MadeOnce
 
 API = toolchain.CSRC / "api"
 
 
 def test_the_headers_are_those_of_the_schemas() -> None:
-    checked = run(sys.executable, toolchain.ROOT / "scripts" / "ops.py", "--check")
+    checked = libtorch.run(sys.executable, toolchain.ROOT / "scripts" / "ops.py", "--check")
     assert checked.returncode == 0, checked.stdout
 
 
+Check = Callable[..., None]  # of a source, by a compiler
 HEADERS = sorted(path.relative_to(API) for path in API.rglob("*.h"))
 
 
@@ -63,9 +55,7 @@ OPS = [header for header in HEADERS if includes(header) == [Path("ops/call.h")]]
 BEGUN = {name for header in HEADERS for name in includes(header)[:1]}
 
 
-def check_headers(
-    headers: list[Path], check: Callable[..., None], folder: Path, *options: str | Path
-) -> None:
+def check_headers(headers: list[Path], check: Check, folder: Path, *options: str | Path) -> None:
     source = folder / "headers.cpp"
     source.write_text("".join(f'#include "{header}"\n' for header in headers))
     check(source, *STRICT, f"-I{API}", f"-I{toolchain.CSRC}", *options)
@@ -94,7 +84,7 @@ def test_headers_compile_with_clang(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("check", [compile_only, clang_only], ids=["g++", "clang"])
-def test_the_check_of_headers_notices_a_warning(check: Callable[..., None], tmp_path: Path) -> None:
+def test_the_check_of_headers_notices_a_warning(check: Check, tmp_path: Path) -> None:
     source = tmp_path / "narrow.cpp"
     source.write_text("int narrow(long x) { return x; }\n")
     check(source)
@@ -104,17 +94,9 @@ def test_the_check_of_headers_notices_a_warning(check: Callable[..., None], tmp_
 
 # --- one call of each overload, and one of each kind of error, in C++ ----------------------------
 
-SCALAR_TYPES = {
-    torch.float32: "kFloat",
-    torch.float64: "kDouble",
-    torch.float16: "kHalf",
-    torch.bfloat16: "kBFloat16",
-    torch.int8: "kChar",
-    torch.uint8: "kByte",
-    torch.int16: "kShort",
-    torch.int32: "kInt",
-    torch.int64: "kLong",
-}
+SCALAR_TYPES = {torch.float32: "kFloat", torch.float64: "kDouble", torch.float16: "kHalf"}
+SCALAR_TYPES |= {torch.bfloat16: "kBFloat16", torch.int8: "kChar", torch.uint8: "kByte"}
+SCALAR_TYPES |= {torch.int16: "kShort", torch.int32: "kInt", torch.int64: "kLong"}
 PROGRAM = """
 #include <baraquant/ops.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -254,9 +236,9 @@ def folder(made_once: MadeOnce) -> Path:
             source.block(f"{index}", op, given, 'show_error("%(name)s", [&] { %(call)s; });')
         (folder / "ops.cpp").write_text(PROGRAM % "\n".join(source.lines))
         torch.save(source.tensors, folder / "in")
-        here = f"-I{Path(__file__).parent}"
-        build_program(folder / "ops.cpp", folder / "ops", *STRICT, here, *precompiled(made_once))
-        printed = run_program(folder / "ops", folder / "in", folder / "out")
+        options = (*STRICT, f"-I{Path(__file__).parent}", *precompiled(made_once))
+        libtorch.build_program(folder / "ops.cpp", folder / "ops", *options)
+        printed = libtorch.run_program(folder / "ops", folder / "in", folder / "out")
         (folder / "printed").write_text(printed)
 
     return made_once("cpp_api", build)

@@ -54,11 +54,7 @@ def exported(model: nn.Module, x: Any, folder: Path, **options: Any) -> Path:
 
 
 def run(
-    path: Path,
-    *inputs: Tensor,
-    optimize: bool = True,
-    save: Path | None = None,
-    default: bool = False,
+    path: Path, *inputs: Tensor, optimize: bool = True, save: Any = None, default: bool = False
 ) -> Tensor:
     """The first output, where inputs of int4 layers stay floating, or in a default session."""
     import onnxruntime
@@ -104,9 +100,8 @@ def error_of(theirs: Tensor, ours: Tensor) -> float:
 def assert_close(path: Path, model: Beside, x: Tensor, error: float = 1e-6, **options: Any) -> None:
     """Each network of a file has the same output for the same input."""
     inputs = [x] * len(model.networks)
-    for name, theirs, ours in zip(
-        range(len(inputs)), run(path, *inputs, **options), model(*inputs).detach(), strict=True
-    ):
+    outputs = zip(run(path, *inputs, **options), model(*inputs).detach(), strict=True)
+    for name, (theirs, ours) in enumerate(outputs):
         assert error_of(theirs, ours) < error, name
 
 

@@ -15,17 +15,10 @@ from torch import nn
 
 import baraquant
 from baraquant import export
+from baraquant.export.compressed_tensors.checks import nudged_scale
+from tests.support import compressed_folders
 from tests.support.checks.refused import refused
-from tests.support.compressed_folders import (
-    IDS,
-    Edit,
-    block,
-    configured,
-    cut,
-    group,
-    quantized,
-    tensors,
-)
+from tests.support.compressed_folders import IDS, Edit, block, configured, group, quantized, tensors
 from tests.support.models.made import prepared
 from tests.support.models.made import quantized as made
 from tests.support.optional_packages import package
@@ -63,46 +56,43 @@ def float16_w4a16(group_size: int = 32, symmetric: bool = True, bits: int = 4) -
     return quantized(config, torch.float16)
 
 
-MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
-    "no module": (lambda: 3, "expected model to be a Module, but got int", {}),
-    "float": (block, "without a quantized layer; call baraquant.quantize_", {}),
+MODELS: dict[str, tuple[Any, ...]] = {
+    "no module": (lambda: 3, "expected model to be a Module, but got int"),
+    "float": (block, "without a quantized layer; call baraquant.quantize_"),
     "prepared": (lambda: prepared(block(), baraquant.W8A8()),
-        "expected converted layers, but it is prepared for training; call", {}),
+        "expected converted layers, but it is prepared for training; call"),
     "smoothing": (lambda: made(block(), baraquant.SmoothQuant(), IDS),
-        "o_proj: its input is divided by a smoothing factor", {}),
+        "o_proj: its input is divided by a smoothing factor"),
     "rotated": (lambda: quantized(baraquant.W8A8(rotate=16)),
-        r"q_proj: .*its input is rotated \(rotate=16\).*without rotate", {}),
+        r"q_proj: .*its input is rotated \(rotate=16\).*without rotate"),
     "convolutions alone": (lambda: made(nn.Sequential(nn.Conv2d(3, 4, 3)), baraquant.W8A16()),
-        "expected a quantized Linear or Embedding, but 0", {}),
+        "expected a quantized Linear or Embedding, but 0"),
     "fused schemes": (lambda: quantized({"q_proj": baraquant.W8A8(), "k_proj": baraquant.W8A16()}),
-        "fused_schemes: vLLM computes q_proj int8", {}),
+        "fused_schemes: vLLM computes q_proj int8"),
     "fused with a float one": (lambda: quantized({"q_proj": baraquant.W8A8(), "k_proj":
-        baraquant.W8A8()}), "fused_schemes: .* v_proj float", {}),
+        baraquant.W8A8()}), "fused_schemes: .* v_proj float"),
     "fused scales": (lambda: static({"q_proj": 0.1}),
-        "fused_input_scale: q_proj, k_proj, v_proj have the input scales 0.1, .*tie_fused_scales",
-        {}),
+        "fused_input_scale: q_proj, k_proj, v_proj have the input scales 0.1, .*tie_fused_scales"),
     "no kernel": (lambda: quantized(baraquant.W4A8(32, group_factors=False)),
-        "kernels: q_proj: vLLM has no kernel for int4 group", {}),
+        "kernels: q_proj: vLLM has no kernel for int4 group"),
     "odd sizes": (lambda: made(nn.Sequential(nn.Linear(24, 24)), baraquant.W8A8()),
-        r"shapes: 0: .* multiples of 16 .*\[24, 24\]", {}),
-    "groups of 16": (lambda: float16_w4a16(16), "shapes: q_proj: .* groups of 32, 64 or 128", {}),
-    "three bits": (lambda: float16_w4a16(bits=3), "widths: q_proj: vLLM's Marlin", {}),
+        r"shapes: 0: .* multiples of 16 .*\[24, 24\]"),
+    "groups of 16": (lambda: float16_w4a16(16), "shapes: q_proj: .* groups of 32, 64 or 128"),
+    "three bits": (lambda: float16_w4a16(bits=3), "widths: q_proj: vLLM's Marlin"),
     "float32 around packed": (lambda: quantized(baraquant.W4A16(32)),
-        "half_models: q_proj: vLLM computes packed weights in bfloat16", {}),
+        "half_models: q_proj: vLLM computes packed weights in bfloat16"),
     "rounded scales": (lambda: quantized(baraquant.W4A16(32), torch.bfloat16),
-        "rounded_scales: q_proj: the server rounds its scales to bfloat16.*scale_dtype='bfloat16'",
-        {}),
+        "rounded_scales: q_proj: the server rounds its scales to bfloat16.*scale_dtype='bfloat16'"),
     "zero points for transformers": (lambda: float16_w4a16(symmetric=False),
         "packed_zero_points: q_proj: transformers cannot load", {"serve": "transformers"}),
     "integer scales": (lambda: quantized(dtype=torch.bfloat16),
         "integer_scales: q_proj: transformers rounds its scales to bfloat16",
         {"serve": "transformers"}),
-    "a server unknown": (quantized, "expected serve to be 'vllm', 'sglang', 'transformers'",
-        {"serve": "x"}),
+    "server": (quantized, "expected serve to be 'vllm', 'sglang', 'transformers'", {"serve": "x"}),
     "a rule unknown": (quantized, "expected allow to name rules of kernels", {"allow": ["x"]}),
-    "data on meta": (meta, "norm.weight: expected a plain tensor with data", {}),
+    "data on meta": (meta, "norm.weight: expected a plain tensor with data"),
     "unpacked attention": (lambda: made(nn.TransformerEncoderLayer(32, 2, 64), baraquant.W8A8()),
-        "self_attn: expected layers with the names", {}),
+        "self_attn: expected layers with the names"),
     "Conv1D": (lambda: made(conv1d(), baraquant.W8A16()),
         "0: the format has no integers for a Conv1D, .* use baraquant.save", {"serve": None}),
     "Conv1D of integers": (lambda: made(conv1d(), baraquant.W8A8()),
@@ -115,31 +105,26 @@ MODELS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", MODELS)
 def test_models(case: str, tmp_path: Path) -> None:
-    make, message, options = MODELS[case]
+    make, message, *options = MODELS[case]
     model = make()
     with pytest.raises((ValueError, TypeError, NotADirectoryError), match=message):
-        export.to_compressed_tensors(model, tmp_path / "out", **options)
+        export.to_compressed_tensors(model, tmp_path / "out", **dict(*options))
     assert list(tmp_path.iterdir()) == []
-
-
-def off_by_one() -> tuple[float, int]:
-    """A scale and a zero point that vLLM on CUDA rebuilds wrongly for all of 4 ulps around."""
-    from baraquant.export.compressed_tensors.checks import nudged_scale
-
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20000):
-        scale = torch.rand((), generator=generator) * 0.1 + 1e-3
-        zero = torch.randint(-128, 128, (), generator=generator)
-        if nudged_scale(scale, zero) is None:
-            return float(scale), int(zero)
-    raise AssertionError("there is none")
 
 
 @pytest.mark.exhaustive
 def test_a_zero_point_that_the_server_would_change(tmp_path: Path) -> None:
-    scale, zero = off_by_one()
+    """It rebuilds it wrongly for all of 4 ulps around the scale."""
+    random = torch.Generator().manual_seed(0)
+
+    def drawn() -> tuple[torch.Tensor, torch.Tensor]:
+        scale = torch.rand((), generator=random) * 0.1 + 1e-3
+        return scale, torch.randint(-128, 128, (), generator=random)
+
+    pairs = (drawn() for _ in range(20000))
+    scale, zero = next(pair for pair in pairs if nudged_scale(*pair) is None)
     paths = ("q_proj", "k_proj", "v_proj", "o_proj")
-    model = static(dict.fromkeys(paths, scale), False, zero)
+    model = static(dict.fromkeys(paths, float(scale)), False, int(zero))
     with pytest.raises(ValueError, match="static_zero_point: q_proj: vLLM on CUDA would rebuild"):
         export.to_compressed_tensors(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -227,8 +212,7 @@ def test_what_sglang_computes_otherwise(name: str, tmp_path: Path) -> None:
 
 def test_sglang_takes_sixteen_bits(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sixteen_bits: q_proj: SGLang computes"):
-        model = quantized()
-        export.to_compressed_tensors(model, tmp_path / "served", serve="sglang")
+        export.to_compressed_tensors(quantized(), tmp_path / "served", serve="sglang")
 
 
 # --- folders that are read ------------------------------------------------------------------------
@@ -239,7 +223,7 @@ def text(content: str) -> Edit:
 
 
 FOLDERS: dict[str, tuple[Edit, str]] = {
-    "truncated": (cut, "model.safetensors: expected .* bytes of data, but .* cut off"),
+    "cut": (compressed_folders.cut, "model.safetensors: expected .* bytes of data, but .* cut off"),
     "no config": (lambda f: (f / "config.json").unlink(), "No such file .*config.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "No such file .*model.safe"),
     "a config that is no JSON": (text("{"), "expected config.json to be JSON"),
@@ -294,16 +278,6 @@ FOLDERS: dict[str, tuple[Edit, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", FOLDERS)
-def test_folders(case: str, tmp_path: Path) -> None:
-    edit, message = FOLDERS[case]
-    folder = export.to_compressed_tensors(quantized(), tmp_path / "out")
-    edit(folder)
-    errors = (ValueError, OSError)
-    refused(export.from_compressed_tensors, message, block(seed=1), folder, error=errors)
-
-
 def lying_index(change: Callable[[dict[str, str]], object]) -> Edit:
     def edit(folder: Path) -> None:
         path = folder / "model.safetensors.index.json"
@@ -314,7 +288,7 @@ def lying_index(change: Callable[[dict[str, str]], object]) -> Edit:
     return edit
 
 
-INDEXES: dict[str, tuple[Edit, str]] = {
+SHARDED: dict[str, tuple[Edit, str]] = {
     "a missing shard": (lambda folder: sorted(folder.glob("*.safetensors"))[0].unlink(),
         "No such file .*model-00001-of"),
     "a path": (lying_index(lambda m: m.update({"norm.bias": "../x.safetensors"})),
@@ -322,25 +296,24 @@ INDEXES: dict[str, tuple[Edit, str]] = {
     "another shard": (lying_index(lambda m: m.update({"norm.bias":
         "model-00001-of-00003.safetensors"})),
         "expected the tensors of the file, but norm.bias is in the"),
-    "a tensor of none": (lying_index(lambda m: m.update({"x": m["norm.bias"]})),
-        "x is in the index only"),
-    "a tensor left out": (lying_index(lambda m: m.pop("norm.bias")),
-        "norm.bias is in the file only"),
+    "of none": (lying_index(lambda m: m.update({"x": m["norm.bias"]})), "x is in the index only"),
+    "left out": (lying_index(lambda m: m.pop("norm.bias")), "norm.bias is in the file only"),
     "no map": (lambda f: (f / "model.safetensors.index.json").write_text("{}"),
         "expected an object weight_map"),
 }  # fmt: skip
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", INDEXES)
-def test_indexes(case: str, tmp_path: Path) -> None:
-    edit, message = INDEXES[case]
-    folder = export.to_compressed_tensors(quantized(), tmp_path / "out", max_shard_size="16KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
+@pytest.mark.parametrize("case", FOLDERS | SHARDED)
+def test_folders(case: str, tmp_path: Path) -> None:
+    edit, message = (FOLDERS | SHARDED)[case]
+    options = {"max_shard_size": "16KB"} if case in SHARDED else {}
+    folder = export.to_compressed_tensors(quantized(), tmp_path / "out", **options)
+    assert (len(list(folder.glob("*.safetensors"))) > 1) == (case in SHARDED)
     export.from_compressed_tensors(block(seed=1), folder)
     edit(folder)
-    with pytest.raises((ValueError, OSError), match=message):
-        export.from_compressed_tensors(block(seed=1), folder)
+    errors = (ValueError, OSError)
+    refused(export.from_compressed_tensors, message, block(seed=1), folder, error=errors)
 
 
 @pytest.mark.exhaustive

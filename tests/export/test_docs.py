@@ -9,8 +9,7 @@ from baraquant import export
 from tests.support.docstrings import run_examples
 from tests.support.optional_packages import package
 
-# What the example of each function needs.
-NEEDED = {"to_compressed_tensors": ("huggingface_hub",)}
+package("huggingface_hub")
 # An example of another function shows it, or docs/serving.md.
 WITHOUT = {"from_compressed_tensors", "to_gguf", "to_onnx"}
 
@@ -18,7 +17,5 @@ WITHOUT = {"from_compressed_tensors", "to_gguf", "to_onnx"}
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(set(export.__all__) - WITHOUT))
 def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for needed in NEEDED.get(name, ()):
-        package(needed)
     monkeypatch.chdir(tmp_path)
     run_examples(getattr(export, name), name)

@@ -26,11 +26,8 @@ def test_paths() -> None:
     paths = [
         "a.q_proj", "a.v_proj", "b.q_proj", "a.up_proj", "gate_proj", "up_proj", "c.w1", "c.w3",
     ]  # fmt: skip
-    assert list(fused_paths(paths)) == [
-        ["gate_proj", "up_proj"],
-        ["a.q_proj", "a.v_proj"],
-        ["c.w1", "c.w3"],
-    ]
+    wanted = [["gate_proj", "up_proj"], ["a.q_proj", "a.v_proj"], ["c.w1", "c.w3"]]
+    assert list(fused_paths(paths)) == wanted
 
 
 def test_layers_that_agree_are_left_alone() -> None:

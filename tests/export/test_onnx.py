@@ -12,17 +12,8 @@ from torch import nn
 
 import baraquant
 from baraquant import nn as bnn
-from tests.export.onnx_runs import (
-    Beside,
-    assert_close,
-    constants,
-    error_of,
-    exported,
-    network,
-    nodes,
-    rows,
-    run,
-)
+from tests.export import onnx_runs
+from tests.export.onnx_runs import assert_close, error_of, exported, network, nodes, rows, run
 from tests.support.optional_packages import package
 from tests.support.schemes import all_described, described
 from tests.support.tiny_transformers.build import build
@@ -60,7 +51,7 @@ WEIGHTS: dict[str, Any] = {
 DYNAMIC: Any = {0: "batch", 1: "tokens"}
 
 
-def in_one_file(model: Beside, x: torch.Tensor, folder: Path, **options: Any) -> Path:
+def in_one_file(model: onnx_runs.Beside, x: torch.Tensor, folder: Path, **options: Any) -> Path:
     """Of any size; an input of two networks would be quantized once."""
     inputs = tuple(x.clone() for _ in model.networks)
     shapes = ((DYNAMIC,) * len(inputs),)
@@ -70,7 +61,7 @@ def in_one_file(model: Beside, x: torch.Tensor, folder: Path, **options: Any) ->
 
 
 def test_dynamic_integer_layers(tmp_path: Path) -> None:
-    model = Beside(network(scheme) for scheme in INTEGER.values())
+    model = onnx_runs.Beside(network(scheme) for scheme in INTEGER.values())
     path = in_one_file(model, rows(2, 5), tmp_path)
     for inputs in (rows(2, 5), rows(3, 1), rows(1, 40)):
         for optimize in (True, False):
@@ -81,7 +72,8 @@ def test_dynamic_integer_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("style", ["integer", "qdq"])
 def test_static_layers(style: str, tmp_path: Path) -> None:
     x = rows(4, 6)
-    model, layers = Beside(network(scheme, x) for scheme in STATIC.values()), 2 * len(STATIC)
+    model = onnx_runs.Beside(network(scheme, x) for scheme in STATIC.values())
+    layers = 2 * len(STATIC)
     path = in_one_file(model, x, tmp_path, style=style)
     for inputs in (x, rows(3, 1) * 2):  # also beyond the calibrated range
         for optimize in (True, False):
@@ -96,7 +88,8 @@ def test_static_layers(style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", ["integer", "qdq"])
 def test_weights_only(style: str, tmp_path: Path) -> None:
-    model, layers = Beside(network(scheme) for scheme in WEIGHTS.values()), 2 * len(WEIGHTS)
+    model = onnx_runs.Beside(network(scheme) for scheme in WEIGHTS.values())
+    layers = 2 * len(WEIGHTS)
     path = in_one_file(model, rows(2, 5), tmp_path, style=style)
     for inputs in (rows(2, 5), rows(3, 1)):
         assert_close(path, model, inputs)
@@ -115,7 +108,7 @@ def test_the_fast_forms(tmp_path: Path) -> None:
     x = rows(2, 5)
     path = exported(network(baraquant.W8A8()), (x,), tmp_path, int8_weights=True)
     graph = onnx.load(path).graph
-    assert constants(path)["0.qweight"] == ("INT8", (64, 96))
+    assert onnx_runs.constants(path)["0.qweight"] == ("INT8", (64, 96))
     inferred = onnx.shape_inference.infer_shapes(onnx.load(path)).graph.value_info
     types = {value.name: value.type.tensor_type.elem_type for value in inferred}
     products = [node for node in graph.node if node.op_type == "MatMulInteger"]
@@ -125,7 +118,7 @@ def test_the_fast_forms(tmp_path: Path) -> None:
 
     model = network(baraquant.W4A16(32, symmetric=False))
     path = exported(model, (x,), tmp_path, style="qdq")
-    shapes = constants(path)
+    shapes = onnx_runs.constants(path)
     assert shapes["0.qweight"] == ("INT4", (64, 96)) and shapes["2.qweight"] == ("INT4", (96, 24))
     assert shapes["0.weight_scale"] == ("FLOAT", (2, 96))
     assert shapes["0.weight_zero_point"] == ("INT4", (2, 96))
@@ -146,15 +139,14 @@ def test_smoothed_layers(style: str | None, tmp_path: Path) -> None:
     smooth, bias = torch.rand(64) + 0.5, torch.randn(24)
     weight = torch.randint(-128, 128, (24, 64), dtype=torch.int8), torch.rand(24) + 0.1
     step = torch.tensor(0.03)
+    static, points = {"smooth_scale": step * smooth}, (None, torch.tensor(-7))
     layers = (
         bnn.QuantizedLinear(*weight, bias, symmetric=point is None, smooth=smooth)
         if style is None
-        else bnn.StaticQuantizedLinear(
-            *weight, step, bias, act_zero_point=point, smooth_scale=step * smooth
-        )
-        for point in (None, torch.tensor(-7))
+        else bnn.StaticQuantizedLinear(*weight, step, bias, act_zero_point=point, **static)
+        for point in points
     )
-    model, x = Beside(layers), rows(3, 4)
+    model, x = onnx_runs.Beside(layers), rows(3, 4)
     assert_close(exported(model, (x, x), tmp_path, style=style or "integer"), model, x)
 
 
@@ -164,7 +156,7 @@ def test_rounded_inputs_beside_groups(tmp_path: Path) -> None:
         for granularity in ("per_token", "per_tensor", "per_group(16)")
         for zero_point in ("symmetric", "asymmetric")
     )
-    model = Beside(network(scheme) for scheme in schemes)
+    model = onnx_runs.Beside(network(scheme) for scheme in schemes)
     path = in_one_file(model, rows(2, 5), tmp_path)
     for inputs in (rows(2, 5), rows(1, 3)):
         assert_close(path, model, inputs)
@@ -173,14 +165,15 @@ def test_rounded_inputs_beside_groups(tmp_path: Path) -> None:
 def test_embeddings_are_equal(tmp_path: Path) -> None:
     torch.manual_seed(0)
     names = ("int8", "int8 asymmetric", "int4 per_group(16)", "int4 per_group(16) asymmetric")
-    model = Beside(nn.Sequential(nn.Embedding(50, 48)) for _ in names)
+    model = onnx_runs.Beside(nn.Sequential(nn.Embedding(50, 48)) for _ in names)
     by_name = {f"networks.{i}.*": described(name) for i, name in enumerate(names)}
     baraquant.quantize_(model, by_name, progress=False)
     indices = torch.randint(50, (3, 7))
     path = in_one_file(model, indices, tmp_path)
     for some in (indices, indices[:1, :2]):
         assert torch.equal(run(path, *[some] * 4), model(*[some] * 4))
-    tables = [stored for name, stored in constants(path).items() if name.endswith("0.qweight")]
+    stored = onnx_runs.constants(path).items()
+    tables = [kind for name, kind in stored if name.endswith("0.qweight")]
     assert tables == [("INT8", (50, 48))] * 4
 
 
@@ -331,8 +324,7 @@ class Rounders(nn.Module):
 CHANNELS = torch.rand(16, generator=torch.Generator().manual_seed(3)) + 0.1
 FIXED: dict[str, tuple[Any, ...]] = {
     "tensor": (
-        bnn.FakeQuantize(0.25),
-        bnn.FakeQuantize(0.25, 3),
+        *(bnn.FakeQuantize(0.25), bnn.FakeQuantize(0.25, 3)),
         bnn.FakeQuantize(0.25, 131, quant_min=0, quant_max=255),
         bnn.FakeQuantize(0.25, 2, quant_min=-8, quant_max=7),
         bnn.FakeQuantize(0.25, quant_min=-127, quant_max=127),
@@ -364,11 +356,8 @@ def test_fixed_scales_are_equal(name: str, tmp_path: Path) -> None:
 DYNAMIC_ROUNDERS: list[Any] = [
     bnn.FakeQuantize(mode="dynamic", granularity=granularity, symmetric=symmetric, **options)
     for granularity, options in (
-        ("per_tensor", {}),
-        ("per_token", {}),
-        ("per_channel", {"axis": 1}),
-        ("per_group", {"group_size": 8}),
-        ("per_group", {"group_size": 3, "axis": 1}),
+        *(("per_tensor", {}), ("per_token", {}), ("per_channel", {"axis": 1})),
+        *(("per_group", {"group_size": 8}), ("per_group", {"group_size": 3, "axis": 1})),
         ("per_token", {"quant_min": 0, "quant_max": 15}),
     )
     for symmetric in (True, False)
@@ -432,7 +421,8 @@ def test_convolutions(name: str, weight: str, rounds: bool, tmp_path: Path) -> N
     more = torch.cat([x, x * 2])
     assert error_of(run(path, more), model(more).detach()) < 1e-6
     assert nodes(path)["QuantizeLinear"] == int(rounds)
-    assert ("INT8", 12) in [(dtype, shape[0]) for dtype, shape in constants(path).values()]
+    stored = onnx_runs.constants(path).values()
+    assert ("INT8", 12) in [(dtype, shape[0]) for dtype, shape in stored]
 
 
 class Residual(nn.Module):
@@ -486,7 +476,7 @@ def test_networks_become_int8_convolutions(block: Any, style: str, tmp_path: Pat
     assert error_of(run(path, few, save=tmp_path / "optimized.onnx"), ours) < rounding / 2
     after = nodes(tmp_path / "optimized.onnx")
     assert after["QLinearConv"] >= 4  # one in each block at least
-    weights = {n: dtype for n, (dtype, _) in constants(path).items() if "qweight" in n}
+    weights = {n: dtype for n, (dtype, _) in onnx_runs.constants(path).items() if "qweight" in n}
     wanted = {"INT8"} if style == "qdq" else {"UINT8"}
     assert {kind for n, kind in weights.items() if not n.endswith("zero_point")} == wanted
 

@@ -2,6 +2,7 @@
 """Tied, separate and shared weights through every file and back."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ QUANTIZED: dict[str, Any] = {
 }
 
 
-def in_folder(model: nn.Module, path: Path, fresh: nn.Module, floats: bool) -> nn.Module:
+def in_folder(model: nn.Module, path: Path, fresh: nn.Module, floats: bool = False) -> nn.Module:
     to_compressed_tensors(model, path, serve=None, float_embeddings=floats)
     return from_compressed_tensors(fresh, path)
 
@@ -53,11 +54,8 @@ def in_file(model: nn.Module, path: Path, fresh: nn.Module) -> nn.Module:
     return fresh
 
 
-WAYS: dict[str, Callable[[nn.Module, Path, nn.Module], nn.Module]] = {
-    "folder": lambda model, path, fresh: in_folder(model, path, fresh, False),
-    "folder of floating embeddings": lambda model, path, fresh: in_folder(model, path, fresh, True),
-    "file": in_file,
-}
+WAYS: dict[str, Callable[..., nn.Module]] = {"folder": in_folder, "file": in_file}
+WAYS["folder of floating embeddings"] = partial(in_folder, floats=True)
 
 
 def decoder(weights: str, quantized: str) -> nn.Module:

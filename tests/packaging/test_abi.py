@@ -75,11 +75,10 @@ def build_library(source: Path, folder: Path, version: str) -> None:
 
 def test_a_program_for_another_interface_does_not_start(tmp_path: Path) -> None:
     header = f'#include "{toolchain.CSRC}/api/export.h"\nnamespace baraquant {{\n'
+    calls = "int answer();\n}\nint main() { return baraquant::answer() == 42 ? 0 : 1; }\n"
     source, main = tmp_path / "answer.cpp", tmp_path / "main.cpp"
     source.write_text(header + "BARAQUANT_API int answer() { return 42; }\n}\n")
-    main.write_text(
-        header + "int answer();\n}\nint main() { return baraquant::answer() == 42 ? 0 : 1; }\n"
-    )
+    main.write_text(header + calls)
     build_library(source, tmp_path, "0.1.0")
     program = tmp_path / "main"
     found = (f"-L{tmp_path}", "-lbaraquant", f"-Wl,-rpath,{tmp_path}")

@@ -8,12 +8,13 @@ import os
 import re
 import shutil
 import site
-import subprocess
 import sys
 import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 import torch
@@ -28,17 +29,10 @@ PACKAGE = Path(baraquant.__file__).resolve().parent
 LIBRARY = PACKAGE / "libbaraquant.so"
 
 
-def output_of(*command: str | Path) -> str:
-    done = run(*command)
+def output_of(*command: str | Path, **options: Any) -> str:
+    done = run(*command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def run_python(
-    code: str, *, cwd: Path, python: str | Path = sys.executable, path: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter that sees `path` and its own packages, not this checkout."""
-    return run(python, "-c", code, cwd=cwd, env={"PYTHONPATH": None if path is None else str(path)})
 
 
 # --- the library
@@ -78,14 +72,14 @@ def test_second_load_changes_nothing() -> None:
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A folder with a copy of the package."""
     ignored = shutil.ignore_patterns("__pycache__", "include", "share")
     shutil.copytree(PACKAGE, tmp_path / "baraquant", ignore=ignored)
     return tmp_path
 
 
 def import_error(folder: Path, before: str = "") -> str:
-    result = run_python(f"{before}\nimport baraquant", cwd=folder, path=folder)
+    environment = {"PYTHONPATH": str(folder)}  # not this checkout
+    result = run(sys.executable, "-c", f"{before}\nimport baraquant", cwd=folder, env=environment)
     assert result.returncode == 1, "the import should fail"
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), result.stderr
@@ -106,7 +100,7 @@ def without_library(package: Path) -> str:
 def in_a_checkout(package: Path) -> str:
     (package.parent / "setup.py").touch()
     (package.parent / "csrc").mkdir()
-    (package / "libbaraquant.so").unlink()
+    without_library(package)
     return f"make -C {package.parent} build"
 
 
@@ -138,21 +132,11 @@ def without_the_module(package: Path) -> str:
     return "baraquant._C cannot be imported"
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        without_library,
-        *(
-            pytest.param(damage, marks=pytest.mark.packaging)
-            for damage in (
-                in_a_checkout,
-                for_another_torch,
-                with_an_undefined_symbol,
-                without_the_module,
-            )
-        ),
-    ],
-)
+OTHERS = (in_a_checkout, for_another_torch, with_an_undefined_symbol, without_the_module)
+DAMAGES = [without_library, *(pytest.param(one, marks=pytest.mark.packaging) for one in OTHERS)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_import_of_a_damaged_package(damage: Callable[[Path], str], copied: Path) -> None:
     """The last line says what is wrong and what to run."""
     words = damage(copied / "baraquant")
@@ -172,8 +156,7 @@ def wheel(made_once: MadeOnce) -> Path:
 
     def make(folder: Path) -> None:
         options = ("--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder)
-        done = run(sys.executable, "-m", "pip", "wheel", *options, ROOT, env=outside())
-        assert done.returncode == 0, done.stdout + done.stderr
+        output_of(sys.executable, "-m", "pip", "wheel", *options, ROOT, env=outside())
 
     (path,) = made_once("wheel", make).glob("baraquant-*.whl")
     return path
@@ -203,8 +186,7 @@ def installed(wheel: Path, made_once: MadeOnce) -> Path:
         reach_packages(folder)
         python = str(folder / "bin" / "python")
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index")
-        done = run(*install, "--no-deps", wheel, env=outside())
-        assert done.returncode == 0, done.stdout + done.stderr
+        output_of(*install, "--no-deps", wheel, env=outside())
 
     return made_once("environment", make) / "bin" / "python"
 
@@ -229,9 +211,7 @@ def test_wheel_holds_what_it_should(wheel: Path) -> None:
 def test_info_of_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     def info(option: str) -> str:
         command = (installed, "-m", "baraquant.info", option)
-        result = run(*command, cwd=tmp_path, env={"PYTHONPATH": None})
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        return output_of(*command, cwd=tmp_path, env={"PYTHONPATH": None})
 
     assert json.loads(info("--json"))["problems"] == []
     prefix = Path(info("--cmake-prefix").split(";")[0])
@@ -267,20 +247,17 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # Without dependencies: torch, which is another environment's, may want another setuptools.
     options = {"PATH": path, "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1"}
-    result = run(bare, "-m", *line.split(), cwd=ROOT, env={**outside(), **options})
-    assert result.returncode == 0, result.stdout + result.stderr
-    code = "import baraquant; print(baraquant.__file__)"
-    result = run_python(code, cwd=tmp_path, python=bare)
-    assert Path(result.stdout.strip()).is_relative_to(bare.parent.parent), result.stderr
-    result = run_python("from baraquant.info import main; main([])", cwd=tmp_path, python=bare)
-    assert result.stdout.strip().endswith("All is well."), result.stdout + result.stderr
+    output_of(bare, "-m", *line.split(), cwd=ROOT, env={**outside(), **options})
+    code = "import baraquant; print(baraquant.__file__); from baraquant.info import main; main([])"
+    printed = output_of(bare, "-c", code, cwd=tmp_path, env={"PYTHONPATH": None}).split("\n")
+    place, *_, last = filter(None, printed)
+    assert Path(place).is_relative_to(bare.parent.parent) and last.endswith("All is well.")
     (made,) = bare.parent.parent.glob("lib/python*/site-packages/baraquant-*.dist-info")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         expected = archive.read(name).decode()
-    fields = [
-        email.message_from_string(text) for text in ((made / "METADATA").read_text(), expected)
-    ]
+    texts = (made / "METADATA").read_text(), expected
+    fields = [email.message_from_string(text) for text in texts]
     for field in ("Name", "Version", "Requires-Dist", "Provides-Extra", "License-File"):
         first, second = (
             sorted(text.replace(" ", "").replace("'", '"') for text in message.get_all(field, []))
@@ -288,3 +265,64 @@ def test_install_line_works_in_a_fresh_environment(bare: Path, wheel: Path, tmp_
         )
         assert first == second
     assert (made / "RECORD").read_text().count("baraquant/libbaraquant.so,sha256=") == 1
+
+
+# --- setup.py: what it refuses, and which kernels it leaves out
+
+
+def run_setup(before: str, **environment: str) -> CompletedProcess[str]:
+    code = f"import sys; {before}; sys.argv = ['setup.py', '--version']; import runpy; "
+    code += "runpy.run_path('setup.py', run_name='__main__')"
+    return run(sys.executable, "-c", code, cwd=ROOT, env=environment)
+
+
+def test_setup_without_torch_says_so_in_one_line() -> None:
+    result = run_setup("sys.modules['torch'] = None")
+    assert result.returncode == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert "setup.py needs PyTorch" in line and "pip install --no-build-isolation ." in line
+
+
+def test_setup_with_a_wrong_choice_of_cuda() -> None:
+    result = run_setup("pass", BARAQUANT_CUDA="yes")
+    assert result.returncode == 1
+    assert "expected BARAQUANT_CUDA to be 0 or 1, but got 'yes'" in result.stderr
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a CUDA build")
+def test_setup_with_cuda_demanded_of_a_cpu_torch() -> None:
+    result = run_setup("pass", BARAQUANT_CUDA="1")
+    assert result.returncode == 1
+    assert "this environment lacks a CUDA build of torch" in result.stderr
+
+
+def test_hopper_kernels_need_cutlass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUTLASS_PATH", str(tmp_path))
+    monkeypatch.delenv("BARAQUANT_CUTLASS", raising=False)
+    for architectures in ("8.0;9.0a", "9.0a+PTX", toolchain.DEFAULT_ARCHITECTURES):
+        with pytest.raises(SystemExit, match="Run: pip install --no-deps nvidia-cutlass "):
+            toolchain.hopper_headers(architectures)
+    assert toolchain.hopper_headers("8.0;10.0+PTX") is None
+    monkeypatch.setenv("BARAQUANT_CUTLASS", "0")
+    assert toolchain.hopper_headers("9.0a") is None
+    monkeypatch.setenv("BARAQUANT_CUTLASS", "1")
+    (tmp_path / "include" / "cutlass").mkdir(parents=True)
+    (tmp_path / "include" / "cutlass" / "cutlass.h").touch()
+    for architectures in ("8.0;9.0a;12.0+PTX", "8.0 9.0a", "9.0a+PTX"):
+        assert toolchain.hopper_headers(architectures) == tmp_path / "include"
+
+
+def test_hopper_is_built_with_its_own_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BARAQUANT_CUTLASS", raising=False)
+    assert toolchain.for_hopper("8.0 9.0 10.0+PTX") == "8.0;9.0a;10.0+PTX"
+    assert toolchain.for_hopper("9.0;9.0a") == "9.0a"
+    for entry in ("9.0+PTX", "Hopper"):
+        with pytest.raises(SystemExit, match=r"to name Hopper as 9\.0a, but got"):
+            toolchain.for_hopper(f"8.0;{entry}")
+        assert toolchain.for_hopper(f"9.0a;{entry}") == f"9.0a;{entry}"
+    monkeypatch.setenv("BARAQUANT_CUTLASS", "0")
+    assert toolchain.for_hopper("8.0;9.0;9.0+PTX") == "8.0;9.0;9.0+PTX"
+    monkeypatch.setenv("BARAQUANT_CUTLASS", "no")
+    with pytest.raises(SystemExit, match="expected BARAQUANT_CUTLASS to be 0 or 1, but got 'no'"):
+        toolchain.for_hopper("8.0")

@@ -41,7 +41,6 @@ int main() {
 
 
 def check_ops(program: Path, *results: str) -> None:
-    """Runs ops, and looks at what it prints and what it needs."""
     printed = run_program(program)
     assert all(f"{result}: as expected" in printed for result in results)
     assert f"baraquant {baraquant.__version__}, built for torch {torch.__version__}" in printed
@@ -49,7 +48,6 @@ def check_ops(program: Path, *results: str) -> None:
 
 
 def check_needed(program: Path) -> None:
-    """It needs the library and no Python."""
     needed = [Path(line.split()[0]).name for line in run("ldd", program).stdout.splitlines()]
     assert "libbaraquant.so" in needed
     assert [name for name in needed if "python" in name] == []
@@ -112,20 +110,15 @@ def check_files(digits: Path, written: Path) -> None:
         assert hits.float().mean() > (0.6 if file.stem.startswith("w2") else 0.8), file.stem
 
 
-def zip_layout(folder: Path) -> Path:
-    """LibTorch in the folders of the zip from pytorch.org, which pip's package has too."""
-    libtorch = folder / "libtorch"
-    libtorch.mkdir()
-    for name in ("include", "lib", "share"):
-        (libtorch / name).symlink_to(TORCH / name)
-    return libtorch
-
-
 def configure_and_build(layout: str, folder: Path) -> None:
     """The example's large programs, by CMake, in `folder`/build; of another layout a small one."""
     source, build, prefix = EXAMPLES, folder / "build", baraquant.info.cmake_prefix()
+    libtorch = folder / "libtorch"
     if layout == "zip":
-        source, prefix = folder / "source", f"{zip_layout(folder)};{prefix}"
+        libtorch.mkdir()  # with the folders of the zip from pytorch.org, as in pip's package
+        for name in ("include", "lib", "share"):
+            (libtorch / name).symlink_to(TORCH / name)
+        source, prefix = folder / "source", f"{libtorch};{prefix}"
         shutil.copytree(EXAMPLES, source)
         (source / "ops.cpp").write_text(SMALL)
     configured = run(
@@ -136,7 +129,7 @@ def configure_and_build(layout: str, folder: Path) -> None:
     )
     assert configured.returncode == 0, configured.stdout
     found = (build / "CMakeCache.txt").read_text()
-    assert (f"Torch_DIR:PATH={folder / 'libtorch'}/" in found) == (layout == "zip")
+    assert (f"Torch_DIR:PATH={libtorch}/" in found) == (layout == "zip")
     targets = ("ops",) if layout == "zip" else LARGE
     built = run("cmake", "--build", build, "--parallel", "3", "--target", *targets)
     assert built.returncode == 0, built.stdout

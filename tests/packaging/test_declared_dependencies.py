@@ -49,9 +49,8 @@ def test_what_is_declared() -> None:
 @pytest.mark.process
 @pytest.mark.smoke
 def test_the_readme_runs(tmp_path: Path) -> None:
-    done = run(
-        sys.executable, "-m", "tests.support.declared_only", str(ROOT / "README.md"), cwd=tmp_path
-    )
+    command = (sys.executable, "-m", "tests.support.declared_only", ROOT / "README.md")
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     python = [text for language, text, _ in blocks(ROOT / "README.md") if language == "python"]
     wanted = sum(not EXTRAS.search(text) for text in python)

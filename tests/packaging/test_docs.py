@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The documents in docs/: their Python runs, and what they name exists, also in other libraries.
-
-Their links and paths are tested with those of the other documents, in ``test_readme.py``.
-"""
+"""The documents: their Python runs, and what they name exists, also in other libraries."""
 
 import builtins
 import importlib
@@ -21,14 +18,19 @@ import torch.distributed.tensor
 
 import baraquant
 import baraquant.parallel
+import lint
 from baraquant import calibration
 from tests.support import documents
 from tests.support.aot_inductor import CRASHES_ON_CPU
-from tests.support.documents import DOCUMENTS, FENCE, ROOT, blocks, name_of
+from tests.support.cases import OP_NAMES
+from tests.support.documents import DOCUMENTS, FENCE, ROOT, anchors, blocks, links, name_of
+from tests.support.models.made import prepared, quantized
 from tests.workflow import registered_layer
 
 DOCS = [path for path in DOCUMENTS if path.parent == ROOT / "docs"]
-MIGRATION = ROOT / "docs" / "migration.md"
+README, OPS, MIGRATION = ROOT / "README.md", ROOT / "docs/ops.md", ROOT / "docs/migration.md"
+FOLDERS = ("csrc", "baraquant", "tests", "benchmarks", "examples", "scripts", "cmake", ".github")
+by_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 WITH_PYTHON = [path for path in DOCS if {"python", "pycon"} & {block[0] for block in blocks(path)}]
 OWN = (
     *(baraquant, baraquant.nn, baraquant.qat, baraquant.configs, baraquant.graph),
@@ -38,19 +40,12 @@ OWN = (
 # Section of migration.md, the package that it is about, and where its names are.
 OTHERS = {
     "From torch.ao.quantization": (
-        "torch.ao.quantization",
-        "torch.ao.quantization",
-        "torch.ao.quantization.quantize_fx",
-        "torch.ao.quantization._learnable_fake_quantize",
-        "torch",
+        *("torch.ao.quantization", "torch.ao.quantization", "torch.ao.quantization.quantize_fx"),
+        *("torch.ao.quantization._learnable_fake_quantize", "torch"),
     ),
     "From torchao": (
-        "torchao",
-        "torchao.quantization",
-        "torchao.quantization.qat",
-        "torchao.quantization.pt2e.quantize_pt2e",
-        "torchao.prototype.smoothquant",
-        "torch",
+        *("torchao", "torchao.quantization", "torchao.quantization.qat", "torch"),
+        *("torchao.quantization.pt2e.quantize_pt2e", "torchao.prototype.smoothquant"),
     ),
     "From bitsandbytes": ("bitsandbytes", "bitsandbytes.nn", "bitsandbytes.optim"),
 }
@@ -58,14 +53,9 @@ OTHERS = {
 OF_OTHERS = {"executorch", "torchao", "vllm"}
 OPTIONAL = {"accelerate", "compressed_tensors", "gguf", "huggingface_hub", "onnx", "onnxruntime"}
 OPTIONAL |= {"peft", "transformers", *OF_OTHERS}
-NEEDED = {
-    "_compressed_tensors": ("huggingface_hub",),
-    "baraquant.peft": ("peft",),
-    "AutoModelForCausalLM": ("transformers",),
-    "TrainingArguments": ("accelerate",),
-    "to_gguf": ("gguf", "transformers"),
-    "to_onnx": ("onnx", "onnxscript", "onnxruntime"),
-}
+NEEDED = {"_compressed_tensors": ("huggingface_hub",), "baraquant.peft": ("peft",)}
+NEEDED |= {"AutoModelForCausalLM": ("transformers",), "TrainingArguments": ("accelerate",)}
+NEEDED |= {"to_gguf": ("gguf", "transformers"), "to_onnx": ("onnx", "onnxscript", "onnxruntime")}
 # Classes of transformers, accelerate, huggingface_hub and PyTorch that the pages name.
 FOREIGN = {"Accelerator", "AveragedModel", "PyTorchModelHubMixin", "Trainer"}
 ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
@@ -95,10 +85,8 @@ def can_run(text: str) -> bool:
 
 @pytest.mark.packaging
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("path", WITH_PYTHON, ids=name_of)
-def test_runs_from_top_to_bottom(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("path", [README, *WITH_PYTHON], ids=name_of)
+def test_runs_from_the_top(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each Python block, as a reader would type them, in a folder of its own.
 
     A page that does not speak of Inductor's own functions compiles graphs, but no C++ out of them.
@@ -115,7 +103,7 @@ def test_runs_from_top_to_bottom(
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    assert ran == list(filter(can_run, python))
+    assert python and ran == list(filter(can_run, python))
 
 
 def code_spans(text: str) -> list[str]:
@@ -163,9 +151,8 @@ def test_dotted_names_exist(path: Path) -> None:
     """``baraquant.nn.FakeQuantizedLinear``, ``ops.int8_linear``, ``bnn.enable_observer``."""
     roots = {"baraquant": baraquant, "ops": baraquant.ops, "bnn": baraquant.nn}
     spans = code_spans(path.read_text())
-    for root, rest in re.findall(
-        r"(?<![\w./])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])", " ".join(spans)
-    ):
+    dotted = r"(?<![\w./])(baraquant|ops|bnn)((?:\.[A-Za-z_]\w*)+)(?![\w.*{])"
+    for root, rest in re.findall(dotted, " ".join(spans)):
         place: Any = roots[root]
         for name in rest[1:].split("."):
             if place is baraquant and not hasattr(place, name):
@@ -215,9 +202,8 @@ def spoiled() -> torch.nn.Module:
 
 
 def load_changed(folder: Path, change: Callable[[bytes], bytes]) -> None:
-    model, file = linear(), folder / "model.safetensors"
-    baraquant.quantize_(model, baraquant.W8A8())
-    baraquant.save(model, file)
+    file = folder / "model.safetensors"
+    baraquant.save(quantized(linear(), W8A8), file)
     data = file.read_bytes()
     assert change(data) != data
     file.write_bytes(change(data))
@@ -233,50 +219,30 @@ def newer(folder: Path) -> None:
 
 
 def unseen(folder: Path) -> None:
-    model = linear()
-    baraquant.qat.prepare_(model, baraquant.W8A8Static())
-    baraquant.qat.convert_(model)
+    baraquant.qat.convert_(prepared(linear(), STATIC))
 
 
 def unreached(folder: Path) -> None:
     model = torch.nn.ModuleDict({"used": linear(), "other": linear()})
-    static, data = baraquant.W8A8Static(), [torch.ones(1, 4)]
-    baraquant.quantize_(
-        model,
-        static,
-        calibration=lambda m: [m["used"](x) for x in data],
-        filter_fn=lambda module, name: name.startswith("other"),
-        progress=False,
-    )
-
-
-def groups(features: int) -> None:
-    config = baraquant.TensorConfig(4, "per_group", group_size=3)
-    baraquant.qat.prepare_(linear(features), baraquant.QuantConfig(config))
+    rules, x = {"other.*": STATIC}, torch.ones(1, 4)
+    baraquant.quantize_(model, rules, calibration=lambda m: m["used"](x), progress=False)
 
 
 NAN, W8A8 = torch.full((1, 4), float("nan")), baraquant.W8A8()
 STATIC = baraquant.W8A8Static()
+GROUPS_OF_3 = baraquant.QuantConfig(baraquant.TensorConfig(4, "per_group", group_size=3))
 FAULTS: dict[str, Callable[[Path], Any]] = {
     "expected a model with a Linear ... to quantize, but ... has none": (
-        lambda _: baraquant.quantize_(torch.nn.Sequential(torch.nn.ReLU()), W8A8)
+        lambda _: quantized(torch.nn.Sequential(torch.nn.ReLU()), W8A8)
     ),
-    "expected a model that contains the layers": (
-        lambda _: baraquant.quantize_(torch.nn.Linear(4, 2), W8A8)
-    ),
-    "expected group_size to divide in_features": lambda _: groups(4),
-    "expected in_features to be at most 131071": (
-        lambda _: baraquant.qat.prepare_(linear(131072), W8A8)
-    ),
+    "expected a model that contains the layers": lambda _: quantized(torch.nn.Linear(4, 2), W8A8),
+    "expected group_size to divide in_features": lambda _: prepared(linear(4), GROUPS_OF_3),
+    "expected in_features to be at most 131071": lambda _: prepared(linear(131072), W8A8),
     "batch 0: expected the batch, a list of 2, to be the arguments": (
-        lambda _: baraquant.quantize_(
-            linear(), STATIC, calibration=[[torch.ones(1, 4), torch.ones(1)]]
-        )
+        lambda _: quantized(linear(), STATIC, [torch.ones(1, 4), torch.ones(1)])
     ),
-    "expected a finite weight": lambda _: baraquant.quantize_(spoiled(), W8A8),
-    "expected finite calibration data": (
-        lambda _: baraquant.quantize_(linear(), STATIC, calibration=[NAN], progress=False)
-    ),
+    "expected a finite weight": lambda _: quantized(spoiled(), W8A8),
+    "expected finite calibration data": lambda _: quantized(linear(), STATIC, NAN),
     "expected the calibration data to reach the module": unreached,
     "expected the range of its input to be known": unseen,
     "expected a model before it is wrapped for several processes": (
@@ -300,3 +266,68 @@ def test_message(message: str, tmp_path: Path) -> None:
     pattern = ".*".join(map(re.escape, message.split(" ... ")))
     with pytest.raises((ValueError, TypeError), match=pattern):
         FAULTS[message](tmp_path)
+
+
+# --- all documents, and those at the top
+
+
+def test_readme_is_short() -> None:
+    """What is reference is on pages of its own."""
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def test_table_of_ops_is_whole() -> None:
+    _, *rests = OPS.read_text().split("| op | computes |")
+    tables = [rest.partition("\n\n")[0] for rest in rests]
+    cells = re.findall(r"^\| (`[^|]+`) \|", "\n".join(tables), re.MULTILINE)
+    families = re.findall(r"`([\w{}]+)`", "\n".join(cells))
+    kinds = ("tensor", "channel", "token", "group")
+    named = {family.replace("{G}", kind) for family in families for kind in kinds}
+    assert sorted(named) == OP_NAMES
+
+
+@by_document
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in links(path):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@by_document
+def test_named_files_exist(path: Path) -> None:
+    words = re.findall(r"`([\w./-]+)`", path.read_text())
+    for word in words:
+        if word.split("/")[0] in FOLDERS and "/" in word:
+            assert (ROOT / word).exists(), word
+
+
+@by_document
+def test_named_targets_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = "\n".join(text for language, text, _ in blocks(path) if language == "bash")
+    named = re.findall(r"^make ([\w-]+)", commands, re.MULTILINE)
+    named += re.findall(r"`make ([\w-]+)", path.read_text())
+    assert set(named) <= targets
+
+
+def test_variables_are_those_of_the_code() -> None:
+    """CONTRIBUTING.md names every variable that the code reads; no document names another."""
+    sources = [ROOT / "setup.py", ROOT / "scripts/toolchain.py", *(ROOT / "csrc").rglob("*.cpp")]
+    read = set()
+    for source in sources:
+        read |= set(re.findall(r'(?:get|getenv)\("(BARAQUANT_\w+)"', source.read_text()))
+    assert read
+    variable = re.compile(r"\bBARAQUANT_[A-Z_]+")
+    macros = set(re.findall(r"#define (\w+)", (ROOT / "csrc/api/export.h").read_text()))
+    assert set(variable.findall((ROOT / "CONTRIBUTING.md").read_text())) - macros == read
+    for path in DOCUMENTS:
+        assert set(variable.findall(path.read_text())) - macros <= read
+
+
+@by_document
+def test_no_path_of_one_machine(path: Path) -> None:
+    assert not lint.FORBIDDEN.search(path.read_text())

@@ -32,9 +32,8 @@ AVAILABLE = {
     "tester-1.0": "torch",
     "weights-1.0": "torch==2.14.0",
 }
-LISTED = "import importlib.metadata as m, json; " + (
-    "print(json.dumps({d.name: d.version for d in m.distributions()}))"
-)
+LISTED = "import importlib.metadata as m, json; "
+LISTED += "print(json.dumps({d.name: d.version for d in m.distributions()}))"
 
 
 def make_wheel(folder: Path, name: str, needs: str) -> None:

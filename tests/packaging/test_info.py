@@ -24,19 +24,13 @@ def test_json() -> None:
     result = run(sys.executable, "-m", "baraquant.info", "--json")
     assert result.returncode == 0, result.stdout + result.stderr
     info = json.loads(result.stdout)
-    assert info["problems"] == []
-    assert info["baraquant"] == baraquant.__version__
-    assert info["torch"] == torch.__version__
-    assert info["built_for_torch"] == torch.__version__
+    assert info["problems"] == [] and info["baraquant"] == baraquant.__version__
+    assert info["torch"] == info["built_for_torch"] == torch.__version__
     assert Path(info["library"]).is_file()
-    assert info["self_check"]["cpu"] is True
-    assert info["self_check"].get("cuda", True) is True
-    if info["with_cuda"]:
-        assert info["nvcc"]
-        assert info["cuda_architectures"]
-        assert not info["hopper_kernels"] or "9.0a" in info["cuda_architectures"]
-    else:
-        assert info["cuda_architectures"] == []
+    assert info["self_check"]["cpu"] is True and all(info["self_check"].values())
+    assert bool(info["cuda_architectures"]) == info["with_cuda"]
+    assert info["nvcc"] or not info["with_cuda"]
+    assert not info["hopper_kernels"] or "9.0a" in info["cuda_architectures"]
 
 
 def test_every_op_is_listed_with_its_keys() -> None:
@@ -45,11 +39,8 @@ def test_every_op_is_listed_with_its_keys() -> None:
     assert ops["baraquant::observe_min_max_"] == ["CompositeImplicitAutograd"]
     for core in ("_choose_qparams", "_dynamic_quantize", "_observe_min_max_", "_observe_qparams_"):
         assert {"Autograd", "FuncTorchBatched"} <= set(ops[f"baraquant::{core}"])
-    cores = [
-        keys
-        for op, keys in ops.items()
-        if op.startswith("baraquant::_") and "CompositeImplicitAutograd" not in keys
-    ]
+    private = [keys for op, keys in ops.items() if op.startswith("baraquant::_")]
+    cores = [keys for keys in private if "CompositeImplicitAutograd" not in keys]
     expected = {"CPU", "Meta"} | ({"CUDA"} if _C.build_info()["with_cuda"] else set())
     assert cores and all(expected <= set(keys) for keys in cores)
     assert _C.build_info()["with_cuda"] == any("CUDA" in keys for keys in ops.values())
@@ -92,24 +83,22 @@ def test_the_best_instruction_set_is_chosen() -> None:
 def test_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert baraquant.info.main([]) == 0
     output = capsys.readouterr().out
-    assert "self-check, cpu" in output
-    assert "All is well." in output
+    assert "self-check, cpu" in output and "All is well." in output
 
 
-@pytest.mark.parametrize(
-    "name", ["quantize_per_tensor", "fake_quantize_per_tensor", "observe_min_max_", "qat_linear"]
-)
+OPS = ("quantize_per_tensor", "fake_quantize_per_tensor", "observe_min_max_", "qat_linear")
+
+
+@pytest.mark.parametrize("name", OPS)
 def test_wrong_number_is_noticed(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = getattr(baraquant.ops, name)
-    monkeypatch.setattr(
-        baraquant.ops, name, lambda x, *rest, **options: right(x + x, *rest, **options)
-    )
+    wrong = lambda x, *rest, **options: right(x + x, *rest, **options)  # noqa: E731
+    monkeypatch.setattr(baraquant.ops, name, wrong)
     assert baraquant.info.main([]) == 1
     output = capsys.readouterr().out
-    assert f"WRONG: {name} on cpu" in output
-    assert "Something is wrong." in output
+    assert f"WRONG: {name} on cpu" in output and "Something is wrong." in output
 
 
 def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,30 +123,26 @@ def test_exception_in_the_self_check_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 def test_missing_kernels_are_noticed() -> None:
     ops = {"baraquant::a": ["CompositeImplicitAutograd"], "baraquant::_b": ["CPU", "Meta"]}
-    assert baraquant.info.missing_kernels(ops, with_cuda=False) == []
-    assert baraquant.info.missing_kernels(ops, with_cuda=True) == [
-        "baraquant::_b has no CUDA kernel"
-    ]
-    assert baraquant.info.missing_kernels({}, with_cuda=False) == ["no op is registered"]
+    missing = baraquant.info.missing_kernels
+    assert missing(ops, with_cuda=False) == []
+    assert missing(ops, with_cuda=True) == ["baraquant::_b has no CUDA kernel"]
+    assert missing({}, with_cuda=False) == ["no op is registered"]
 
 
 # --- GPUs without the kernels that were made for them, on a machine that is faked
 
 Gpu = tuple[str, tuple[int, int]]
+See = Callable[..., None]
 H200, A100, A10, B200 = ("H200", (9, 0)), ("A100", (8, 0)), ("A10", (8, 6)), ("B200", (10, 0))
 
 
 def built(architectures: str, cutlass: bool = False, cuda: bool = True) -> _C.BuildInfo:
-    return {
-        **_C.build_info(),
-        "with_cuda": cuda,
-        "cuda_architectures": architectures,
-        "with_cutlass": cutlass,
-    }
+    faked = {"with_cuda": cuda, "cuda_architectures": architectures, "with_cutlass": cutlass}
+    return {**_C.build_info(), **faked}
 
 
 @pytest.fixture
-def see(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def see(monkeypatch: pytest.MonkeyPatch) -> See:
     """`see(*gpus)`: these are the GPUs that torch sees."""
 
     def fake(*gpus: Gpu) -> None:
@@ -190,41 +175,28 @@ def test_code_runs_where_it_was_made_for(entries: str, gpu: Gpu, runs: bool) -> 
     assert _gpus.runs_on(_gpus.architectures(built(entries)), gpu[1]) == runs
 
 
+NO_CUDA = "torch sees a GPU (H200), but baraquant was built without CUDA"
+BUILD_H200 = "BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='9.0a' make -C"
+NO_HOPPER = "Hopper's tensor cores were not built, but H200 (9.0) is visible"
+BUILD_HOPPER = "BARAQUANT_CUTLASS=1 BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='8.0;9.0a' make -C"
+NO_B200 = "no CUDA kernel was built for B200 (10.0), but for 8.0, 9.0a"
+BUILD_B200 = "Run: BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='10.0' make -C"
+
+
 @pytest.mark.parametrize(
     ("gpus", "build", "problem", "command"),
     [
         ((), built("", cuda=False), None, ""),
         ((H200, A100), built("8.0;9.0a;10.0+PTX;12.0+PTX", cutlass=True), None, ""),
         ((A100,), built("8.0;9.0a"), None, ""),  # nobody would use the kernels for Hopper
-        (
-            (H200,),
-            built("", cuda=False),
-            "torch sees a GPU (H200), but baraquant was built without CUDA",
-            "BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='9.0a' make -C",
-        ),
-        *(
-            (
-                (A100, H200, H200),
-                built(f"8.0;{entries}", cutlass),
-                "Hopper's tensor cores were not built, but H200 (9.0) is visible",
-                "BARAQUANT_CUTLASS=1 BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='8.0;9.0a' make -C",
-            )
-            for entries, cutlass in (("9.0a", False), ("8.0+PTX", True))
-        ),
-        (
-            (B200,),
-            built("8.0;9.0a", cutlass=True),
-            "no CUDA kernel was built for B200 (10.0), but for 8.0, 9.0a",
-            "Run: BARAQUANT_CUDA=1 TORCH_CUDA_ARCH_LIST='10.0' make -C",
-        ),
+        ((H200,), built("", cuda=False), NO_CUDA, BUILD_H200),
+        ((A100, H200, H200), built("8.0;9.0a"), NO_HOPPER, BUILD_HOPPER),
+        ((A100, H200, H200), built("8.0;8.0+PTX", cutlass=True), NO_HOPPER, BUILD_HOPPER),
+        ((B200,), built("8.0;9.0a", cutlass=True), NO_B200, BUILD_B200),
     ],
 )
 def test_gpus_without_their_kernels_are_a_problem(
-    gpus: tuple[Gpu, ...],
-    build: _C.BuildInfo,
-    problem: str | None,
-    command: str,
-    see: Callable[..., None],
+    gpus: tuple[Gpu, ...], build: _C.BuildInfo, problem: str | None, command: str, see: See
 ) -> None:
     see(*gpus)
     found = _gpus.problems(build)
@@ -232,9 +204,7 @@ def test_gpus_without_their_kernels_are_a_problem(
     assert all(str(problem) in one and command in one for one in found)
 
 
-def test_an_installed_package_names_the_headers_first(
-    see: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_package_names_headers(see: See, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "LIBRARY", Path("site-packages/baraquant/libbaraquant.so"))
     see(H200)
     (problem,) = _gpus.problems(built("9.0a", cutlass=False))
@@ -242,26 +212,23 @@ def test_an_installed_package_names_the_headers_first(
     assert "pip install --no-build-isolation --no-deps --force-reinstall" in problem
 
 
-def test_each_kind_of_gpu_is_checked(see: Callable[..., None]) -> None:
+def test_each_kind_of_gpu_is_checked(see: See) -> None:
     see(H200, H200, A100)
     assert _gpus.devices() == ["cuda", "cuda:2"]
 
 
+@pytest.mark.parametrize("cutlass", [False, True])
 def test_text_is_not_content_with_such_a_gpu(
-    see: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cutlass: bool, see: See, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for cutlass, code, row, end in (
-        (False, 1, "not built", "Something is wrong."),
-        (True, 0, "built, used", "All is well."),
-    ):
-        build = built("9.0a", cutlass)
-        monkeypatch.setattr(_C, "build_info", lambda build=build: build)
-        monkeypatch.setattr(baraquant.info, "checked", lambda device: [])
-        monkeypatch.setattr(baraquant.info, "missing_kernels", lambda ops, with_cuda: [])
-        see(H200)
-        assert baraquant.info.main([]) == code
-        output = capsys.readouterr().out
-        (line,) = [line for line in output.splitlines() if "Hopper's kernels" in line]
-        assert row in line
-        assert ("WRONG: the kernels for Hopper" in output) == (not cutlass)
-        assert output.strip().endswith(end)
+    build = built("9.0a", cutlass)
+    monkeypatch.setattr(_C, "build_info", lambda: build)
+    monkeypatch.setattr(baraquant.info, "checked", lambda device: [])
+    monkeypatch.setattr(baraquant.info, "missing_kernels", lambda ops, with_cuda: [])
+    see(H200)
+    assert baraquant.info.main([]) == (0 if cutlass else 1)
+    output = capsys.readouterr().out
+    (line,) = [line for line in output.splitlines() if "Hopper's kernels" in line]
+    assert ("built, used" if cutlass else "not built") in line
+    assert ("WRONG: the kernels for Hopper" in output) == (not cutlass)
+    assert output.strip().endswith("All is well." if cutlass else "Something is wrong.")

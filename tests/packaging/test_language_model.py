@@ -119,7 +119,7 @@ def test_deployment_and_a_run_that_goes_on(
 
 # --- the reports
 
-NAN = math.nan
+NAN, judge_deployed = math.nan, lm_deployment_report.judge
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,9 @@ NAN = math.nan
         (lm_report.judge, (2.02, (2.0, 0.1), 3), "failed: more than 0.5% off"),
         (lm_report.judge, (2.004, (2.0, 0.001), 3), "failed: beyond the seeds' spread"),
         (lm_report.judge, (NAN, (2.0, 0.1), 1), "not judged: one seed has no spread"),
-        (lm_deployment_report.judge, ((0.0099, 0.1), 0.5), "passed"),
-        (lm_deployment_report.judge, ((NAN, 0.0), None), "failed: more than 1% above float"),
-        (
-            lm_deployment_report.judge,
-            ((0.005, 0.0), 0.49),
-            "failed: less than 50% of GPTQ's loss recovered",
-        ),
+        (judge_deployed, ((0.0099, 0.1), 0.5), "passed"),
+        (judge_deployed, ((NAN, 0.0), None), "failed: more than 1% above float"),
+        (judge_deployed, ((0.005, 0.0), 0.49), "failed: less than 50% of GPTQ's loss recovered"),
     ],
 )
 def test_verdicts(judge: Callable[..., str], given: tuple[Any, ...], verdict: str) -> None:
@@ -163,12 +159,10 @@ def test_rows_say_what_the_runs_say() -> None:
 def test_a_deployment_is_compared_with_the_float_model_of_its_seed() -> None:
     found = []
     for seed, base in ((0, 1.0), (1, 1.2)):
+        gptq = base + 0.01 + 0.001 * seed
         for scheme, is_tuned, loss in (
-            ("float", False, base),
-            ("W4A16", False, base + 0.02),
-            ("W4A16-GPTQ", False, base + 0.01 + 0.001 * seed),
-            ("float", True, base - 0.1),
-            ("W4A16", True, base - 0.098),
+            *(("float", False, base), ("W4A16", False, base + 0.02), ("W4A16-GPTQ", False, gptq)),
+            *(("float", True, base - 0.1), ("W4A16", True, base - 0.098)),
             ("W4A8", True, base - 0.08),
         ):
             found.append(Deployed(scheme, is_tuned, seed, loss, 1000 + seed, 0.5 + seed))
@@ -221,9 +215,7 @@ def test_a_cache_changes_nothing_but_the_time(mlp: str, device: str) -> None:
 
 @pytest.mark.parametrize("scheme", [None, baraquant.W8A8(), baraquant.W4A16(8)], ids=str)
 @pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16])
-def test_decoding_writes_the_most_likely_bytes(
-    scheme: Any, dtype: torch.dtype, device: str
-) -> None:
+def test_decoding_writes_the_likeliest_bytes(scheme: Any, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(0)
     model = Decoder(TINY).to(device)
     if scheme is not None:

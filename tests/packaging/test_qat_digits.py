@@ -4,7 +4,9 @@
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -43,12 +45,8 @@ def test_demo_prints_and_writes(demo: tuple[str, Path]) -> None:
     report = json.loads((out / "qat_digits.json").read_text())
     assert report["conclusion"] in " ".join(text.split())
     assert len(report["runs"]) == len(report["summary"]) == 13
-    schemes = [run["widths"]["inputs"] for run in report["runs"]]
-    assert {scheme: schemes.count(scheme) for scheme in schemes} == {
-        "learned": 9,
-        "symmetric": 2,
-        "asymmetric": 2,
-    }
+    schemes = Counter(run["widths"]["inputs"] for run in report["runs"])
+    assert schemes == {"learned": 9, "symmetric": 2, "asymmetric": 2}
     assert all(run["integers_equal"] for run in report["runs"])
     assert (out / "qat_digits.png").read_bytes().startswith(b"\x89PNG")
     for run in report["runs"]:
@@ -80,10 +78,8 @@ def test_demo_deploys(demo: tuple[str, Path]) -> None:
         assert accuracy[key] > 94
     hidden = qat_deploy.HIDDEN
     weights, channels = 64 * hidden + hidden**2 + hidden * 10, 2 * hidden + 10
-    assert size == {
-        "float": 4 * (weights + channels),
-        **dict.fromkeys(("ptq", "qat"), weights + 8 * channels),
-    }
+    assert size["float"] == 4 * (weights + channels) and len(size) == 3
+    assert size["ptq"] == size["qat"] == weights + 8 * channels
     for key in ("ptq", "qat"):
         stored = safetensors.torch.load_file(out / "models" / f"int8-{key}-seed0.safetensors")
         dtypes = {name: tensor.dtype for name, tensor in stored.items()}
@@ -122,9 +118,8 @@ def test_fitted_scales_err_less_than_those_of_the_range(shape: str, symmetric: b
     values[3] = 0
     scales = {"per_tensor": (1,), "per_channel": (5,), "per_group": (5, 4)}[shape]
     arguments = {"per_tensor": {}, "per_channel": {"axis": 0}, "per_group": {"group_size": 16}}
-    quantizer = bnn.LearnedFakeQuantize(
-        shape, shape=scales, quant_min=-2, quant_max=1, symmetric=symmetric, **arguments[shape]
-    )
+    grid: Any = {"quant_min": -2, "quant_max": 1, "symmetric": symmetric}
+    quantizer = bnn.LearnedFakeQuantize(shape, shape=scales, **grid, **arguments[shape])
 
     def error(candidates: int) -> torch.Tensor:
         qat_widths.fit(quantizer, values, candidates)
@@ -132,9 +127,8 @@ def test_fitted_scales_err_less_than_those_of_the_range(shape: str, symmetric: b
         return rows.detach().square().sum(dim=1)
 
     fitted, by_range = error(40), error(1)
-    scale, zero_point = getattr(ops, f"choose_qparams_{shape}")(
-        values, *arguments[shape].values(), quant_min=-2, quant_max=1, symmetric=symmetric
-    )
+    choose = getattr(ops, f"choose_qparams_{shape}")
+    scale, zero_point = choose(values, *arguments[shape].values(), **grid)
     assert torch.equal(quantizer.scale.detach().reshape(-1), scale.reshape(-1))
     assert torch.equal(quantizer.calculate_qparams()[1].reshape(-1), zero_point.reshape(-1))
     assert (fitted <= by_range).all() and fitted.sum() < 0.9 * by_range.sum()
@@ -142,9 +136,7 @@ def test_fitted_scales_err_less_than_those_of_the_range(shape: str, symmetric: b
 
 @pytest.mark.parametrize("inputs", qat_widths.INPUT_SCHEMES)
 @pytest.mark.parametrize("group_size", [None, 4])
-def test_widths_say_what_is_prepared_and_stored(
-    inputs: str, group_size: int | None, tmp_path: Path
-) -> None:
+def test_widths_say_what_is_stored(inputs: str, group_size: int | None, tmp_path: Path) -> None:
     widths = Widths(3, 5, group_size, inputs)
     network, x = prepared(widths)
     for layer in (network[0], network[2]):

@@ -39,9 +39,8 @@ def sdist(made_once: MadeOnce) -> Path:
         # In a copy: setuptools also takes what an earlier egg-info in the checkout lists.
         copy = folder / "checkout"
         made_here = {".git", ".venv", "build", "dist", "results", "baraquant.egg-info"}
-        shutil.copytree(
-            ROOT, copy, ignore=lambda at, names: made_here & set(names) if at == str(ROOT) else []
-        )
+        ignored = {str(ROOT): made_here}
+        shutil.copytree(ROOT, copy, ignore=lambda at, names: ignored.get(at, set()) & set(names))
         done = run(sys.executable, "-c", code, folder, cwd=copy, env={"PYTHONPATH": None})
         assert done.returncode == 0, done.stdout + done.stderr
         shutil.rmtree(copy)
@@ -50,16 +49,12 @@ def sdist(made_once: MadeOnce) -> Path:
     return path
 
 
-def names_of(sdist: Path) -> set[str]:
+@pytest.mark.packaging
+def test_sdist_holds_every_file_of_the_repository_but_results(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         files = [member.name for member in archive.getmembers() if member.isfile()]
     assert {name.split("/")[0] for name in files} == {f"baraquant-{VERSION}"}
-    return {name.split("/", 1)[1] for name in files}
-
-
-@pytest.mark.packaging
-def test_sdist_holds_every_file_of_the_repository_but_results(sdist: Path) -> None:
-    names = names_of(sdist)
+    names = {name.split("/", 1)[1] for name in files}
     assert [n for n in names if re.search(rf"^build/|^baraquant/include|^{MEASURED}", n)] == []
     assert [n for n in names if re.search(r"\.(so|o|pyc)$", n)] == []
     git = run("git", "ls-files", cwd=ROOT)
@@ -83,14 +78,13 @@ def test_setup_runs_in_the_unpacked_sdist(sdist: Path, tmp_path: Path) -> None:
         "print(len(toolchain.compiled_sources()) + len(toolchain.cuda_sources()))"
     )
     path = {"PYTHONPATH": None}
-    here, there = (
-        run(sys.executable, "-c", code, cwd=root / "scripts", env=path).stdout.split()
-        for root in (ROOT, unpacked)
-    )
+    folders = ROOT / "scripts", unpacked / "scripts"
+    printed = (run(sys.executable, "-c", code, cwd=one, env=path).stdout for one in folders)
+    here, there = map(str.split, printed)
     assert there[0] == str(unpacked)
     assert there[1:] == here[1:] and there[1] == "True"
-    printed = run(sys.executable, "setup.py", "--version", cwd=unpacked, env=path)
-    assert printed.stdout.split()[-1] == VERSION
+    version = run(sys.executable, "setup.py", "--version", cwd=unpacked, env=path).stdout
+    assert version.split()[-1] == VERSION
 
 
 # --- the label of a wheel
@@ -110,9 +104,8 @@ def make_wheel(folder: Path, torch: str = "2.15.0+cu132", *, extra: bytes = b"")
         wheel.writestr("baraquant/libbaraquant.so", b"\x7fELF" + extra + record)
         wheel.writestr("baraquant/__init__.py", "")
         wheel.writestr(f"{information}/METADATA", metadata)
-        wheel.writestr(
-            f"{information}/WHEEL", "Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n"
-        )
+        about = "Wheel-Version: 1.0\nTag: cp311-cp311-linux_x86_64\n"
+        wheel.writestr(f"{information}/WHEEL", about)
         wheel.writestr(f"{information}/RECORD", "")
     return path
 
@@ -128,14 +121,9 @@ def make_torch(folder: Path, needs: bytes) -> Path:
     return folder / "torch"
 
 
-@pytest.mark.parametrize(
-    ("extra", "label"),
-    [(b"", "torch2.15.cpu"), (b"\0libcudart.so.13\0", "torch2.15.cu13")],
-    ids=["cpu", "cuda"],
-)
-def test_a_wheel_is_labelled_with_what_it_was_built_for(
-    extra: bytes, label: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cu13"])
+def test_a_wheel_is_labelled_with_what_it_was_built_for(device: str, tmp_path: Path) -> None:
+    extra, label = b"" if device == "cpu" else b"\0libcudart.so.13\0", f"torch2.15.{device}"
     made = release_wheel.release(make_wheel(tmp_path, extra=extra), None, tmp_path / "out")
     assert made.name == f"baraquant-{VERSION}+{label}-cp311-cp311-linux_x86_64.whl"
     information = f"baraquant-{VERSION}+{label}.dist-info"

@@ -29,43 +29,35 @@ def name_of(kernel: str, arguments: str, parameters: str) -> str:
     return f"{start}NS0_{len(parameters)}{parameters}IT_EE"
 
 
-def gradient(kernel: str, arguments: str) -> str:
-    return name_of(kernel, arguments, "GradientParams")
+def dequantize(kernel: str, integer: str, result: str) -> str:
+    return name_of(kernel, f"NS0_10DequantizeI{integer}{result}fEE", "PackedArgs")
 
 
-def packed(kernel: str, operation: str) -> str:
-    return name_of(kernel, operation, "PackedArgs")
-
-
-def dequantize(integer: str, result: str) -> str:
-    return f"NS0_10DequantizeI{integer}{result}fEE"
-
-
-def quantize(number: str) -> str:
-    return f"NS0_8QuantizeI{number}hLNS0_4MaskE0EEE"
+def quantize(kernel: str, number: str) -> str:
+    return name_of(kernel, f"NS0_8QuantizeI{number}hLNS0_4MaskE0EEE", "PackedArgs")
 
 
 # A kernel, the instruction of its stores, and how many of them there must be at least.
 HOT_KERNELS = {
     **{
-        gradient(kernel, f"{dtype}Lb{flag}E"): ("STG.E.128", stores)
+        name_of(kernel, f"{dtype}Lb{flag}E", "GradientParams"): ("STG.E.128", stores)
         for kernel in ("sum_packs_kernel", "sum_short_kernel")
         for dtype, stores in ((BFLOAT16, 1), (FLOAT16, 1), ("f", 2))
         for flag in (0, 1)
     },
     **{
-        gradient("sum_columns_kernel", f"{dtype}Lb{flag}ELb1E"): (store, 2)
+        name_of("sum_columns_kernel", f"{dtype}Lb{flag}ELb1E", "GradientParams"): (store, 2)
         for dtype, store in ((BFLOAT16, "STG.E.64"), (FLOAT16, "STG.E.64"), ("f", "STG.E.128"))
         for flag in (0, 1)
     },
     **{
-        packed(kernel, dequantize(integer, result)): ("STG.E.128", stores)
+        dequantize(kernel, integer, result): ("STG.E.128", stores)
         for kernel, of_float in (("packed_kernel", 8), ("packed_columns_kernel", 4))
         for integer in "ah"
         for result, stores in ((BFLOAT16, 4), (FLOAT16, 4), ("f", of_float))
     },
-    **{packed("packed_kernel", quantize(n)): ("STG.E.128", 2) for n in (BFLOAT16, FLOAT16)},
-    **{packed("packed_columns_kernel", quantize(n)): ("STG.E.64", 4) for n in (BFLOAT16, FLOAT16)},
+    **{quantize("packed_kernel", n): ("STG.E.128", 2) for n in (BFLOAT16, FLOAT16)},
+    **{quantize("packed_columns_kernel", n): ("STG.E.64", 4) for n in (BFLOAT16, FLOAT16)},
 }
 
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """A second import in one process: after an interrupt, by a reload, after `del sys.modules`."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Sequence

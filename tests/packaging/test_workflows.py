@@ -22,14 +22,9 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 # The torch of these minor versions has no wheel for an older Python.
 OLDEST_PYTHON = {15: "3.11"}
 # Files that tell users which torch they need.
-TOLD = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/install.md",
-    "docs/limits.md",
-    "setup.py",
-    "baraquant/_library.py",
-)
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/install.md")
+TOLD = (*PAGES, "docs/limits.md", "setup.py", "baraquant/_library.py")
+JOBS = [("ci.yml", "test"), ("ci.yml", "package"), ("release.yml", "wheel")]
 
 
 def torch_minors() -> list[int]:
@@ -44,10 +39,19 @@ def pythons() -> list[str]:
     return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
 
 
+def possible() -> set[tuple[int, str]]:
+    """The pairs of a minor version of torch and a Python that have a wheel of PyTorch."""
+    known = pythons()
+    return {
+        (torch, python)
+        for torch, python in itertools.product(torch_minors(), known)
+        if known.index(python) >= known.index(OLDEST_PYTHON.get(torch, known[0]))
+    }
+
+
 def read(name: str) -> dict[str, Any]:
-    workflow: dict[str, Any] = package("yaml").safe_load(
-        (ROOT / ".github" / "workflows" / name).read_text()
-    )
+    text = (ROOT / ".github" / "workflows" / name).read_text()
+    workflow: dict[str, Any] = package("yaml").safe_load(text)
     return workflow
 
 
@@ -109,14 +113,9 @@ def test_each_step_uses_an_action_of_one_commit() -> None:
     assert len(re.findall(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", texts, re.M)) == texts.count("uses:")
 
 
-@pytest.mark.parametrize(
-    ("workflow", "job"), [("ci.yml", "test"), ("ci.yml", "package"), ("release.yml", "wheel")]
-)
+@pytest.mark.parametrize(("workflow", "job"), JOBS)
 def test_no_job_asks_for_a_torch_that_its_python_cannot_have(workflow: str, job: str) -> None:
-    for torch, python in pairs(read(workflow)["jobs"][job]):
-        assert torch in torch_minors()
-        assert python in pythons()
-        assert pythons().index(python) >= pythons().index(OLDEST_PYTHON.get(torch, pythons()[0]))
+    assert pairs(read(workflow)["jobs"][job]) <= possible()
 
 
 def test_every_torch_and_every_python_is_tested() -> None:
@@ -130,15 +129,10 @@ def test_every_torch_and_every_python_is_tested() -> None:
 def test_a_release_has_a_wheel_for_every_pair() -> None:
     """For the CPU and for CUDA; none is left out that PyTorch has."""
     job = read("release.yml")["jobs"]["wheel"]
-    possible = {
-        (torch, python)
-        for torch, python in itertools.product(torch_minors(), pythons())
-        if pythons().index(python) >= pythons().index(OLDEST_PYTHON.get(torch, pythons()[0]))
-    }
     for device in ("cpu", "cuda"):
         made = [c for c in combinations(job["strategy"]["matrix"]) if c["device"] == device]
-        assert pairs({"strategy": {"matrix": {"include": made}}}) == possible
-        assert len(made) == len(possible)
+        assert pairs({"strategy": {"matrix": {"include": made}}}) == possible()
+        assert len(made) == len(possible())
 
 
 def test_one_tag_is_one_release() -> None:
@@ -171,5 +165,5 @@ def test_the_oldest_python_is_the_one_that_the_tools_check_for() -> None:
     assert f'requires-python = ">={oldest}"' in PROJECT
     assert f'python_version = "{oldest}"' in PROJECT  # mypy
     assert f'target-version = "py{oldest.replace(".", "")}"' in PROJECT  # ruff
-    for name in ("README.md", "CONTRIBUTING.md", "docs/install.md"):
+    for name in PAGES:
         assert f"Python {oldest} or newer" in (ROOT / name).read_text()

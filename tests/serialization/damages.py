@@ -67,10 +67,8 @@ class Tensor:
         ]
 
     def store_as(self, dtype: str) -> None:
-        """Store the same numbers in another dtype."""
-        numbers = struct.unpack(
-            f"<{len(self.data) // SIZES[self.dtype]}{CODES[self.dtype]}", self.data
-        )
+        count = len(self.data) // SIZES[self.dtype]
+        numbers = struct.unpack(f"<{count}{CODES[self.dtype]}", self.data)
         self.dtype, self.data = dtype, struct.pack(f"<{len(numbers)}{CODES[dtype]}", *numbers)
 
 
@@ -126,13 +124,7 @@ class Contents:
         change_header: Callable[[str], str] = lambda text: text,
         checksum: str | None = None,
     ) -> bytes:
-        """Return the bytes of the file.
-
-        Args:
-            change: Changes the text of the configuration before it gets its checksum.
-            change_header: Changes the text of the header.
-            checksum: Another one than the right one.
-        """
+        """Return the bytes; `change` alters the configuration before it gets its checksum."""
         entries, data = self.header()
         text = change(json.dumps(self.config, sort_keys=True, ensure_ascii=False))
         if isinstance(self.config, dict):
@@ -284,8 +276,7 @@ def some_name(random: Random, contents: Contents) -> str:
         return random.choice(TEXTS)
     modules = contents.config.get("modules") if isinstance(contents.config, dict) else None
     paths = [str(path) for path in modules] if isinstance(modules, dict) else []
-    known = [*contents.tensors, *paths, "x", "__metadata__"]
-    name = random.choice(known)
+    name = random.choice([*contents.tensors, *paths, "x", "__metadata__"])
     return random.choice((name, name, name, name + ".x", name.rpartition(".")[2], "." + name))
 
 
@@ -323,7 +314,6 @@ def other_class(random: Random, contents: Contents) -> None:
 
 
 def change_names(random: Random, contents: Contents, named: dict[str, Any]) -> None:
-    """Copy, move, delete or swap what has names."""
     first, second = random.choices(list(named), k=2)
     how = random.randrange(4)
     if how == 0:
@@ -355,10 +345,8 @@ def other_packing(random: Random, contents: Contents) -> None:
 
 def other_sharing(random: Random, contents: Contents) -> None:
     """Say that tensors, modules or paths are something else."""
-    key = random.choice(
-        ("shared_tensors", "shared_modules", "constants", "unpacked", "fused", "channels_last")
-    )
-    value = contents.config[key]
+    keys = ("shared_tensors", "shared_modules", "constants", "unpacked", "fused", "channels_last")
+    value = contents.config[random.choice(keys)]
     if isinstance(value, list):
         value.append(some_name(random, contents))
     elif value and random.random() < 0.3:
@@ -442,7 +430,6 @@ def other_numbers(random: Random, contents: Contents) -> None:
 
 
 def other_precision(random: Random, contents: Contents) -> None:
-    """Store the same numbers in another dtype."""
     tensor = random.choice(list(contents.tensors.values()))
     tensor.store_as(random.choice([dtype for dtype in CODES if dtype[0] == tensor.dtype[0]]))
 
@@ -451,12 +438,9 @@ def other_tie(random: Random, contents: Contents) -> None:
     """Say that a tensor is another one, of its shape and dtype, and leave it out."""
     alias = random.choice(list(contents.tensors))
     own = contents.tensors[alias]
-    names = [
-        name
-        for name, tensor in contents.tensors.items()
-        if name != alias and (tensor.shape, tensor.dtype) == (own.shape, own.dtype)
-    ]
-    contents.tie(alias, random.choice(names))
+    others = {name: tensor for name, tensor in contents.tensors.items() if name != alias}
+    kind = own.shape, own.dtype
+    contents.tie(alias, random.choice([n for n, t in others.items() if (t.shape, t.dtype) == kind]))
 
 
 def other_rounder(random: Random, contents: Contents) -> None:
@@ -505,7 +489,6 @@ DAMAGES: dict[Callable[[Random, Contents], None], int] = {
 
 
 def other_text(random: Random, text: str) -> str:
-    """Damage JSON as a text."""
     how = random.randrange(6)
     if how == 0:  # a key that stands there twice, at times by an escape
         places = list(re.finditer(r'[{,] ?"(\w)([^"\\]*)":', text))
@@ -558,6 +541,10 @@ def other_bits(random: Random, raw: bytes, count: int) -> bytes:
     return bytes(flipped)
 
 
+# An earlier damage may have taken away what one needs.
+TAKEN_AWAY = (LookupError, TypeError, AttributeError, ValueError, OverflowError, struct.error)
+
+
 def damaged(random: Random, contents: Contents) -> tuple[bytes, str]:
     """Return a damaged copy of a file, and what was done to it, a word for each damage."""
     contents, names = copy.deepcopy(contents), []
@@ -566,10 +553,7 @@ def damaged(random: Random, contents: Contents) -> tuple[bytes, str]:
         for _ in range(random.choice((1, 1, 1, 1, 2, 3))):
             (damage,) = random.choices(list(DAMAGES), list(DAMAGES.values()))
             names.append(damage.__name__)
-            # An earlier damage may have taken away what this one needs.
-            with suppress(
-                LookupError, TypeError, AttributeError, ValueError, OverflowError, struct.error
-            ):
+            with suppress(*TAKEN_AWAY):
                 damage(random, contents)
         checksum = None if random.random() < 0.95 else "0" * 64
         return contents.file(checksum=checksum), " ".join(names)

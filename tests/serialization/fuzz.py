@@ -56,21 +56,13 @@ PROGRAM = ROOT / "tests" / "cpp_api" / "files.cpp"
 
 @dataclass
 class Seed:
-    """A saved model: a file to be damaged.
-
-    Attributes:
-        contents: The file.
-        build: Its float model, in Python.
-        description: The float model as files.cpp builds it.
-        dtype: The model's.
-        has_twin: Whether C++ has all of its classes.
-    """
+    """A saved model: a file to be damaged."""
 
     contents: Contents
-    build: Callable[[], nn.Module]
-    description: str
+    build: Callable[[], nn.Module]  # its float model, in Python
+    description: str  # the same, as files.cpp builds it
     dtype: str = "float32"
-    has_twin: bool = True
+    has_twin: bool = True  # C++ has all of its classes
 
 
 class Whole(Every):
@@ -92,20 +84,15 @@ def make_seeds(folder: Path) -> list[Seed]:
         return Contents.read(folder / "seed")
 
     seeds = [Seed(contents(every()), lambda: Network(EVERY), EVERY)]
-    for config, text in (
-        (W8A8(), f"{LINE} norm:LayerNorm,8"),
-        (W8A8(), TIED),
-        (W4A8(4), TIED),
-        (W8A8(), FUSED),
-    ):
+    texts = f"{LINE} norm:LayerNorm,8", TIED, TIED, FUSED
+    for config, text in zip((W8A8(), W8A8(), W4A8(4), W8A8()), texts, strict=True):
         network = Network(text)
         baraquant.quantize_(network, config)
         seeds.append(Seed(contents(network), lambda text=text: Network(text), text))
     for dtype in (torch.float32, torch.bfloat16):
         descriptions, model = all_widths(dtype)
         for text in descriptions.split():
-            network = Network(text, dtype)
-            name = text.partition(":")[0]
+            network, name = Network(text, dtype), text.partition(":")[0]
             network.add_module(name, model.get_submodule(name))
             build = lambda text=text, dtype=dtype: Network(text, dtype)  # noqa: E731
             name = str(dtype).removeprefix("torch.")
@@ -212,9 +199,8 @@ class Cpp:
         variables = environment() | {"BARAQUANT_TEST_JOBS": "/dev/stdin"}
         sanitizer = variables.get("ASAN_OPTIONS", "allocator_may_return_null=1:detect_leaks=0")
         variables["ASAN_OPTIONS"] = f"{sanitizer}:max_allocation_size_mb={LARGEST_MIB}"
-        self.process = subprocess.Popen(
-            [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=variables
-        )
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self.process = subprocess.Popen([program], env=variables, **pipes)
         self.usage = Usage(self.process.pid)
         self.printed = b""
 
@@ -357,10 +343,8 @@ class Fuzz:
             return
         if cpp[0] != "ok":
             self._check_text(cpp[1])
-        answers = [
-            (kind, place_of(text)[:300] if has_place else "") for kind, text in (python, cpp)
-        ]
-        assert answers[0] == answers[1], (python, cpp)
+        places = [place_of(text)[:300] if has_place else "" for _, text in (python, cpp)]
+        assert (python[0], places[0]) == (cpp[0], places[1]), (python, cpp)
         if cpp[0] == "ok" and not Contents.read(self.file).config["channels_last"]:
             (tensors, ties), (copies, fewer) = (Contents.read(path).shared() for path in self.again)
             if fewer < ties:  # C++ copies into parameters that the file shares, but not the model

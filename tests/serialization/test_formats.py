@@ -107,12 +107,8 @@ def test_constants_of_equal_values_are_stored_once(tmp_path):
     assert torch.equal(tensors[constants["positions"]], torch.arange(8))
 
 
-PLACES = {
-    "attribute": lambda tensor: tensor,
-    "list": lambda tensor: [tensor],
-    "tuple": lambda tensor: (tensor,),
-    "dictionary": lambda tensor: {0: tensor},
-}
+PLACES = {"attribute": lambda tensor: tensor, "list": lambda tensor: [tensor]}
+PLACES |= {"tuple": lambda tensor: (tensor,), "dictionary": lambda tensor: {0: tensor}}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -140,9 +136,8 @@ def test_a_second_name_that_to_left_on_the_meta_device(tmp_path):
     baraquant.save(model, tmp_path / "a")
     empty = on_meta(build)
     assert empty.original.is_meta and empty.original.dtype == torch.float32
-    with pytest.raises(
-        ValueError, match=r"original: .* is on the meta device, and is no buffer .* a function"
-    ):
+    message = r"original: .* is on the meta device, and is no buffer .* a function"
+    with pytest.raises(ValueError, match=message):
         baraquant.load_(empty, tmp_path / "a")
     assert all(tensor.is_meta for tensor in (*empty.parameters(), *empty.buffers()))
     loaded = baraquant.load_(build, tmp_path / "a").eval()
@@ -151,31 +146,22 @@ def test_a_second_name_that_to_left_on_the_meta_device(tmp_path):
     assert torch.equal(loaded(x), model(x))
 
 
-def test_a_function_builds_no_weights(tmp_path):
+@pytest.mark.parametrize("needs_a_number", [False, True])
+def test_a_function_builds_no_weights_but_what_it_needs(needs_a_number, tmp_path):
     """Its parameters are on the meta device from the start; their devices are remembered."""
     model = quantized(Rotary)
     baraquant.save(model, tmp_path / "a")
-    seen = []
+    seen = set()
 
     def build():
         built = Rotary()
-        seen.extend(p.device.type for p in built.parameters())
+        seen.update(p.device.type for p in built.parameters())
+        assert not needs_a_number or built.layers[0].weight.sum().item() != 0
         return built
 
     loaded = baraquant.load_(build, tmp_path / "a").eval()
-    assert set(seen) == {"meta"} and torch.equal(loaded(X), model(X))
-
-
-def test_a_function_that_needs_its_parameters_gets_them(tmp_path):
-    model = quantized(Rotary)
-    baraquant.save(model, tmp_path / "a")
-
-    def build():
-        built = Rotary()
-        assert built.layers[0].weight.sum().item() != 0  # needs a number
-        return built
-
-    assert torch.equal(baraquant.load_(build, tmp_path / "a").eval()(X), model(X))
+    assert seen == ({"meta", "cpu"} if needs_a_number else {"meta"})
+    assert torch.equal(loaded(X), model(X))
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,23 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.serialization.writers import (
-    WRITERS,
-    at_each_step,
-    cached_exporter,
-    grow_old,
-    names,
-    prepared,
-    reading,
-)
+from tests.serialization import writers
+from tests.serialization.writers import WRITERS, at_each_step, grow_old, names, prepared, reading
 from tests.support.processes import MadeOnce, run_program
 
 # The short run has all of `save`, and of the exporters what a reader sees.
-ALL = [
-    name if name == "save" else pytest.param(name, marks=pytest.mark.exhaustive) for name in WRITERS
-]
+REST = [name for name in WRITERS if name != "save"]
+ALL = ["save", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in REST)]
 
 
 @pytest.fixture(autouse=True)
 def exported_once() -> Iterator[None]:
-    with cached_exporter():
+    with writers.cached_exporter():
         yield
 
 
@@ -64,12 +57,10 @@ def test_an_error_at_each_step(name: str, error: BaseException, tmp_path: Path) 
             if len(events) == step + 1:
                 raise error
 
-        raised = False
-        with at_each_step(path.parent, act):
-            try:
-                writer.write(models[1], path)
-            except type(error):
-                raised = True
+        raised = True
+        with at_each_step(path.parent, act), suppress(type(error)):
+            writer.write(models[1], path)
+            raised = False
         seen, before = reading(writer, path), found[0] if writer.replaces else None
         assert seen in (before, found[1]) and (raised or seen == found[1]), events
         if isinstance(error, OSError):
@@ -89,16 +80,13 @@ def test_an_error_at_each_step(name: str, error: BaseException, tmp_path: Path) 
 
 @pytest.mark.process
 @pytest.mark.parametrize("what", ["killed", "crowded"])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.smoke if name == "save" else ()) for name in WRITERS],
-)
+@pytest.mark.parametrize("name", [pytest.param("save", marks=pytest.mark.smoke), *REST])
 def test_a_reader_meanwhile(what: str, name: str, made_once: MadeOnce) -> None:
     """Writers die at each step, or many write at a time, in processes of their own.
 
     One program has all exporters, as importing what they need takes longer than their cases.
     """
-    names = ["save"] if name == "save" else [name for name in WRITERS if name != "save"]
+    names = ["save"] if name == "save" else REST
 
     def make(folder: Path) -> None:
         run_program("tests.serialization.interrupted", None, folder, *names)

@@ -14,6 +14,7 @@ import baraquant
 from baraquant import W8A8, SmoothQuant, W8A8Static
 from baraquant.nn import QuantizedLinear
 from baraquant.workflow.serialization.packing import pack, packed_size, unpack
+from tests.cpp_api.file_models import Network, shared_widths
 from tests.serialization.damages import Contents, Tensor
 from tests.support.checks.stored import assert_stored
 from tests.support.models.every_layer import Every, integers, same, scales
@@ -104,41 +105,22 @@ def test_packed_integers(bits, numel):
     assert torch.equal(unpack(packed, bits, (numel,)), values)
 
 
-def narrow(bits):
-    """A model of one module with ``bits`` bits at two places, and a weight of two widths."""
-    layer = QuantizedLinear(integers(3, 3, bits=bits), scales(3), weight_bits=bits)
-    return nn.ModuleDict(
-        {
-            "first": layer,
-            "again": layer,
-            "other": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits),
-            "wider": QuantizedLinear(layer.qweight, scales(3), weight_bits=bits + 1),
-        }
-    )
-
-
-def floats():
-    layer = nn.Linear(3, 3, bias=False)
-    others = {name: nn.Linear(3, 3, bias=False) for name in ("other", "wider")}
-    return nn.ModuleDict({"first": layer, "again": layer, **others})
-
-
 @pytest.mark.parametrize("bits", range(2, 8))
 def test_narrow_weights_that_are_shared(bits, tmp_path):
-    model = narrow(bits)
+    text, model = shared_widths(bits)
     baraquant.save(model, tmp_path / "a")
     tensors = Contents.read(tmp_path / "a").tensors
     shapes = {name: t.shape for name, t in tensors.items() if name.endswith("weight")}
     wider = [packed_size(9, bits + 1)] if bits < 7 else [3, 3]
     assert shapes == {"first.qweight": [packed_size(9, bits)], "wider.qweight": wider}
-    loaded = baraquant.load_(floats, tmp_path / "a")
-    assert same(loaded, model) and loaded["first"] is loaded["again"]
-    assert loaded["first"].qweight is loaded["other"].qweight
+    loaded = baraquant.load_(Network(text), tmp_path / "a")
+    assert same(loaded, model) and loaded.first is loaded.again
+    assert loaded.first.qweight is loaded.other.qweight
 
 
 def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):
     """What ``packed`` does not name is stored as it is."""
-    model = narrow(4)
+    text, model = shared_widths(4)
     baraquant.save(model, tmp_path / "a")
     contents = Contents.read(tmp_path / "a")
     for module in contents.config["modules"].values():
@@ -147,7 +129,7 @@ def test_a_narrow_weight_that_is_stored_as_int8(tmp_path):
         whole = model.state_dict()[name]
         contents.tensors[name] = Tensor("I8", list(whole.shape), whole.numpy().tobytes())
     (tmp_path / "b").write_bytes(contents.file())
-    assert same(baraquant.load_(floats, tmp_path / "b"), model)
+    assert same(baraquant.load_(Network(text), tmp_path / "b"), model)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -165,12 +147,8 @@ def test_the_permissions_are_those_of_open(umask, every):
     finally:
         os.umask(before)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    assert modes == {
-        "fresh": 0o666 & ~umask,
-        "opened": 0o666 & ~umask,
-        path.name: 0o640,  # as it was: an existing file is written anew
-        "link": 0o640,
-    }
+    new, old = dict.fromkeys(("fresh", "opened"), 0o666 & ~umask), (path.name, "link")
+    assert modes == new | dict.fromkeys(old, 0o640)  # as it was: an existing file is written anew
     assert link.is_symlink() and path.read_bytes() == fresh.read_bytes()
 
 
@@ -199,18 +177,15 @@ def test_models_that_are_not_saved(tmp_path):
     model.query.weight_scale[1] = float("nan")
     refused(model, "save: query: weight_scale: expected finite numbers > 0", path)
     model = nn.Sequential(baraquant.nn.FakeQuantizedLinear(4, 4, config=W8A8()))
-    message = r"save: 0: expected a converted model, but FakeQuantizedLinear is prepared"
-    refused(model, message, path)
+    refused(model, "save: 0: expected a converted model, but FakeQuantizedLinear is prepared", path)
     with pytest.raises(TypeError, match="expected a Module"):
         baraquant.save({"a": 1}, path)
 
 
 def test_cuda(cuda, tmp_path):
     model = seeded(Tied).to(cuda)
-    baraquant.quantize_(
-        model, SmoothQuant(0.5, W8A8Static()), calibration=[x.to(cuda) for x in tokens()]
-    )
+    given = [x.to(cuda) for x in tokens()]
+    baraquant.quantize_(model, SmoothQuant(0.5, W8A8Static()), calibration=given)
     baraquant.save(model, tmp_path / "a")
-    expected = model(tokens()[0].to(cuda))
     loaded = baraquant.load_(Tied().to(cuda), tmp_path / "a").eval()
-    assert torch.equal(loaded(tokens()[0].to(cuda)), expected)
+    assert torch.equal(loaded(given[0]), model(given[0]))

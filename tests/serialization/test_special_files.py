@@ -74,9 +74,10 @@ def test_load(special: Callable[[Path], object], tmp_path: Path) -> None:
         baraquant.load_(nn.Sequential(nn.Linear(2, 2)), path)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "model.safetensors.index.json"]
-)
+FILES = ["config.json", "model.safetensors", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_of_a_folder(name: str, special: Callable[[Path], object], tmp_path: Path) -> None:
     served = baraquant.export.to_compressed_tensors(projections(0), tmp_path / "served")
     (served / name).unlink(missing_ok=True)
@@ -92,9 +93,8 @@ def test_a_file_of_a_source(name: str, special: Callable[[Path], object], tmp_pa
     (source / "extra" / "kept.txt").touch()
 
     def write() -> Path:
-        return baraquant.export.to_compressed_tensors(
-            projections(0), tmp_path / "served", source=source
-        )
+        model, path = projections(0), tmp_path / "served"
+        return baraquant.export.to_compressed_tensors(model, path, source=source)
 
     with special(source / name):
         if name.startswith("tokenizer") or (special is folder and name.startswith("extra")):

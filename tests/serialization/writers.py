@@ -43,21 +43,13 @@ def state_of(model: nn.Module) -> str:
 
 @dataclass(frozen=True)
 class Writer:
-    """A function that writes one file or folder.
+    """A function that writes one file or folder."""
 
-    Attributes:
-        target: The name of what it writes.
-        build: Makes its model of a number.
-        write: Writes a model to a path.
-        read: What a reader finds at the path; an error for what is not whole.
-        replaces: Whether it may replace what it has written before.
-    """
-
-    target: str
+    target: str  # the name of what it writes
     build: Callable[[int], nn.Module]
     write: Callable[[nn.Module, Path], object]
-    read: Callable[[Path], str]
-    replaces: bool = True
+    read: Callable[[Path], str]  # what a reader finds; an error for what is not whole
+    replaces: bool = True  # it may replace what it has written before
 
     def readings(self, models: list[nn.Module], folder: Path) -> list[str]:
         """What a reader finds of each model, each written where nothing was before."""
@@ -158,11 +150,14 @@ def write_onnx(model: nn.Module, path: Path, external_data: bool = False) -> Non
         baraquant.export.to_onnx(model, (x,), path, external_data=external_data)
 
 
+def write_onnx_apart(model: nn.Module, path: Path) -> None:
+    write_onnx(model, path, external_data=True)
+
+
 def read_onnx(path: Path) -> str:
     onnx = package("onnx")
     graph = onnx.load(path).graph
-    parts = [(one.name, onnx.numpy_helper.to_array(one)) for one in graph.initializer]
-    return digest(parts)
+    return digest((one.name, onnx.numpy_helper.to_array(one)) for one in graph.initializer)
 
 
 def read_gguf(path: Path) -> str:
@@ -185,13 +180,9 @@ def read_folder(path: Path) -> str:
 WRITERS = {
     "save": Writer("model.safetensors", network, baraquant.save, read_file),
     "to_onnx": Writer("model.onnx", network, write_onnx, read_onnx),
-    "to_onnx, weights apart": Writer(
-        "model.onnx", network, lambda model, path: write_onnx(model, path, True), read_onnx
-    ),
+    "to_onnx, weights apart": Writer("model.onnx", network, write_onnx_apart, read_onnx),
     "to_gguf": Writer("model.gguf", llama, baraquant.export.to_gguf, read_gguf),
-    "to_compressed_tensors": Writer(
-        "served", projections, write_folder, read_folder, replaces=False
-    ),
+    "to_compressed_tensors": Writer("served", projections, write_folder, read_folder, False),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Whatever interrupts `save` of C++, and however many save to one path: the old file or the new."""
+"""Whatever interrupts C++: a model changes whole or not at all; a file is the old or the new."""
 
 import itertools
 import os
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +16,40 @@ import baraquant
 import toolchain
 from cpp_programs import environment
 from tests.cpp_api.file_models import LINE, Network, saved
+from tests.serialization.test_special_files import device, pipe
+from tests.support import libtorch
 from tests.support.libtorch import STRICT
-from tests.support.libtorch import run as run_compiler
 from tests.support.processes import PATIENCE, MadeOnce
 
 pytestmark = pytest.mark.process
+HERE = Path(__file__).parent
+# The ops and the allocations of memory of each call that fail.
+SOME = pytest.param(10, 10, id="some", marks=pytest.mark.smoke)
+MANY = pytest.param(200, 60, id="many", marks=pytest.mark.exhaustive)
+
+
+@pytest.fixture(scope="module")
+def faulty(made_once: MadeOnce) -> Path:
+    def build(folder: Path) -> None:
+        libtorch.build_program(HERE / "transaction.cpp", folder / "transaction", *STRICT)
+
+    return made_once("cpp_transaction", build) / "transaction"
+
+
+@pytest.mark.parametrize(("ops", "memory"), [SOME, MANY])
+def test_calls_that_change_a_model(ops: int, memory: int, faulty: Path, tmp_path: Path) -> None:
+    printed = libtorch.run_program(faulty, tmp_path / "model", str(ops), str(memory))
+    lines = [line.split("\t") for line in printed.splitlines()]
+    assert len(lines) == 28 and sum(int(total) for *_, total, _ in lines) > 50_000
+    assert [line for line in lines if line[-1] != "right"] == []
 
 
 @pytest.fixture(scope="module")
 def faults(made_once: MadeOnce) -> Path:
     def build(folder: Path) -> None:
-        source, library = Path(__file__).with_name("faults.cpp"), folder / "faults.so"
         compiler = toolchain.program_compiler().split()
-        options = ("-std=c++20", "-O1", "-fPIC", "-shared", *STRICT)
-        built = run_compiler(*compiler, *options, source, "-o", library, "-ldl")
+        options = ("-std=c++20", "-O1", "-fPIC", "-shared", *STRICT, "-o", folder / "faults.so")
+        built = libtorch.run(*compiler, *options, HERE / "faults.cpp", "-ldl")
         assert built.returncode == 0, built.stdout
 
     return made_once("cpp_faults", build) / "faults.so"
@@ -43,9 +64,7 @@ def models(tmp_path: Path) -> list[Path]:
     return [tmp_path / "0", tmp_path / "1"]
 
 
-def start(
-    program: Path, jobs: Path, *pairs: tuple[Path, Path | str], **more: str
-) -> subprocess.Popen:
+def start(program: Path, jobs: Path, *pairs: tuple[Any, Any], **more: str) -> subprocess.Popen:
     lines = ["\t".join(("copy", "float32", LINE, str(a), str(b), "-")) for a, b in pairs]
     jobs.write_text("\n".join(lines) + "\n")
     env = {**environment(), "BARAQUANT_TEST_JOBS": str(jobs), **more}
@@ -67,9 +86,7 @@ def lines_of(process: subprocess.Popen) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["kill", "fail"])
-def test_each_step(
-    kind: str, program: Path, faults: Path, models: list[Path], tmp_path: Path
-) -> None:
+def test_each_step(kind: str, program: Path, faults: Path, models: Any, tmp_path: Path) -> None:
     folder, jobs = tmp_path / "saved", tmp_path / "jobs"
     path, (old, new) = folder / "model", (model.read_bytes() for model in models)
     for step in itertools.count():
@@ -122,18 +139,12 @@ def test_many_at_a_time(program: Path, models: list[Path], tmp_path: Path) -> No
     assert path.read_bytes() in wanted and list(folder.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_is_no_file(kind: str, program: Path, models: list[Path], tmp_path: Path) -> None:
-    special, ends = tmp_path / "special", os.openpty()
-    if kind == "pipe":
-        os.mkfifo(special)
-    else:
-        special.symlink_to(os.ttyname(ends[1]))
-    printed = lines_of(start(program, tmp_path / "jobs", (special, ""), (models[0], special)))
-    for line, place in zip(printed, (special, special.resolve()), strict=True):
-        assert line.split("\t")[:2] == [
-            "RuntimeError", f"{place}: expected a file, but it is a pipe, a socket or a device",
-        ]  # fmt: skip
-    assert not special.is_file()
-    for end in ends:
-        os.close(end)
+@pytest.mark.parametrize("kind", [pipe, device])
+def test_what_is_no_file(kind: Any, program: Path, models: list[Path], tmp_path: Path) -> None:
+    special, text = tmp_path / "special", "expected a file, but it is a pipe, a socket or a device"
+    with kind(special):
+        printed = lines_of(start(program, tmp_path / "jobs", (special, ""), (models[0], special)))
+        places = special, special.resolve()
+        assert not special.is_file()
+    for line, place in zip(printed, places, strict=True):
+        assert line.split("\t")[:2] == ["RuntimeError", f"{place}: {text}"]
