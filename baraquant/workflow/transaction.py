@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
@@ -281,9 +281,19 @@ def _leave_modes(count: int) -> None:
         _python_dispatch._pop_mode()
 
 
+class _OneAtATime(ContextDecorator):
+    """Lets one thread at a time into a function.
+
+    The lock's own methods, so that no line of ours lies between them and the function: an error at
+    such a line, as a debugger may raise it, would never let go of the lock.
+    """
+
+    _lock = threading.Lock()
+    __enter__, __exit__ = _lock.__enter__, _lock.__exit__
+
+
 # PyTorch's fused evaluation of attention, one switch for the process: who needs it off, and what it
 # was before.
-_fast_path_lock = threading.Lock()
 _needs_slow_path: set[object] = set()
 _fast_path_before = True
 
@@ -294,21 +304,25 @@ def switch_off_fast_path() -> None:
     The fused evaluation of ``nn.TransformerEncoderLayer`` would bypass hooks. Several threads may
     need it off at the same time.
     """
-    global _fast_path_before
     key = object()
     undo_by(_release_fast_path, key)
-    with _fast_path_lock:
-        if not _needs_slow_path:
-            _fast_path_before = torch.backends.mha.get_fastpath_enabled()
-        _needs_slow_path.add(key)
-        torch.backends.mha.set_fastpath_enabled(False)
+    _hold_fast_path(key)
 
 
+@_OneAtATime()
+def _hold_fast_path(key: object) -> None:
+    global _fast_path_before
+    if not _needs_slow_path:
+        _fast_path_before = torch.backends.mha.get_fastpath_enabled()
+    _needs_slow_path.add(key)
+    torch.backends.mha.set_fastpath_enabled(False)
+
+
+@_OneAtATime()
 def _release_fast_path(key: object) -> None:
-    with _fast_path_lock:
-        if _needs_slow_path == {key}:  # before the key goes, so that a second try does it too
-            torch.backends.mha.set_fastpath_enabled(_fast_path_before)
-        _needs_slow_path.discard(key)
+    if _needs_slow_path == {key}:  # before the key goes, so that a second try does it too
+        torch.backends.mha.set_fastpath_enabled(_fast_path_before)
+    _needs_slow_path.discard(key)
 
 
 # ---- Calls under torch.inference_mode(), and tensors that cannot be written to ------------------

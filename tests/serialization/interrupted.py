@@ -45,6 +45,9 @@ def forked(work: Callable[[], object]) -> int:
     if process == 0:
         signal.alarm(PATIENCE // 3)  # before those who wait for it
         try:
+            torch.set_num_threads(
+                1
+            )  # several threads at once get no pool of PyTorch's after a fork
             work()
             os._exit(0)
         except BaseException:
@@ -155,7 +158,8 @@ def crowded(writer: Writer, folder: Path) -> None:
         writer.write(models[0], path)
     with reader(writer, path, found):
         crowd = [forked(lambda: write_often(writer, models, path)) for _ in range(PROCESSES)]
-        assert [status_of(process) for process in crowd] == [0] * PROCESSES
+        statuses = [status_of(process) for process in crowd]
+        assert statuses == [0] * PROCESSES, statuses
     assert reading(writer, path) in found or not writer.replaces
     assert not any(name.endswith(".partial") for name in names(path.parent)), names(path.parent)
 
@@ -170,10 +174,13 @@ if __name__ == "__main__":
         for what, name in itertools.product(CASES, chosen):
             place = Path(folder) / f"{what} {name}"
             place.mkdir()
+            said = place.with_suffix(".err")  # by all processes of the case
+            with said.open("w") as file:
+                os.dup2(file.fileno(), 2)
             signal.alarm(2 * PATIENCE // 3)
             try:
                 CASES[what](WRITERS[name], place)
                 wrong = ""
             except Exception:
-                wrong = traceback.format_exc()
+                wrong = traceback.format_exc() + said.read_text()[-6000:]
             place.with_suffix(".txt").write_text(wrong)
