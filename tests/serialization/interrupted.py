@@ -40,14 +40,16 @@ PROCESSES, THREADS, TIMES = 4, 8, 3
 
 
 def forked(work: Callable[[], object]) -> int:
-    """A process that does some work, and then exits with 0."""
+    """A process that does some work, and then exits with 0.
+
+    PyTorch makes its pool of threads anew after a fork; where several threads want that at once,
+    some get "Invalid thread pool!".
+    """
     process = os.fork()
     if process == 0:
         signal.alarm(PATIENCE // 3)  # before those who wait for it
         try:
-            torch.set_num_threads(
-                1
-            )  # several threads at once get no pool of PyTorch's after a fork
+            torch.set_num_threads(1)
             work()
             os._exit(0)
         except BaseException:
