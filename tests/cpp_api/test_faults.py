@@ -14,12 +14,12 @@ import torch
 
 import baraquant
 import toolchain
-from cpp_programs import environment
+from cpp_programs import PATIENCE, environment
 from tests.cpp_api.file_models import LINE, Network, saved
 from tests.serialization.test_special_files import device, pipe
 from tests.support import libtorch
 from tests.support.libtorch import STRICT
-from tests.support.processes import PATIENCE, MadeOnce
+from tests.support.processes import MadeOnce
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent

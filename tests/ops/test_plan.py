@@ -11,10 +11,10 @@ from torch import Tensor
 import baraquant
 from baraquant import _C, ops
 from baraquant.planning import KernelPlan
+from cpp_programs import PATIENCE
 from tests.support import bad_arguments
 from tests.support.cases import OP_NAMES, function_of
 from tests.support.docstrings import run_examples
-from tests.support.processes import PATIENCE
 
 OPS = bad_arguments.every_op()
 by_op = pytest.mark.parametrize("op", OPS, ids=str)

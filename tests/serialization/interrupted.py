@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from cpp_programs import PATIENCE
 from tests.serialization.writers import (
     WRITERS,
     Writer,
@@ -33,7 +34,6 @@ from tests.serialization.writers import (
     prepared,
     reading,
 )
-from tests.support.processes import PATIENCE
 from tests.support.threads import side_by_side
 
 PROCESSES, THREADS, TIMES = 4, 8, 3

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import baraquant
-from cpp_programs import PATIENCE, ended
-
-__all__ = ["PATIENCE", "MadeOnce", "ended", "printed_by", "run", "run_program"]
+from cpp_programs import ended
 
 ROOT = Path(__file__).resolve().parents[2]
 # `python -m` looks there first, so that the package is the one that this process tests.

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.processes import PATIENCE, MadeOnce
+from cpp_programs import PATIENCE
+from tests.support.processes import MadeOnce
 
 RANKS = 2
 Compute = Callable[[int], dict[str, Any]]

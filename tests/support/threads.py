@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tests.support.processes import PATIENCE
+from cpp_programs import PATIENCE
 
 Result = TypeVar("Result")
 

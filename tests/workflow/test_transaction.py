@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import baraquant
 from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.workflow import transaction
+from cpp_programs import PATIENCE
 from tests.support.checks.refused import refused
-from tests.support.processes import PATIENCE
 
 ROOT = str(Path(baraquant.__file__).parent)
 
