@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,6 +152,7 @@ def run(
     options: argparse.Namespace,
     plot: Plot,
     layout: Layout = OPS,
+    about: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """Measures and reports, from a seed, and leaves the number of threads as it was."""
     torch.manual_seed(0)
@@ -159,6 +160,6 @@ def run(
         keep_freed_memory()
     threads = torch.get_num_threads()
     try:
-        return run_sections(sections, options, Console(), plot, layout)
+        return run_sections(sections, options, Console(), plot, layout, about)
     finally:
         torch.set_num_threads(threads)

@@ -29,6 +29,10 @@ PRODUCT_LINES = {
     "float32 linear": "#55a868",
     "fp8 rowwise": "#c7a252",
     "quantize_dynamic": "#8172b3",
+    "humming": "#e377c2",
+    "torchao": "#4c72b0",
+    "gemlite": "#c7a252",
+    "bitsandbytes": "#8172b3",
     "bound": "#999999",
 }
 MAX_PANELS = 6
@@ -64,10 +68,12 @@ def plot_lengths(rows: list[Row], about: dict[str, Any], path: Path) -> None:
     _draw(panels, about, path, _plot_lengths, legend)
 
 
-def plot_products(rows: list[Row], about: dict[str, Any], path: Path) -> None:
+def plot_products(
+    rows: list[Row], about: dict[str, Any], path: Path, most: int = MAX_PANELS
+) -> None:
     """Draws a panel for each weight: operations per second over the number of rows of input.
 
-    Drawn are the product alone, then the whole layer, with all threads.
+    Drawn are the product alone, then the whole layer, with all threads, in ``most`` panels.
     """
     threads = max((row.threads or 0 for row in rows), default=0)
     panels: Panels = {}
@@ -80,7 +86,7 @@ def plot_products(rows: list[Row], about: dict[str, Any], path: Path) -> None:
                 row
             )
     drawn = [item for item in panels.items() if len(item[1]) > 1] or list(panels.items())
-    panels = dict(drawn[:MAX_PANELS])
+    panels = dict(drawn[:most])
     names = {name for own in panels.values() for row in own for name in _tops(row)}
     legend = [
         Line2D([], [], color=color, marker="o", label=name)

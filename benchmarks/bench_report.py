@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,7 @@ def run_sections(
     console: Console,
     plot: Plot,
     layout: Layout = OPS,
+    more: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """Measures section by section; each is printed, and written to the JSON, when it is done.
 
@@ -115,11 +116,12 @@ def run_sections(
         console: Where the tables go.
         plot: Draws the rows into ``options.plot``.
         layout: What the tables show of rows.
+        more: What the results say of the environment beside :func:`environment`.
     """
     if not console.is_terminal:
         console = Console(width=210)  # a log file has no width of its own
     start = time.monotonic()
-    about = environment(options.device)
+    about = environment(options.device) | dict(more or {})
     if options.device.type == "cpu":
         about["freed_memory"] = "kept" if options.keep_memory else "given back, by default"
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)

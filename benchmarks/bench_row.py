@@ -61,6 +61,24 @@ class Within:
 
 
 @dataclass(frozen=True)
+class AtMost:
+    """Take at most so many seconds."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"≤ {self.seconds * 1e6:g} µs"
+
+    def reached(self, row: "Row") -> float | None:
+        """The seconds; None where they were not measured."""
+        return row.seconds
+
+    def is_met(self, reached: float) -> bool:
+        """Whether they are few enough."""
+        return reached <= self.seconds
+
+
+@dataclass(frozen=True)
 class HoldsLess:
     """Hold fewer bytes between forward and backward than ``against``, one of the peers."""
 
@@ -99,7 +117,7 @@ class AnyOf:
         return reached >= 1
 
 
-AnyTarget = Target | Within | HoldsLess | AnyOf
+AnyTarget = Target | Within | AtMost | HoldsLess | AnyOf
 
 
 @dataclass

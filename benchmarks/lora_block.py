@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 # isort: split
 import baraquant
+from benchmarks.peers import bitsandbytes_nf4, swapped
 from benchmarks.training_block import HEAD_WIDTH, Variant
 from benchmarks.training_step import Step
 
@@ -143,23 +144,6 @@ def quantize(config: Any) -> Callable[[nn.Module], object]:
     return prepare
 
 
-def to_nf4(model: nn.Module) -> None:
-    """Puts bitsandbytes' 4-bit layers in the place of the linear ones, as QLoRA does."""
-    import bitsandbytes as bnb
-
-    for parent, name, layer in projections(model):
-        weight = layer.weight
-        new = bnb.nn.Linear4bit(
-            layer.in_features,
-            layer.out_features,
-            bias=False,
-            compute_dtype=weight.dtype,
-            quant_type="nf4",
-        )
-        new.weight = bnb.nn.Params4bit(weight.data.cpu(), requires_grad=False, quant_type="nf4")
-        setattr(parent, name, new.to(weight.device))
-
-
 def variants(baseline: str) -> list[Variant]:
     """All bases that are compared; ``baseline`` is the name of the floating one."""
     # A search for better scales would take time, and change none that is measured.
@@ -169,7 +153,7 @@ def variants(baseline: str) -> list[Variant]:
         Variant(OWN_INT8, quantize(baraquant.W8A8())),
         Variant("baraquant W8A16", quantize(baraquant.W8A16())),
         Variant("baraquant W4A16 groups of 128", quantize(w4a16)),
-        Variant("bitsandbytes NF4 (QLoRA)", to_nf4, ("eager",), "bitsandbytes"),
+        Variant("bitsandbytes NF4 (QLoRA)", swapped(bitsandbytes_nf4), ("eager",), "bitsandbytes"),
     ]
 
 

@@ -5,7 +5,6 @@ Every variant prepares the same block in place: int8 or int4 weights, int8 input
 layers. Attention, norms and residuals stay as they are.
 """
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 # isort: split
 from baraquant import W8A8, QuantConfig, TensorConfig, W8A8Static
 from baraquant.qat import prepare_
+from benchmarks.peers import missing, swap_linears
 from benchmarks.pytorch_chains import QUANT_MAX, QUANT_MIN
 from benchmarks.pytorch_linears import fake_quantized_linear
 
@@ -64,13 +64,6 @@ class Through(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., features]`` to ``[..., channels]``."""
         return self.function(x.flatten(0, -2), self.weight, self.bias).unflatten(0, x.shape[:-1])
-
-
-def swap_linears(block: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
-    """Puts what ``make`` makes of it in the place of each linear layer."""
-    for name, child in list(block.named_children()):
-        if isinstance(child, nn.Linear):
-            setattr(block, name, make(child))
 
 
 def prepare_chain(block: nn.Module) -> None:
@@ -151,8 +144,7 @@ class Variant:
     @property
     def missing(self) -> str:
         """What is not here that it needs; or nothing."""
-        is_here = self.needs is None or importlib.util.find_spec(self.needs) is not None
-        return "" if is_here else f"{self.needs} is not installed"
+        return missing(self.needs)
 
 
 def prepare_integer_backward(

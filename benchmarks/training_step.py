@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from benchmarks.bench import Timer, free_memory, synchronizes
+from benchmarks.bench import Timer, capture, free_memory, refuse_waiting, replay_seconds
 from benchmarks.training_block import Block, Variant
 
 # isort: split
@@ -189,28 +189,8 @@ def phases_measure(step: Step, samples: list[list[float]]) -> Callable[[], float
 
 def graph_measure(step: Step) -> Callable[[], float]:
     """What replays the whole step from a CUDA graph, and measures that."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step.run()
-    torch.cuda.synchronize()
-    if synchronizes(lambda index: step.run()):
-        raise RuntimeError("the step waits for the device: it cannot be captured")
-    torch.cuda.synchronize()
-    step.clear()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        step.run()
-
-    def measure() -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(LEAD):
-            graph.replay()
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3
-
+    refuse_waiting(lambda index: step.run())
+    graph = capture(step.run, lambda: (step.run(), step.clear()))
+    measure = functools.partial(replay_seconds, graph, lead=LEAD)
     measure()
     return measure
