@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,36 @@ def bytes_of(model: nn.Module) -> int:
     return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
+def taken(
+    run: Callable[[], object], device: torch.device, before: int
+) -> tuple[float, int | None, int | None]:
+    """What ``run`` takes, which quantizes a model; Python's collector is off.
+
+    Returns:
+        Seconds; the bytes that are in use afterwards, and at the most while it runs: more than the
+        ``before`` that were in use without the model. None on the CPU.
+    """
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        run()
+        if is_cuda:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+        if not is_cuda:
+            return seconds, None, None
+        after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+        return seconds, after - before, peak - before
+    finally:
+        gc.enable()
+
+
 def measure(name: str, device: torch.device, layers: int, width: int) -> dict[str, Any]:
-    """A row of the table. Python's collector is off: nothing may wait for it."""
+    """A row of the table: no memory may wait for Python's collector."""
     free_memory(device)
     is_cuda = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if is_cuda else 0
@@ -83,17 +112,10 @@ def measure(name: str, device: torch.device, layers: int, width: int) -> dict[st
         model = Decoder(layers, width, VOCABULARY).eval()
         torch.set_default_dtype(default)
     floating = bytes_of(model)
-    if is_cuda:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-    gc.disable()
-    try:
-        rules = {nn.Linear: SCHEMES[name](), nn.Embedding: None, "lm_head": None}
-        baraquant.quantize_(model, rules, progress=False)
-        after = torch.cuda.memory_allocated(device) - before if is_cuda else None
-        peak = torch.cuda.max_memory_allocated(device) - before if is_cuda else None
-    finally:
-        gc.enable()
+    rules = {"lm_head": None, nn.Linear: SCHEMES[name](), nn.Embedding: None}
+    _, after, peak = taken(
+        lambda: baraquant.quantize_(model, rules, progress=False), device, before
+    )
     row = {"scheme": name, "layers": layers, "width": width, "float_bytes": floating}
     return row | {"model_bytes": bytes_of(model), "bytes_after": after, "peak_bytes": peak}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Plots of rows: in percent of the copy, or for products in operations per second."""
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -96,20 +97,28 @@ def plot_products(
     _draw(panels, about, path, _plot_products, legend, ", 10¹² operations per second")
 
 
-def plot_speedups(rows: list[Row], about: dict[str, Any], path: Path) -> None:
-    """Draws a panel for each network and batch: bars of how many times as fast as the first peer.
+def plot_speedups(
+    rows: list[Row],
+    about: dict[str, Any],
+    path: Path,
+    panel: Callable[[Any], tuple[str, str]] = lambda row: (row.what, f"{row.shape[0]} images"),
+    label: Callable[[Any], str] = lambda row: f"{row.case}, {row.shape[1:]}",
+) -> None:
+    """Draws bars of how many times as fast as the first peer, in a panel for each network and batch.
 
-    The other peers are marks, and a target is a line.
+    The other peers are marks, and a target is a line. ``panel`` and ``label`` name the panel and
+    the bar of a row.
     """
     panels: Panels = {}
     for row in rows:
         if row.speedups:
-            panels.setdefault((row.what, f"{row.shape[0]} images"), []).append(row)
+            panels.setdefault(panel(row), []).append(row)
     marks = [Line2D([], [], color="k", marker="s", linestyle="", label="other peers")]
-    _draw(panels, about, path, _plot_speedups, marks, ": times the speed of the first peer")
+    draw = functools.partial(_plot_speedups, label=label)
+    _draw(panels, about, path, draw, marks, ": times the speed of the first peer")
 
 
-def _plot_speedups(axis: Any, rows: list[Row]) -> None:
+def _plot_speedups(axis: Any, rows: list[Row], label: Callable[[Any], str]) -> None:
     for place, row in enumerate(rows):
         first, *others = row.speedups.values()
         axis.barh(place, first, 0.8, color=COLORS.get(row.dtype, "#999999"))
@@ -118,7 +127,7 @@ def _plot_speedups(axis: Any, rows: list[Row]) -> None:
         for target in row.targets:
             if isinstance(target, Target):
                 axis.plot([target.at_least] * 2, [place - 0.4, place + 0.4], color="crimson")
-    axis.set_yticks(range(len(rows)), [f"{row.case}, {row.shape[1:]}" for row in rows])
+    axis.set_yticks(range(len(rows)), [label(row) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
 
 

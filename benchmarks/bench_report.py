@@ -108,7 +108,7 @@ def run_sections(
     layout: Layout = OPS,
     more: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Measures section by section; each is printed, and written to the JSON, when it is done.
+    """Measures section by section; each is printed when it is done, and its parts are in the JSON before.
 
     Args:
         sections: A title, and functions that yield rows.
@@ -126,18 +126,21 @@ def run_sections(
         about["freed_memory"] = "kept" if options.keep_memory else "given back, by default"
     console.print(", ".join(f"{name} {value}" for name, value in about.items()), highlight=False)
     rows: list[Row] = []
+
+    def save(own: list[Row]) -> None:
+        if options.json:
+            write_json(rows + own, about, options.json)
+
     for title, parts in sections:
         gc.collect()
         gc.freeze()  # what was imported stays: collections between rows need not walk it
-        own = _run_parts(title, parts, options, console)
+        own = _run_parts(title, parts, options, console, save)
         gc.unfreeze()
         rows += own
         if own:
             print_table(title, own, console, layout)
         else:
             console.print(f"{title}: nothing measured, the time was used up\n")
-        if options.json:
-            write_json(rows, about, options.json)
     if options.markdown:
         options.markdown.parent.mkdir(parents=True, exist_ok=True)
         options.markdown.write_text(markdown(rows, about, layout))
@@ -149,7 +152,11 @@ def run_sections(
 
 
 def _run_parts(
-    title: str, parts: list[Part], options: argparse.Namespace, console: Console
+    title: str,
+    parts: list[Part],
+    options: argparse.Namespace,
+    console: Console,
+    save: Callable[[list[Row]], None],
 ) -> list[Row]:
     rows: list[Row] = []
     with Progress(console=console, transient=True) as progress:
@@ -158,6 +165,7 @@ def _run_parts(
                 rows.extend(part())
             except Exception as error:  # such as too little memory for the inputs
                 rows.append(Row(title, title, "", "", [], error=describe(error)))
+            save(rows)
             free_memory(options.device)
     return rows
 
