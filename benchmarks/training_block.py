@@ -126,7 +126,7 @@ def torchao_preparation(group_size: int | None) -> Callable[[nn.Module], None]:
             else qat.IntxFakeQuantizeConfig(torch.int4, group_size=group_size)
         )
         activation = qat.IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False)
-        config = qat.QuantConfig(activation_config=activation, weight_config=weight, step="prepare")
+        config = qat.QATConfig(activation_config=activation, weight_config=weight, step="prepare")
         quantize_(block, config)
 
     return prepare
