@@ -10,6 +10,8 @@ WORKERS ?= $(if $(GPU),$(shell if [ "$$(nproc)" -ge 16 ]; then echo 14; else ech
 PART ?= 1/1
 PYTEST_ARGS ?=
 # The families that are measured, and options for each of them, such as --json results/{family}.json
+# More, when they are named: peers (layers, beside other packages' if they are installed), llm (whole
+# models likewise), memory; training takes BENCH_ARGS="--model llama" for a whole model.
 BENCH ?= affine range fused int8_mm int8_conv int4 grouped packing training lora cpp_calls
 BENCH_ARGS ?=
 DEMO_ARGS ?=
@@ -100,8 +102,8 @@ gpu-sanitize: ## every CUDA kernel under NVIDIA's compute-sanitizer, where there
 	"$$py" scripts/build.py; \
 	"$$py" scripts/gpu_sanitize.py
 
-bench: ## measure the ops against a device copy and PyTorch's own, and a training step
-	@set -e; py=$$($(ENVIRONMENT) --need bench); \
+bench: ## measure the ops against a copy and PyTorch's own, and a training step; BENCH=llm: whole models
+	@set -e; py=$$($(ENVIRONMENT) --need bench --want hf); \
 	"$$py" scripts/build.py; \
 	for family in $(BENCH); do "$$py" -m benchmarks.bench_$$family $(BENCH_ARGS); done
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Time and memory of a Transformer block's training step: forward, backward and optimizer.
+"""Time and memory of a training step: forward, backward and optimizer.
 
-A block in floats, ours prepared for W8A8 and W4A8, and what else there is: a chain of PyTorch's own
-ops, PyTorch's fake quantize, torchao. Each is run eagerly, compiled, and captured whole in a CUDA
-graph, in turns; ratios are to the block in floats in the same mode. The peak of memory is what a
-step takes above parameters and optimizer state. A size is batch x tokens x width.
+A Transformer block in floats, ours prepared for W8A8 and W4A8, and what else there is: a chain of
+PyTorch's own ops, PyTorch's fake quantize, torchao. Each is run eagerly, compiled, and captured
+whole in a CUDA graph, in turns; ratios are to the floats in the same mode. The peak of memory is
+what a step takes above parameters and optimizer state. A size is batch x tokens x width.
+
+With ``--model llama`` it is the step of a whole model of Llama's shape with random weights, which
+the width chooses: 2048 has 1.1 billion parameters. Compiled are its blocks, one by one.
 
     python -m benchmarks.bench_training                     # on a GPU if there is one
     python -m benchmarks.bench_training --what eager --sizes 4x2048x4096 --dtypes bfloat16
+    python -m benchmarks.bench_training --model llama --what compiled
     python -m benchmarks.bench_training --only "baraquant W8A8" "baraquant W8A8 int8"
 """
 
@@ -27,6 +31,7 @@ from benchmarks.bench_report import Part
 from benchmarks.bench_row import Row
 
 # isort: split
+from benchmarks.peers import versions
 from benchmarks.training_block import (
     CHAIN,
     OWN_INT8,
@@ -35,12 +40,19 @@ from benchmarks.training_block import (
     Variant,
     variants,
 )
+from benchmarks.training_llama import OWN_W4A8, LlamaStep, llama_variants, shape_of
 from benchmarks.training_plot import plot_training
 from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
-from benchmarks.training_step import Figures, Stepper
+from benchmarks.training_step import Figures, Step, Stepper
 from tests.support.cases import name_of
 
 MODES = ("eager", "compiled", "graph")
+BLOCK, LLAMA = "block", "llama"
+# What takes part of the time of the floats that is asked for on a GPU, at most.
+AT_MOST = {
+    BLOCK: {OWN_W8A8: 1.0, OWN_INT8_INPUT: 0.80, OWN_INT8: 0.68},
+    LLAMA: {OWN_INT8: 0.82, OWN_W4A8: 0.95},
+}
 COMPILE_FOR = 200  # seconds into the run: nothing is compiled after that
 
 
@@ -53,14 +65,31 @@ class TrainingPlan(Plan):
         return ["step"]
 
 
+def variants_of(model: str, baseline: str) -> list[Variant]:
+    """What a model is trained in."""
+    return llama_variants(baseline) if model == LLAMA else variants(baseline)
+
+
 def plans_of(what: str, options: argparse.Namespace) -> list[TrainingPlan]:
     """The plan of a mode; quick runs, and the CPU, take a toy."""
+    if options.model == LLAMA:
+        return llama_plans_of(what, options)
     threads = [torch.get_num_threads()]
     if options.device.type != "cuda":
         if what == "graph" or (what == "compiled" and options.quick):
             return []
         return [TrainingPlan(["2x64x128" if options.quick else "2x128x512"], ["float32"], threads)]
     return [TrainingPlan(["2x128x512" if options.quick else "4x2048x4096"], ["bfloat16"], threads)]
+
+
+def llama_plans_of(what: str, options: argparse.Namespace) -> list[TrainingPlan]:
+    """The same for a whole model."""
+    is_cuda = options.device.type == "cuda"
+    if not is_cuda and what != "eager":
+        return []
+    size = "2x32x256" if options.quick else "4x2048x2048" if is_cuda else "1x128x768"
+    dtype = "bfloat16" if is_cuda else "float32"
+    return [TrainingPlan([size], [dtype], [torch.get_num_threads()])]
 
 
 def parse_shape(text: str) -> list[int]:
@@ -75,10 +104,12 @@ def parse_shape(text: str) -> list[int]:
     )
 
 
-def targets_of(variant: Variant, mode: str, baseline: str, device: torch.device) -> list[Any]:
-    """What W8A8, with each backward pass, has to reach on a GPU."""
-    most = {OWN_W8A8: 1.0, OWN_INT8_INPUT: 0.80, OWN_INT8: 0.68}
-    if variant.name not in most or device.type != "cuda":
+def targets_of(
+    variant: Variant, mode: str, baseline: str, device: torch.device, model: str = BLOCK
+) -> list[Any]:
+    """What our schemes, with each backward pass, have to reach on a GPU; a whole model compiled."""
+    most = AT_MOST[model]
+    if variant.name not in most or device.type != "cuda" or (model, mode) == (LLAMA, "eager"):
         return []
     targets: list[Any] = [TakesAtMost(baseline, most[variant.name])]
     if variant.name == OWN_W8A8:
@@ -97,36 +128,37 @@ def sections(options: argparse.Namespace) -> Iterator[tuple[str, list[Part]]]:
     """The titles of the run, each with its parts: functions that yield rows."""
     timer, until = timer_of(options), time.monotonic() + COMPILE_FOR
     for mode in (mode for mode in MODES if mode in options.what):
-        rows = functools.partial(measure, mode, options.device, timer, until, options.only)
+        rows = functools.partial(measure, mode, options, timer, until)
         if plans := plans_of(mode, options):
             yield mode, list(parts_of(plans, options, rows))
 
 
 def measure(
     mode: str,
-    device: torch.device,
+    options: argparse.Namespace,
     timer: Timer,
     until: float,
-    only: list[str] | None,
     plan: TrainingPlan,
     size: str,
     dtype: torch.dtype,
     cases: list[Any],
 ) -> Iterator[Row]:
     """The rows of one mode, size and dtype; a variant that fails hinders no other."""
-    shape, baseline = parse_shape(size), name_of(dtype)
+    shape, baseline, device = parse_shape(size), name_of(dtype), options.device
+    model, only = options.model, options.only
     known = [
         variant
-        for variant in variants(baseline)
+        for variant in variants_of(model, baseline)
         if mode in variant.modes and (not only or variant.name in (baseline, *only))
     ]
-    stepper = Stepper(mode, device, dtype, shape, until)
+    make = LlamaStep.of if model == LLAMA else Step.of
+    stepper = Stepper(mode, device, dtype, shape, until, make)
     threads = torch.get_num_threads() if device.type == "cpu" else None
 
     def row_of(variant: Variant) -> TrainingRow:
         return TrainingRow(
             *(mode, variant.name, mode, baseline, shape, threads),
-            targets_of(variant, mode, baseline, device),
+            targets_of(variant, mode, baseline, device, model),
             baseline=baseline,
         )
 
@@ -168,13 +200,21 @@ def filled(
 def main(argv: list[str] | None = None) -> list[Row]:
     """Runs the benchmark and reports it."""
     parser = parser_of("training", __doc__, MODES, sizes="4x2048x4096, batch x tokens x width")
-    parser.add_argument("--only", nargs="+", help="variants beside the float block, by name")
+    parser.add_argument("--model", choices=(BLOCK, LLAMA), default=BLOCK)
+    parser.add_argument("--only", nargs="+", help="variants beside the floats, by name")
     options = parse(parser, argv, parse_shape)
-    known = [variant.name for variant in variants("bfloat16")]
+    try:
+        for size in options.sizes or [] if options.model == LLAMA else []:
+            shape_of(parse_shape(size)[-1])
+    except ValueError as error:
+        parser.error(str(error))
+    known = [variant.name for variant in variants_of(options.model, "bfloat16")]
     if unknown := [name for name in options.only or [] if name not in known]:
         parser.error(f"expected variants among {known}, but got {unknown}")
     options.what = options.what or list(MODES)
-    return run(sections(options), options, plot_training, TRAINING)
+    what = "Llama" if options.model == LLAMA else "Transformer block"
+    plot = functools.partial(plot_training, what=f"training step of a {what}")
+    return run(sections(options), options, plot, TRAINING, versions())
 
 
 if __name__ == "__main__":

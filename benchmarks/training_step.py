@@ -33,12 +33,15 @@ LEAD = 8
 
 @dataclass
 class Step:
-    """What a step takes; ``forward`` is the block, or what was compiled of it."""
+    """What a step takes; ``forward`` is the block, or what was compiled of it.
+
+    ``grad`` is the gradient of what it returns; None where that is a loss.
+    """
 
     block: nn.Module
     forward: Callable[[Tensor], Tensor]
     x: Tensor
-    grad: Tensor
+    grad: Tensor | None
     optimizer: torch.optim.Optimizer
 
     @classmethod

@@ -16,6 +16,7 @@ from benchmarks import bench_report, bench_training, training_block, training_st
 from benchmarks.bench_row import Row
 from benchmarks.tests.whole_runs import files_in, written
 from benchmarks.training_block import CHAIN, OWN_INT8, OWN_W8A8, Block, Variant
+from benchmarks.training_llama import OWN_W4A8, LlamaStep, llama_variants, shape_of
 from benchmarks.training_plot import plot_training
 from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
 from benchmarks.training_step import PHASES, Step, Stepper
@@ -332,7 +333,7 @@ def test_the_block_is_a_transformers() -> None:
 
 
 def test_full_size_on_a_gpu() -> None:
-    parser_options = type("Options", (), {"device": CUDA, "quick": False})
+    parser_options = type("Options", (), {"device": CUDA, "quick": False, "model": "block"})
     for mode in bench_training.MODES:
         (plan,) = bench_training.plans_of(mode, parser_options)  # type: ignore[arg-type]
         batch, tokens, width = bench_training.parse_shape(plan.sizes[0])
@@ -355,3 +356,61 @@ def test_only_some_variants() -> None:
     assert [row.op for row in rows] == ["float32", OWN_INT8]
     with pytest.raises(SystemExit):
         bench_training.main([*given, "no such variant"])
+
+
+# --- a whole model -------------------------------------------------------------------------------
+
+LLAMA = ["--device=cpu", "--quick", "--model", "llama", "--threads=1"]
+LLAMA_VARIANTS = {variant.name: variant for variant in llama_variants("float32")}
+
+
+def test_llama_runs_whole(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    rows = bench_training.main([*LLAMA, "--sizes", "1x8x256", *files_in(tmp_path)])
+    check(rows, {"eager"})
+    assert [row.op for row in rows] == list(LLAMA_VARIANTS) and not any(r.targets for r in rows)
+    written(tmp_path, "training", rows)
+    for wrong in (["--sizes", "1x8x512"], ["--only", CHAIN]):
+        with pytest.raises(SystemExit):
+            bench_training.main([*LLAMA, *wrong])
+
+
+@pytest.mark.parametrize("name", [OWN_INT8, OWN_W4A8])
+def test_a_step_trains_a_whole_model(name: str) -> None:
+    """Embedding and head are trained too, and stay floating."""
+    pytest.importorskip("transformers")
+    floats, step = (
+        LlamaStep.of(LLAMA_VARIANTS[one], CPU, torch.float32, [2, 8, 256])
+        for one in ("float32", name)
+    )
+    kinds = [type(module) for module in step.block.modules()]
+    assert kinds.count(nn.Linear) == kinds.count(nn.Embedding) == 1
+    losses = [one.forward(one.x).item() for one in (floats, step)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02) and losses[0] != losses[1]
+    before = {n: p.detach().clone() for n, p in step.block.named_parameters()}
+    step.run()
+    assert not [n for n, p in step.block.named_parameters() if torch.equal(p, before[n])]
+
+
+@pytest.mark.inductor
+def test_the_blocks_of_a_whole_model_compile() -> None:
+    pytest.importorskip("transformers")
+    torch._dynamo.reset()
+    sizes = CPU, torch.float32, [1, 8, 256]
+    eager, compiled = (LlamaStep.of(LLAMA_VARIANTS[OWN_INT8], *sizes, c) for c in (False, True))
+    for step in (eager, compiled):
+        step.run()
+    torch.testing.assert_close(compiled.forward(compiled.x), eager.forward(eager.x))
+
+
+def test_targets_of_a_whole_model() -> None:
+    def targets(name: str, mode: str) -> list[Any]:
+        return bench_training.targets_of(LLAMA_VARIANTS[name], mode, "bfloat16", CUDA, "llama")
+
+    assert targets(OWN_INT8, "compiled") == [
+        TakesAtMost("bfloat16", 0.82),
+        PeaksAtMost("bfloat16"),
+    ]
+    assert targets(OWN_W4A8, "compiled")[0] == TakesAtMost("bfloat16", 0.95)
+    assert not targets(OWN_W4A8, "eager") and not targets(OWN_W8A8, "compiled")
+    assert shape_of(2048).vocabulary == 32_000 and shape_of(256).vocabulary == 512
