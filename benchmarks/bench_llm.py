@@ -136,7 +136,7 @@ class Models:
 
     Attributes:
         options: The command line.
-        floats: Seconds of each run of the floating model, by mode, size and dtype.
+        floats: Seconds of each run of the floating model, by mode, size, dtype and threads.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -161,7 +161,8 @@ class Models:
             scheme = dataclasses.replace(scheme, name=scheme.name or name_of(dtype))
             torch._dynamo.reset()
             with torch._dynamo.config.patch(recompile_limit=64):
-                yield from self.rows(mode, size, dtype, scheme, variant)
+                rows = self.rows(mode, size, dtype, scheme, variant)
+            yield from rows
             free_memory(self.options.device)
 
     def rows(
@@ -192,7 +193,8 @@ class Models:
             row.note = results
             return [row]
         is_float = scheme.kind is None and variant == PLAIN
-        floats = self.floats.setdefault((mode, size, dtype), results if is_float else {})
+        key = (mode, size, dtype, torch.get_num_threads())
+        floats = self.floats.setdefault(key, results if is_float else {})
         rows = [row]
         for case, shape in runs.items():
             own = row_of(case, shape, *self.targets(mode, size, scheme, variant, case))

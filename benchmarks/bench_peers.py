@@ -2,9 +2,9 @@
 """Speed of served linear layers under every scheme, beside those of other packages.
 
 Every layer quantizes its own input, if its scheme does so at all. On a GPU each is timed in a CUDA
-graph, so the host costs nothing; torchao's layers are compiled. All are timed in turns, and compared
-with the floating layer. The weights rotate, so that none is in a cache; a size is N x K. What is
-installed of other packages takes part, and a layer that fails has a row with its error.
+graph, so the host costs nothing; torchao's layers are compiled. All are timed in turns, and
+compared with the floating layer. The weights rotate, so that none is in a cache; a size is N x K.
+What is installed of other packages takes part, and a layer that fails has a row with its error.
 
     python -m benchmarks.bench_peers                    # on a GPU if there is one
     python -m benchmarks.bench_peers --sizes 8192x8192 --rows 1 16 --schemes W4A16 "humming W4A16"
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,11 +154,8 @@ def results_of(
             calls[scheme.name] = layers.call(scheme, x, compiler)
         except (RuntimeError, TimeoutError) as error:
             results[scheme.name] = str(error)
-
-    def serve(call: Call) -> Call:
-        return lambda i: torch.inference_mode(call)(i)
-
-    return results | timer.compare({name: serve(call) for name, call in calls.items()})
+    served = {name: torch.inference_mode()(call) for name, call in calls.items()}
+    return results | timer.compare(served)
 
 
 def filled(

@@ -104,7 +104,7 @@ def plot_speedups(
     panel: Callable[[Any], tuple[str, str]] = lambda row: (row.what, f"{row.shape[0]} images"),
     label: Callable[[Any], str] = lambda row: f"{row.case}, {row.shape[1:]}",
 ) -> None:
-    """Draws bars of how many times as fast as the first peer, in a panel for each network and batch.
+    """Draws a panel for each network and batch: bars of how many times as fast as the first peer.
 
     The other peers are marks, and a target is a line. ``panel`` and ``label`` name the panel and
     the bar of a row.

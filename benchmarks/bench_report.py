@@ -108,7 +108,7 @@ def run_sections(
     layout: Layout = OPS,
     more: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Measures section by section; each is printed when it is done, and its parts are in the JSON before.
+    """Measures section by section; each is printed when it is done, and the JSON has each part.
 
     Args:
         sections: A title, and functions that yield rows.
@@ -137,6 +137,7 @@ def run_sections(
         own = _run_parts(title, parts, options, console, save)
         gc.unfreeze()
         rows += own
+        save([])
         if own:
             print_table(title, own, console, layout)
         else:

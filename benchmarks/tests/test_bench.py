@@ -298,10 +298,13 @@ def test_timer_inside_a_graph(cuda: str) -> None:
     seconds = timer._prepare_graph(lambda _: x + 1, rotation=2, batch=20)()
     assert seconds > 0
     assert timer.compare({"add": lambda _: x + 1}, rotation=2)["add"] > 0
+    timer.graphs = True
+    found = timer.compare({"add": lambda _: x + 1, "sum": lambda _: x.sum().item()})
+    assert found["add"] > 0 and "cannot be captured" in found["sum"]
 
 
 @pytest.mark.packaging
-@pytest.mark.parametrize("family", ["affine", "range", "fused", "int8_mm"])
+@pytest.mark.parametrize("family", ["affine", "range", "fused", "int8_mm", "llm"])
 def test_programs_start_anywhere(family: str, tmp_path: Path) -> None:
     command = (sys.executable, "-m", f"benchmarks.bench_{family}", "--help")
     result = run(*command, cwd=tmp_path, env={"PYTHONPATH": str(toolchain.ROOT)})
