@@ -29,9 +29,9 @@ from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
 from ..export.compressed_tensors.ties import ends_of
 from ..nn import WeightOnlyInt4Linear
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import successor, take_over, with_forward_of
 from ..workflow.layers import further_names, layer_of, weights_of
-from ..workflow.replace import put_at, take_over
+from ..workflow.replace import put_at
 from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.transaction import replace_inference_tensors
@@ -175,8 +175,7 @@ class Slot(nn.Module):  # type: ignore[misc]
         layer = layer_of(like)
         assert layer is not None
         new = build_layer(self.paths[0], self.scheme, tensors, like, _caller_of(self.model))
-        new = with_forward_of(new, like, layer.base_of(like))
-        take_over(new, like)
+        new = successor(new, like, layer.base_of(like))
         mark_loaded(new)
         return new
 

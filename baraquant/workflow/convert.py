@@ -21,16 +21,16 @@ from ..configs import TensorConfig
 from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.observed_range import skipped
 from ..nn.shared.rotation import rotate_of
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import successor
 from ..nn.training.freeze import check_scale
 from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
+from .computed import drop_hooks, settled
 from .layers import form_of, layer_of_prepared, unknown_weights, weights_of
 from .passes import Chosen
-from .replace import swap, swap_in_turn, take_over
+from .replace import swap, swap_in_turn
 from .report import Report, warn_if_no_faster
 from .served import StoredWeight, packs_weight, served_linear
 from .transaction import are_kept, changes_model, run_to_end
-from .unpack import drop_hooks, settled
 from .view import Decision, ModelView, Swap, choose_swaps
 
 CALLER = "baraquant.qat.convert_"
@@ -194,8 +194,7 @@ class Converter:
                 f"{type(new).__name__}"
             )
         form.check_names(new, layer.sizes)
-        new = with_forward_of(new, prepared, layer.base_of(prepared))
-        take_over(new, prepared)
+        new = successor(new, prepared, layer.base_of(prepared))
         drop_hooks(new)
         return new
 
@@ -366,9 +365,7 @@ class Maker:
             config = replace(prepared.config, master=None)  # its parameters were rounded before
             divided = FakeQuantizedLinear.sharing(changed, config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
-            divided = with_forward_of(divided, prepared, one.layer.base_of(one.module))
-            take_over(divided, prepared)
-            prepared = divided
+            prepared = successor(divided, prepared, one.layer.base_of(one.module))
         elif rotate_of(prepared) > 0:
             prepared = prepared.with_rotated_weight()
         return prepared

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
-from ..nn.shared.subclassed import MisfitError, is_close, tried
-from .replace import put, replace_modules, take_over
+from ..nn.shared.subclassed import MisfitError, is_close, take_over, tried
+from .replace import put, replace_modules
 from .report import Report
 from .select import Filter, filter_of
 from .transaction import changes_model

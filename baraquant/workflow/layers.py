@@ -16,13 +16,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 
 from .. import nn as bnn
 from ..configs import QuantConfig
 from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
+from .computed import names_of_hooks
 from .served import (
     TABLE,
     Form,
@@ -257,40 +258,7 @@ def is_transposed(module: nn.Module) -> bool:
     return isinstance(layer_of(module), TransformersConv1D)
 
 
-# ---- What modules have besides, and of what PyTorch computes their tensors ----------------------
-
-
-def is_computed(module: nn.Module) -> bool:
-    """Whether parametrizations or hooks of PyTorch's compute the weight or the bias of a layer."""
-    names = computed_names(module)
-    return bool(names) and len(set(names)) == len(names) and {*names} <= {"weight", "bias"}
-
-
-def computed_names(module: nn.Module) -> list[str]:
-    """Return the names of the tensors that parametrizations or hooks of PyTorch's compute."""
-    parametrized = list(getattr(module, "parametrizations", ()))
-    return [*parametrized, *(names_of_hook(hook)[0] for hook in computing_hooks(module).values())]
-
-
-def computing_hooks(module: nn.Module) -> dict[int, Any]:
-    """Return PyTorch's hooks that compute tensors of a module."""
-    return {key: hook for key, hook in module._forward_pre_hooks.items() if is_computing(hook)}
-
-
-def is_computing(hook: Any) -> bool:
-    """Whether a hook is one of PyTorch's that compute tensors."""
-    # By names: PyTorch hides these modules behind functions, and load hooks are bound or wrapped.
-    hook = getattr(hook, "hook", hook)
-    is_norm = type(hook).__module__ in (
-        "torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm",
-    )  # fmt: skip
-    return is_norm or isinstance(hook, prune.BasePruningMethod)
-
-
-def names_of_hook(hook: Any) -> list[str]:
-    """Return the name of the tensor that a hook computes, then of those that it may read."""
-    name = hook._tensor_name if isinstance(hook, prune.BasePruningMethod) else hook.name
-    return [name + end for end in ("", "_g", "_v", "_u", "_orig", "_mask")]
+# ---- What modules have besides -------------------------------------------------------------------
 
 
 def further_names(module: nn.Module) -> set[str]:
@@ -305,8 +273,7 @@ def further_names(module: nn.Module) -> set[str]:
     if own is None:
         return set()
     registered = {*module._parameters, *module._buffers, *module._modules}
-    of_hooks = {name for hook in computing_hooks(module).values() for name in names_of_hook(hook)}
-    return registered - own - of_hooks - {"parametrizations"}
+    return registered - own - names_of_hooks(module) - {"parametrizations"}
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:

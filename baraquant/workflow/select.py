@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from .._table import placed, some
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn.recurrent_cells import Cell
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import successor
 from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import Algorithm, quant_config, scheme_of
+from .computed import compute_as, plain
 from .layers import Layer, unknown_weights, weights_of
 from .passes import Chosen, pass_of
-from .replace import take_over
 from .report import FILTERED, FLOATING, PREPARED, UNMATCHED, Report
-from .unpack import Unpacked, compute_as, is_packed, plain, why_not_unpacked
+from .unpack import Unpacked, is_packed, why_not_unpacked
 from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 
@@ -208,11 +208,10 @@ class Selector:
                 f"expected from_float to return a {layer.training.__name__}, but it returned a "
                 f"{type(prepared).__name__}"
             )
-        prepared = with_forward_of(prepared, given, layer.base_of(given))
+        self._share_quantizer(prepared, module)
+        prepared = successor(prepared, module, layer.base_of(given), plain=given)
         if is_computed:
             compute_as(prepared, module)
-        self._share_quantizer(prepared, module)
-        take_over(prepared, module)
         return prepared
 
     def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:

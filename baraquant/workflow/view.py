@@ -12,15 +12,8 @@ from torch import nn
 
 from .._table import placed
 from ..nn.training.quantizers import QuantizesWeight
-from .layers import (
-    Layer,
-    further_names,
-    is_computed,
-    is_converted,
-    is_prepared,
-    layer_of,
-    weights_of,
-)
+from .computed import is_computed
+from .layers import Layer, further_names, is_converted, is_prepared, layer_of, weights_of
 from .report import (
     CHOSEN,
     FILTERED,
