@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Layers whose weight or bias PyTorch computes: weight_norm, spectral_norm, pruning.
-
-Parametrizations do it where a tensor is read, and hooks before each forward.
-"""
+"""Layers whose weight or bias PyTorch computes: weight_norm, spectral_norm, pruning."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ def is_computed(module: nn.Module) -> bool:
 def computed_names(module: nn.Module) -> list[str]:
     """Return the names of the tensors that parametrizations or hooks of PyTorch's compute."""
     parametrized = list(getattr(module, "parametrizations", ()))
-    return [*parametrized, *(names_of_hook(hook)[0] for hook in computing_hooks(module).values())]
+    return [*parametrized, *(names_of_hook(hook)[0] for hook in computing_hooks(module))]
 
 
-def computing_hooks(module: nn.Module) -> dict[int, Any]:
+def computing_hooks(module: nn.Module) -> list[Any]:
     """Return PyTorch's hooks that compute tensors of a module."""
-    return {key: hook for key, hook in module._forward_pre_hooks.items() if is_computing(hook)}
+    return [hook for hook in module._forward_pre_hooks.values() if is_computing(hook)]
 
 
 def is_computing(hook: Any) -> bool:
@@ -60,7 +57,7 @@ def names_of_hook(hook: Any) -> list[str]:
 
 def names_of_hooks(module: nn.Module) -> set[str]:
     """Return the names of all tensors that PyTorch's hooks of a module compute, or may read."""
-    return {name for hook in computing_hooks(module).values() for name in names_of_hook(hook)}
+    return {name for hook in computing_hooks(module) for name in names_of_hook(hook)}
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -80,10 +77,9 @@ def plain(module: nn.Module) -> nn.Module:
     drop_hooks(new)
     new._modules.pop("parametrizations", None)
     vars(new)[_HOW] = _how(module)  # goes along when the layer is replaced, as other attributes
-    tensors = {}
+    names = computed_names(module)
     with settled(module), torch.no_grad():
-        for name in computed_names(module):
-            tensors[name] = nn.Parameter(getattr(module, name).detach(), requires_grad=False)
+        tensors = {n: nn.Parameter(getattr(module, n).detach(), False) for n in names}
     new._parameters = tensors | new._parameters
     return new
 
@@ -99,9 +95,8 @@ def compute_as(prepared: nn.Module, module: nn.Module) -> None:
     if parametrize.is_parametrized(module, "weight"):
         # In evaluation the rounded weight is read, as of other prepared layers.
         type(prepared).weight = QuantizesWeight.weight
-    for hook in computing_hooks(module).values():
-        names = names_of_hook(hook)
-        name = names[0]
+    for hook in computing_hooks(module):
+        name, *_ = names = names_of_hook(hook)
         del prepared._parameters[name]
         for kind in REGISTERED:
             given = getattr(module, kind)
@@ -122,7 +117,7 @@ def settled(module: nn.Module) -> Iterator[None]:
         for part in (module, *parts):
             part.training = False  # spectral_norm takes a step of its iteration in training
         with torch.no_grad():
-            for hook in computing_hooks(module).values():
+            for hook in computing_hooks(module):
                 hook(module, None)
         module.training = training
         yield
@@ -154,7 +149,7 @@ def _how(module: nn.Module) -> tuple[tuple[str, ...], int]:
         if [type(one).__name__ for one in listed] == ["_WeightNorm"]:
             return _PARAMETRIZED, listed[0].dim
     if parts == ["weight"] and not parametrize.is_parametrized(module):
-        (hook,) = computing_hooks(module).values()
+        (hook,) = computing_hooks(module)
         if type(hook).__name__ == "WeightNorm":
             return _HOOKED, hook.dim
     return (), 0

@@ -89,7 +89,7 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
     def decide(module: nn.Module, name: str) -> Decision:
         return _decide(module, name) if name in paths else None
 
-    swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
+    swaps = choose_swaps(ModelView(model, caller), caller, decide)[0] if paths else {}
     put(model, swaps.values())
     at = dict(model.named_modules(remove_duplicate=False))
     for path in sorted(paths - swaps.keys()):

@@ -210,21 +210,22 @@ def layers() -> list[Layer]:
 
 def layer_of(module: nn.Module) -> Layer | None:
     """Return the kind of a float module; None if it cannot be quantized."""
-    if is_prepared(module) or is_converted(module):
+    if stage_of(module) != (None, None):
         return None
     return next((layer for layer in layers() if layer.matches(module)), None)
 
 
-def layer_of_prepared(module: nn.Module) -> Layer | None:
-    """Return the kind of a prepared module; None if it is not one."""
+def stage_of(module: nn.Module) -> tuple[Layer | None, Form | None]:
+    """Return the kind of a prepared module, and how a converted one is stored; None otherwise."""
     kind = plain_type(module)
-    return next((layer for layer in layers() if layer.training is kind), None)
+    layer = next((layer for layer in layers() if layer.training is kind), None)
+    forms = (form for layer in layers() for form in layer.forms if form.module is kind)
+    return layer, next(forms, None)
 
 
 def form_of(module: nn.Module) -> Form | None:
     """Return how a converted module is stored; None if it is not one."""
-    kind = plain_type(module)
-    return next((form for layer in layers() for form in layer.forms if form.module is kind), None)
+    return stage_of(module)[1]
 
 
 def form_named(name: str) -> Form | None:
@@ -292,7 +293,7 @@ def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
 
 def is_prepared(module: nn.Module) -> bool:
     """Whether a module is a prepared layer."""
-    return layer_of_prepared(module) is not None
+    return stage_of(module)[0] is not None
 
 
 def is_converted(module: nn.Module) -> bool:
@@ -328,7 +329,8 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [
         parameter
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.dim() > 1 and not name.endswith("bias")
+        if parameter is not None and not is_lazy(parameter)
+        if parameter.dim() > 1 and not name.endswith("bias")
     ]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.shared.subclassed import REGISTERED
-from .report import Report, arithmetic_of, total_bytes
+from .report import Report, completed
 from .transaction import keep, refill, undo_by
 from .view import Decide, FilterFn, ModelView, Swaps, choose_swaps
 
@@ -36,8 +36,8 @@ def replace_modules(
 
     The arguments and errors are those of :class:`ModelView` and :func:`choose_swaps`.
     """
-    swaps, report = choose_swaps(ModelView(model, caller), decide, filter_fn, is_candidate)
-    return swap(model, swaps, report)
+    swaps, report = choose_swaps(ModelView(model, caller), caller, decide, filter_fn, is_candidate)
+    return completed(swap(model, swaps, report), model)
 
 
 def put(model: nn.Module, pairs: Iterable[tuple[nn.Module, nn.Module]]) -> None:
@@ -60,7 +60,7 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
 
 
 def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
-    """Replace modules, and return the report with the current size; empties ``swaps``."""
+    """Replace modules, and return the report with what still refers to them; empties ``swaps``."""
     olds, news = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
     return swap_in_turn(model, olds, [list(olds)], lambda paths: news, report)
@@ -89,9 +89,7 @@ def swap_in_turn(
     changed = dict(report.changed)
     for path, place in still_reached(model, references).items():
         changed[path] += f"; {place} still refers to the layer before"
-    at = dict(model.named_modules())
-    computes = {path: how for path in references if (how := arithmetic_of(at[path])) is not None}
-    return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
+    return replace(report, changed=changed)
 
 
 # What switches off PyTorch's fused evaluation: in it an encoder gives the weights of its layers to

@@ -9,6 +9,7 @@ layer whose weight is computed, as by weight_norm, becomes one that has the comp
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
@@ -49,18 +50,14 @@ def is_packed(module: nn.Module) -> bool:
     return isinstance(module, tuple(UNPACKED))
 
 
-def why_not_unpacked(module: nn.Module) -> str | None:
-    """Return why one of PyTorch's modules cannot be unpacked; None if it can."""
-    reason: str | None = _unpacked_kind(module).why_not(module)
+def _why_not(module: nn.Module, kind: Any) -> str | None:
+    """Return why one of PyTorch's modules cannot be unpacked into a class; None if it can."""
+    reason: str | None = kind.why_not(module)
     names = {*module._parameters, *module._buffers, *module._modules}
     further = sorted(name for name in names if not name.startswith(_OWN))
     if reason is None and further:
         return f"it has {', '.join(further)} beside its own weights"
     return reason
-
-
-def _unpacked_kind(module: nn.Module) -> type[nn.Module]:
-    return next(new for old, new in UNPACKED.items() if isinstance(module, old))
 
 
 @dataclass
@@ -72,12 +69,14 @@ class Unpacked:
         given: The sizes of the model before.
         before: The original modules, by all their paths.
         news: The new modules, by the ids of the original ones.
+        packed: Why other modules of their kinds stay packed, by their ids.
     """
 
     view: ModelView
     given: Report = field(default_factory=Report)
     before: dict[str, nn.Module] = field(default_factory=dict)
     news: dict[int, nn.Module] = field(default_factory=dict)
+    packed: dict[int, str] = field(default_factory=dict)
 
     def whole_of(self, name: str) -> tuple[str, nn.Module] | None:
         """Return the path and the original module that contains a path; None if there is none."""
@@ -121,6 +120,7 @@ def unpack_modules(
     layers get the weights that parametrizations or hooks compute.
     """
     view = ModelView(model, caller)
+    result = Unpacked(view)
 
     def is_candidate(module: nn.Module) -> bool:
         return is_packed(module) or is_to_compute(module)
@@ -132,20 +132,23 @@ def unpack_modules(
     def decide(module: nn.Module, name: str) -> Decision:
         if name != "" and is_to_compute(module):
             return Swap(plain(module), name)
-        if not is_packed(module) or name == "" or why_not_unpacked(module) is not None:
+        kind = next((new for old, new in UNPACKED.items() if isinstance(module, old)), None)
+        if kind is None:
             return None
-        kind = _unpacked_kind(module)
+        reason = _why_not(module, kind)
+        if reason is not None or name == "":
+            result.packed[id(module)] = reason or "it is the model itself; wrap it in nn.Sequential"
+            return None
         new = getattr(kind, "sharing", kind.from_float)(module)
         take_over(new, module)
         return Swap(new, name)
 
-    swaps, given = choose_swaps(view, decide, filter_fn, is_candidate)
-    pairs, result = list(swaps.values()), Unpacked(view, given)
-    for old, new in pairs:
+    swaps, result.given = choose_swaps(view, caller, decide, filter_fn, is_candidate)
+    for old, new in swaps.values():
         result.news[id(old)] = new
-        result.before |= dict.fromkeys(view.paths(old), old)
-    if pairs:
-        put(model, pairs)
-        leave_fast_paths(model, [new for _, new in pairs])
+        result.before |= dict.fromkeys(view.seen[id(old)].paths, old)
+    if swaps:
+        put(model, swaps.values())
+        leave_fast_paths(model, result.news.values())
         view.look()
     return result
