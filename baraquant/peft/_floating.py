@@ -16,13 +16,13 @@ from ..workflow.layers import (
     is_converted,
     is_prepared,
     layer_of_converted,
-    layer_of_prepared,
+    stage_of,
 )
 
 
 def layer_kind(module: nn.Module) -> Layer | None:
     """Return the kind of layer that a quantized module replaces; None if it is not quantized."""
-    return layer_of_prepared(module) or layer_of_converted(module)
+    return stage_of(module)[0] or layer_of_converted(module)
 
 
 def is_quantized(module: nn.Module) -> bool:

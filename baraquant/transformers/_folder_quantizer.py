@@ -29,9 +29,9 @@ from ..export.compressed_tensors.scheme import METHOD, Scheme
 from ..export.compressed_tensors.tensors import build_layer, check_layer, expected_tensors
 from ..export.compressed_tensors.ties import ends_of
 from ..nn import WeightOnlyInt4Linear
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import REGISTERED, successor, take_over, with_forward_of
 from ..workflow.layers import further_names, layer_of, weights_of
-from ..workflow.replace import put_at, take_over
+from ..workflow.replace import put_at
 from ..workflow.serialization.disk import open_file
 from ..workflow.serialization.tensor_file import Entry, read_header
 from ..workflow.transaction import replace_inference_tensors
@@ -115,9 +115,6 @@ def check_fits(name: str, got: tuple[int, ...], dtype: torch.dtype, place: torch
         )
 
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
-
-
 class Slot(nn.Module):  # type: ignore[misc]
     """A place for the tensors of a layer, which is floating and on the meta device.
 
@@ -137,7 +134,7 @@ class Slot(nn.Module):  # type: ignore[misc]
         if bias is not None:
             self.register_buffer("bias", torch.empty_like(bias, device="meta"))
         self.wanted = set(self._buffers)
-        for kind in _REGISTERED:
+        for kind in REGISTERED:
             for name in further_names(like) & getattr(like, kind).keys():
                 getattr(self, kind)[name] = getattr(like, kind)[name]
         self._non_persistent_buffers_set |= like._non_persistent_buffers_set
@@ -169,14 +166,13 @@ class Slot(nn.Module):  # type: ignore[misc]
     def made(self, tensors: dict[str, Tensor]) -> nn.Module:
         """Return the quantized layer of some tensors, which have to fit it and its scheme."""
         like = self.like
-        for kind in _REGISTERED:
+        for kind in REGISTERED:
             own = {n: v for n, v in getattr(self, kind).items() if n not in self.wanted}
             getattr(like, kind).update(own)
         layer = layer_of(like)
         assert layer is not None
         new = build_layer(self.paths[0], self.scheme, tensors, like, _caller_of(self.model))
-        new = with_forward_of(new, like, layer.base_of(like))
-        take_over(new, like)
+        new = successor(new, like, layer.base_of(like))
         mark_loaded(new)
         return new
 

@@ -21,22 +21,23 @@ from ..configs import TensorConfig
 from ..nn import FakeQuantizedExperts, FakeQuantizedLinear, QuantizesWeight
 from ..nn.shared.observed_range import skipped
 from ..nn.shared.rotation import rotate_of
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import successor
 from ..nn.training.freeze import check_scale
 from ..nn.training.quantizers import Int4Integers, Integers, PackedIntegers
-from .layers import form_of, layer_of_prepared, unknown_weights, weights_of
+from .computed import drop_hooks, settled
+from .layers import Layer, form_of, weights_of
 from .passes import Chosen
-from .replace import swap, swap_in_turn, take_over
-from .report import Report, warn_if_no_faster
-from .served import StoredWeight, packs_weight, served_linear
+from .replace import swap, swap_in_turn
+from .report import CONVERTED, Report, completed, warn_if_no_faster
+from .served import StoredWeight, served_linear
 from .transaction import are_kept, changes_model, run_to_end
-from .unpack import drop_hooks, settled
 from .view import Decision, ModelView, Swap, choose_swaps
 
 CALLER = "baraquant.qat.convert_"
 
 # What two layers have in common if they can share the integers of one weight.
 _Tie: TypeAlias = tuple[int, int, TensorConfig, str, str]
+_Integers: TypeAlias = Integers | Int4Integers
 
 
 @changes_model
@@ -78,55 +79,54 @@ def convert_(model: nn.Module) -> Report:
     view = ModelView(model, CALLER)
     unseen = _unseen(view)
     prepared = {  # as they will be converted
-        id(module): module.with_floating_input() if id(module) in unseen else module
+        id(module): (kind, module.with_floating_input() if id(module) in unseen else module)
         for module in model.modules()
-        if view.seen[id(module)].is_prepared
+        if (kind := view.seen[id(module)].prepared_for) is not None
     }
-    is_kept = are_kept(weight for layer in prepared.values() for weight in weights_of(layer))
+    is_kept = are_kept(weight for _, layer in prepared.values() for weight in weights_of(layer))
     converter = Converter(prepared.values(), keeps=is_kept)
 
     def decide(module: nn.Module, name: str) -> Decision:
         seen = view.seen[id(module)]
-        if not seen.is_prepared:
+        if seen.prepared_for is None:
             if seen.is_converted:
-                return "it is converted already"
-            has_weights = seen.layer is not None or unknown_weights(module) is not None
+                return CONVERTED
+            has_weights = seen.layer is not None or seen.unknown is not None
             return "it was not prepared" if has_weights else None
-        layer = prepared[id(module)]
-        new = converter.convert(layer)
-        what = about(new, layer) + "".join(map(skipped, module.input_quantizers().values()))
+        kind, layer = prepared[id(module)]
+        new = converter.convert(kind, layer)
+        what = about(new, kind, layer) + "".join(map(skipped, module.input_quantizers().values()))
         if id(module) in unseen:
             what += "; its input stays floating, as training never called it"
         return Swap(new if is_kept else layer, what)
 
-    swaps, report = choose_swaps(view, decide)
+    swaps, report = choose_swaps(view, CALLER, decide)
     if not report.changed:
-        kind = type(model).__name__
+        got = type(model).__name__
         if any(one.is_converted for one in view.seen.values()):
-            raise ValueError(
-                f"{CALLER}: expected a prepared model, but {kind} is converted already"
-            )
+            raise ValueError(f"{CALLER}: expected a prepared model, but {got} is converted already")
         raise ValueError(
-            f"{CALLER}: expected a model prepared by baraquant.qat.prepare_, but {kind} has no "
+            f"{CALLER}: expected a model prepared by baraquant.qat.prepare_, but {got} has no "
             "prepared layer"
         )
+    ready = {path: prepared[id(old)] for path, (old, _) in swaps.items()}
     if unseen:  # what preparation could not know
-        layers = ((path, prepared[id(old)], old.config) for path, (old, _) in swaps.items())
-        warn_if_no_faster(layers, CALLER)
+        warn_if_no_faster({p: (one, swaps[p][0].config) for p, (_, one) in ready.items()}, CALLER)
     prepared.clear()
     if is_kept:
-        return swap(model, swaps, report)
+        return completed(swap(model, swaps, report), model)
     # From here on nothing fails: each layer has been converted once, and dropped again.
     run_to_end()
-    olds, ready = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
+    olds = {path: old for path, (old, _) in swaps.items()}
+    groups = tied({path: layer for path, (_, layer) in ready.items()})
     swaps.clear()
 
     def make_group(paths: list[str]) -> dict[str, nn.Module]:
         group = {path: ready.pop(path) for path in paths}
         sharing = Converter(group.values())
-        return {path: sharing.convert(module) for path, module in group.items()}
+        return {path: sharing.convert(*one) for path, one in group.items()}
 
-    return swap_in_turn(model, olds, tied(ready), make_group, report)
+    return completed(swap_in_turn(model, olds, groups, make_group, report), model)
 
 
 class Converter:
@@ -136,7 +136,8 @@ class Converter:
     layer shares them as int8.
 
     Args:
-        prepared: All that share their weights with those that will be converted, and maybe others.
+        prepared: The kinds of layers and the prepared ones: all that share their weights with those
+            that will be converted, and maybe others.
         keeps: Whether to keep the integers of a weight for the next layer that shares it, and with
             them the prepared layers.
         quantize: Returns a prepared layer's weight as integers.
@@ -144,15 +145,15 @@ class Converter:
 
     def __init__(
         self,
-        prepared: Iterable[nn.Module] = (),
+        prepared: Iterable[tuple[Layer, nn.Module]] = (),
         *,
         keeps: bool = True,
-        quantize: Callable[[QuantizesWeight], Integers | Int4Integers] | None = None,
+        quantize: Callable[[QuantizesWeight], _Integers] | None = None,
     ) -> None:
         self._held = {
             _tie(module)
-            for module in prepared
-            if isinstance(module, QuantizesWeight) and not _can_pack(module)
+            for layer, module in prepared
+            if isinstance(module, QuantizesWeight) and not _can_pack(layer, module)
         }
         self._keeps, self._quantize = keeps, quantize or integers_of
         self._shared: dict[tuple[_Tie, int | None], StoredWeight] = {}
@@ -160,11 +161,12 @@ class Converter:
 
     def convert(
         self,
+        layer: Layer,
         prepared: nn.Module,
-        integers: Integers | Int4Integers | None = None,
+        integers: _Integers | None = None,
         smooth: Tensor | None = None,
     ) -> nn.Module:
-        """Return the quantized layer for a prepared one; without integers, its weight is rounded.
+        """Return what a prepared layer of a kind becomes; without integers, its weight is rounded.
 
         A linear layer divides its input by ``smooth``, ``[in_features]``.
 
@@ -172,15 +174,13 @@ class Converter:
             ValueError: A scale is unknown or not finite, or a registered kind of layer returns
                 another class than it declared.
         """
-        layer = layer_of_prepared(prepared)
-        assert layer is not None
         if integers is not None:
             check_scale("the weight", integers.scale, prepared.config.scale_dtype)
         with settled(prepared):
             own: StoredWeight | None = None
             if isinstance(prepared, QuantizesWeight):
-                given = None if integers is None else self._kept_as(prepared, integers)
-                own = self.integers(prepared) if given is None else given
+                given = None if integers is None else self._kept_as(layer, prepared, integers)
+                own = self.integers(layer, prepared) if given is None else given
             if smooth is None:
                 new = layer.convert(prepared, own)
             else:
@@ -194,27 +194,26 @@ class Converter:
                 f"{type(new).__name__}"
             )
         form.check_names(new, layer.sizes)
-        new = with_forward_of(new, prepared, layer.base_of(prepared))
-        take_over(new, prepared)
+        new = successor(new, prepared, layer.base_of(prepared))
         drop_hooks(new)
         return new
 
-    def integers(self, module: QuantizesWeight) -> StoredWeight:
+    def integers(self, layer: Layer, module: QuantizesWeight) -> StoredWeight:
         """Return a prepared layer's weight as integers, once for tied weights."""
         if rotate_of(module) > 0 or not self._keeps:  # a rotated weight is not tied
-            return self._kept_as(module, self._quantize(module))
+            return self._kept_as(layer, module, self._quantize(module))
         config = module.config.weight
         is_own = config.dynamic and module.weight_fake_quant.is_dynamic
         quantizer = None if is_own else id(module.weight_fake_quant)
         key = _tie(module), quantizer
         if key not in self._shared:
-            self._shared[key] = self._kept_as(module, self._quantize(module))
+            self._shared[key] = self._kept_as(layer, module, self._quantize(module))
             self._kept.append(module)
         return self._shared[key]
 
-    def _kept_as(self, module: QuantizesWeight, integers: Integers | Int4Integers) -> StoredWeight:
+    def _kept_as(self, layer: Layer, module: QuantizesWeight, integers: _Integers) -> StoredWeight:
         """Return integers as the converted layer keeps them: packed, or as they are."""
-        if isinstance(integers, Int4Integers) or not _can_pack(module):
+        if isinstance(integers, Int4Integers) or not _can_pack(layer, module):
             return integers
         if _tie(module) in self._held:
             return integers
@@ -241,23 +240,21 @@ def tied(prepared: Mapping[str, nn.Module]) -> list[list[str]]:
     return list(groups.values())
 
 
-def about(new: nn.Module, prepared: nn.Module, algorithm: str = "") -> str:
+def about(new: nn.Module, layer: Layer, prepared: nn.Module, algorithm: str = "") -> str:
     """Return what a report says of a converted layer: also of its algorithm and rounded input."""
     block = rotate_of(new)
     rotated = f", rotate={block}" if block > 0 else ""
-    layer = layer_of_prepared(prepared)
-    is_told = layer is not None and layer.keeps_input and prepared.config.conv_inputs
+    is_told = layer.keeps_input and prepared.config.conv_inputs
     rounded = f", input={prepared.config.activation}" if is_told else ""
     return type(new).__name__ + rotated + algorithm + rounded
 
 
-def _can_pack(module: nn.Module) -> bool:
-    """Whether a prepared layer becomes a linear layer that takes packed integers."""
-    layer = layer_of_prepared(module)
-    return layer is not None and layer.is_linear and packs_weight(module)
+def _can_pack(layer: Layer, module: nn.Module) -> bool:
+    """Whether a prepared layer becomes a linear layer that takes packed integers of four bits."""
+    return layer.is_linear and not module.is_integer and module.config.weight.bits <= 4
 
 
-def integers_of(module: QuantizesWeight) -> Integers | Int4Integers:
+def integers_of(module: QuantizesWeight) -> _Integers:
     """Return a prepared layer's weight as integers."""
     config = module.config
     if config.weight.group_factors:
@@ -297,9 +294,9 @@ def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, cal
         ValueError: One cannot be made. The message has its path.
     """
     groups = tied({path: one.prepared for path, one in chosen.items()})
-    is_kept = are_kept(weight for one in chosen.values() for weight in weights_of(one.module))
+    is_kept = are_kept(weight for one in chosen.values() for weight in one.weights)
     for paths in groups:
-        first = Maker((chosen[path].prepared for path in paths), caller, is_trial=not is_kept)
+        first = Maker((chosen[path] for path in paths), caller, is_trial=not is_kept)
         for path in paths:
             if is_kept:
                 chosen[path].made = first.make(path, chosen[path])
@@ -311,12 +308,12 @@ def swap_layers(model: nn.Module, chosen: dict[str, Chosen], report: Report, cal
 
     def make_group(paths: list[str]) -> dict[str, nn.Module]:
         group = {path: chosen.pop(path) for path in paths}
-        maker = Maker((one.prepared for one in group.values()), caller)
+        maker = Maker(group.values(), caller)
         news: dict[str, nn.Module] = {}
         for path, one in group.items():
             new = news[path] = maker.make(path, one)
             told = "" if one.algorithm is None else one.algorithm.describe(path)
-            abouts[path] = about(new, one.prepared, told) + one.remark
+            abouts[path] = about(new, one.layer, one.prepared, told) + one.remark
         return news
 
     olds = {path: one.module for path, one in chosen.items()}
@@ -328,34 +325,35 @@ class Maker:
     """Makes the converted layers; layers that share a weight share its integers.
 
     Args:
-        prepared: The prepared layers of all that it will make.
+        chosen: All layers for which it will make one.
         caller: The public function, for messages.
         is_trial: Whether the layers are only tried: nothing is kept, and no scale is searched for.
             A scale that is searched for is no larger than the one that it starts from, so it is
             finite if that is.
     """
 
-    def __init__(
-        self, prepared: Iterable[nn.Module], caller: str, *, is_trial: bool = False
-    ) -> None:
+    def __init__(self, chosen: Iterable[Chosen], caller: str, *, is_trial: bool = False) -> None:
         self._caller, self._searches = caller, not is_trial
         # No method of its own, which would keep it, and with it the layers.
         self._rounded = functools.partial(_rounded, searches=not is_trial)
+        prepared = ((one.layer, one.prepared) for one in chosen)
         self._converter = Converter(prepared, keeps=not is_trial, quantize=self._rounded)
 
     def make(
-        self, path: str, one: Chosen, integers: Integers | Int4Integers | None = None
+        self, path: str, one: Chosen, rounding: Callable[[nn.Module], _Integers] | None = None
     ) -> nn.Module:
-        """Return the layer that replaces a float one; without integers, its weight is rounded here.
+        """Return the layer that replaces a float one.
 
+        ``rounding`` returns the integers of the prepared layer whose weight is to be rounded; None:
+        each number is rounded to the nearest.
         A registered layer may raise anything: the message gets the path.
         """
         if one.made is not None:
             return one.made
         with placed(self._caller, path):
-            return self._make(path, one, integers)
+            return self._make(path, one, rounding)
 
-    def ready(self, path: str, one: Chosen) -> nn.Module:
+    def _ready(self, path: str, one: Chosen) -> nn.Module:
         """Return the prepared layer whose weight is to be rounded.
 
         The weight is that of the layer's pass, divided if the layer's own output is, and rotated.
@@ -366,17 +364,18 @@ class Maker:
             config = replace(prepared.config, master=None)  # its parameters were rounded before
             divided = FakeQuantizedLinear.sharing(changed, config, is_rotated=True)
             divided.input_fake_quant = prepared.input_fake_quant
-            divided = with_forward_of(divided, prepared, one.layer.base_of(one.module))
-            take_over(divided, prepared)
-            prepared = divided
-        elif rotate_of(prepared) > 0:
+            prepared = successor(divided, prepared, one.layer.base_of(one.module))
+        elif one.rotate > 0:
             prepared = prepared.with_rotated_weight()
         return prepared
 
-    def _make(self, path: str, one: Chosen, integers: Integers | Int4Integers | None) -> nn.Module:
+    def _make(
+        self, path: str, one: Chosen, rounding: Callable[[nn.Module], _Integers] | None
+    ) -> nn.Module:
         scaling, smooth, importance = one.scaling, None, one.importance
+        integers: _Integers | None = None
         if scaling is not None and not (scaling.smooth is None and one.divisor is None):
-            # Before `ready`: a scaled weight and a divided one are not needed at the same time.
+            # Before `_ready`: a scaled weight and a divided one are not needed at the same time.
             # The weight is rounded in the precision of the factors.
             smooth, config = scaling.smooth, replace(one.prepared.config, master=None)
             scaled = FakeQuantizedLinear.from_float(
@@ -385,20 +384,22 @@ class Maker:
             if importance is not None and smooth is not None:
                 importance = importance / smooth.to(importance).square()
             integers = self._rounded(scaled, importance)
-        prepared = self.ready(path, one)
-        if integers is None and importance is not None:  # no other layer shares the weight
+        prepared = self._ready(path, one)
+        if rounding is not None:
+            integers = rounding(prepared)
+        elif integers is None and importance is not None:  # no other layer shares the weight
             integers = self._rounded(prepared, importance)
         is_searched = self._searches and prepared.config.searches_scales
         if isinstance(prepared, FakeQuantizedExperts) and is_searched:
             for name, rows in prepared.weight_rows().items():
                 setattr(prepared, name, getattr(prepared, name).fitted(rows))
         is_kept = scaling is not None and scaling.producer is None
-        return self._converter.convert(prepared, integers, smooth if is_kept else None)
+        return self._converter.convert(one.layer, prepared, integers, smooth if is_kept else None)
 
 
 def _rounded(
     layer: QuantizesWeight, importance: Tensor | None = None, *, searches: bool
-) -> Integers | Int4Integers:
+) -> _Integers:
     """Return a prepared layer's weight as integers, with the scales that fit best."""
     if searches and layer.config.searches_scales:
         quantizer = layer.weight_fake_quant
@@ -408,7 +409,7 @@ def _rounded(
 
 def _changed(path: str, one: Chosen) -> nn.Module:
     """Return the prepared layer with the weights that its pass gives it."""
-    weights = {id(weight) for weight in weights_of(one.module)}
+    weights = {id(weight) for weight in one.weights}
     news: dict[str, nn.Parameter] = {}
     for name, weight in one.prepared._parameters.items():
         if one.algorithm is None or id(weight) not in weights:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from .. import nn as bnn
-from ..nn.shared.subclassed import MisfitError, is_close, tried
-from .replace import put, replace_modules, take_over
+from ..nn.shared.subclassed import MisfitError, is_close, take_over, tried
+from .replace import put, replace_modules
 from .report import Report
 from .select import Filter, filter_of
 from .transaction import changes_model
@@ -89,7 +89,7 @@ def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:
     def decide(module: nn.Module, name: str) -> Decision:
         return _decide(module, name) if name in paths else None
 
-    swaps = choose_swaps(ModelView(model, caller), decide)[0] if paths else {}
+    swaps = choose_swaps(ModelView(model, caller), caller, decide)[0] if paths else {}
     put(model, swaps.values())
     at = dict(model.named_modules(remove_duplicate=False))
     for path in sorted(paths - swaps.keys()):

@@ -16,13 +16,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import parametrize
 
 from .. import nn as bnn
 from ..configs import QuantConfig
 from ..nn.shared.experts import form_of as experts_form
 from ..nn.shared.experts import is_experts
 from ..nn.shared.subclassed import computes_parent, extends_forward, own_names, plain_type
+from .computed import names_of_hooks
 from .served import (
     TABLE,
     Form,
@@ -209,21 +210,22 @@ def layers() -> list[Layer]:
 
 def layer_of(module: nn.Module) -> Layer | None:
     """Return the kind of a float module; None if it cannot be quantized."""
-    if is_prepared(module) or is_converted(module):
+    if stage_of(module) != (None, None):
         return None
     return next((layer for layer in layers() if layer.matches(module)), None)
 
 
-def layer_of_prepared(module: nn.Module) -> Layer | None:
-    """Return the kind of a prepared module; None if it is not one."""
+def stage_of(module: nn.Module) -> tuple[Layer | None, Form | None]:
+    """Return the kind of a prepared module, and how a converted one is stored; None otherwise."""
     kind = plain_type(module)
-    return next((layer for layer in layers() if layer.training is kind), None)
+    layer = next((layer for layer in layers() if layer.training is kind), None)
+    forms = (form for layer in layers() for form in layer.forms if form.module is kind)
+    return layer, next(forms, None)
 
 
 def form_of(module: nn.Module) -> Form | None:
     """Return how a converted module is stored; None if it is not one."""
-    kind = plain_type(module)
-    return next((form for layer in layers() for form in layer.forms if form.module is kind), None)
+    return stage_of(module)[1]
 
 
 def form_named(name: str) -> Form | None:
@@ -257,40 +259,7 @@ def is_transposed(module: nn.Module) -> bool:
     return isinstance(layer_of(module), TransformersConv1D)
 
 
-# ---- What modules have besides, and of what PyTorch computes their tensors ----------------------
-
-
-def is_computed(module: nn.Module) -> bool:
-    """Whether parametrizations or hooks of PyTorch's compute the weight or the bias of a layer."""
-    names = computed_names(module)
-    return bool(names) and len(set(names)) == len(names) and {*names} <= {"weight", "bias"}
-
-
-def computed_names(module: nn.Module) -> list[str]:
-    """Return the names of the tensors that parametrizations or hooks of PyTorch's compute."""
-    parametrized = list(getattr(module, "parametrizations", ()))
-    return [*parametrized, *(names_of_hook(hook)[0] for hook in computing_hooks(module).values())]
-
-
-def computing_hooks(module: nn.Module) -> dict[int, Any]:
-    """Return PyTorch's hooks that compute tensors of a module."""
-    return {key: hook for key, hook in module._forward_pre_hooks.items() if is_computing(hook)}
-
-
-def is_computing(hook: Any) -> bool:
-    """Whether a hook is one of PyTorch's that compute tensors."""
-    # By names: PyTorch hides these modules behind functions, and load hooks are bound or wrapped.
-    hook = getattr(hook, "hook", hook)
-    is_norm = type(hook).__module__ in (
-        "torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm",
-    )  # fmt: skip
-    return is_norm or isinstance(hook, prune.BasePruningMethod)
-
-
-def names_of_hook(hook: Any) -> list[str]:
-    """Return the name of the tensor that a hook computes, then of those that it may read."""
-    name = hook._tensor_name if isinstance(hook, prune.BasePruningMethod) else hook.name
-    return [name + end for end in ("", "_g", "_v", "_u", "_orig", "_mask")]
+# ---- What modules have besides -------------------------------------------------------------------
 
 
 def further_names(module: nn.Module) -> set[str]:
@@ -305,8 +274,7 @@ def further_names(module: nn.Module) -> set[str]:
     if own is None:
         return set()
     registered = {*module._parameters, *module._buffers, *module._modules}
-    of_hooks = {name for hook in computing_hooks(module).values() for name in names_of_hook(hook)}
-    return registered - own - of_hooks - {"parametrizations"}
+    return registered - own - names_of_hooks(module) - {"parametrizations"}
 
 
 def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
@@ -325,7 +293,7 @@ def inside(modules: Mapping[str, nn.Module]) -> Callable[[str], bool]:
 
 def is_prepared(module: nn.Module) -> bool:
     """Whether a module is a prepared layer."""
-    return layer_of_prepared(module) is not None
+    return stage_of(module)[0] is not None
 
 
 def is_converted(module: nn.Module) -> bool:
@@ -361,7 +329,8 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [
         parameter
         for name, parameter in module._parameters.items()
-        if parameter is not None and parameter.dim() > 1 and not name.endswith("bias")
+        if parameter is not None and not is_lazy(parameter)
+        if parameter.dim() > 1 and not name.endswith("bias")
     ]
 
 

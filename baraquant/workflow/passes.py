@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -100,11 +101,15 @@ class Chosen:
         """Whether it is one of the linear layers, which compute a product with a matrix."""
         return self.layer.is_linear
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters of the float module that become integers."""
+        return weights_of(self.module)
 
-def as_prepared(chosen: Mapping[str, Chosen]) -> Iterator[tuple[str, nn.Module, QuantConfig]]:
-    """Yield the path of each layer, what replaces it in training, and its scheme."""
-    for path, one in chosen.items():
-        yield path, one.prepared, one.scheme
+    @property
+    def rotate(self) -> int:
+        """The block of its input that it rotates; 0 if it rotates nothing."""
+        return rotate_of(self.prepared)
 
 
 class Pass:
@@ -270,7 +275,7 @@ def calibrate_inputs(chosen: Mapping[str, Chosen], run: Run) -> None:
         activation = chosen[path].prepared.config.activation
         low, high = activation.quant_min, activation.quant_max
         qparams = observer.calculate_qparams(low, high, symmetric=activation.symmetric)
-        setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path].module))
+        setattr(chosen[path].prepared, name, fixed_input(qparams, activation, chosen[path]))
 
 
 def leave_input(path: str, one: Chosen, caller: str) -> None:
@@ -282,10 +287,10 @@ def leave_input(path: str, one: Chosen, caller: str) -> None:
 
 
 def fixed_input(
-    qparams: tuple[Tensor, Tensor], activation: TensorConfig, module: nn.Module
+    qparams: tuple[Tensor, Tensor], activation: TensorConfig, layer: Chosen
 ) -> FakeQuantize:
     """Return what rounds a static input: a scale and a zero point, on the device of the layer."""
-    scale, zero_point = (value.to(weights_of(module)[0].device) for value in qparams)
+    scale, zero_point = (value.to(layer.weights[0].device) for value in qparams)
     low, high = activation.quant_min, activation.quant_max
     return FakeQuantize(scale, zero_point, quant_min=low, quant_max=high)
 
@@ -312,18 +317,14 @@ def observe_inputs(chosen: Mapping[str, Chosen], run: Run) -> dict[tuple[str, st
         if isinstance(chosen[path].prepared, FakeQuantizedExperts)
     }
     places = {(path, name): f"{path}.{name}" if path in inner else path for path, name in observers}
-    watchers = {
-        places[key]: _watcher(observer, chosen[key[0]].prepared)
-        for key, observer in observers.items()
-    }
+    watchers: dict[str, Watcher] = {}
+    for key, observer in observers.items():
+        block = chosen[key[0]].rotate
+        rotated = partial(ops.hadamard, block=block)
+        watchers[places[key]] = Through(observer, rotated) if block > 0 else observer
     with _observing(run.model, inner):
         unreached = run(watchers)
     return {key: one for key, one in observers.items() if places[key] not in unreached}
-
-
-def _watcher(observer: Observer, prepared: nn.Module) -> Watcher:
-    block = rotate_of(prepared)
-    return Through(observer, lambda rows: ops.hadamard(rows, block)) if block > 0 else observer
 
 
 @contextmanager

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
 
 from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize, LearnedFakeQuantize
-from ..nn.shared.rotation import rotate_of
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
-from .passes import Chosen, as_prepared, observe_inputs
+from .passes import Chosen, observe_inputs
 from .replace import swap
-from .report import Report, total_bytes, warn_if_no_faster
+from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .transaction import are_kept, changes_model, keep_values, run_to_end, unwritable
 from .unpack import unpack_modules
@@ -114,18 +112,18 @@ input=int8 per_token symmetric dynamic)
     if not chosen:
         raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
     _calibrate(model, chosen, calibration, progress)
-    warn_if_no_faster(as_prepared(chosen), CALLER)
+    warn_if_no_faster({path: (one.prepared, one.scheme) for path, one in chosen.items()}, CALLER)
     _rotate(model, chosen)
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()
     report = swap(model, swaps, report)
     parts.release()
-    return replace(report, bytes_after=total_bytes(model))
+    return completed(report, model)
 
 
 def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
     """Rotate the weights of layers in place."""
-    layers = {path: one.prepared for path, one in chosen.items() if rotate_of(one.prepared) > 0}
+    layers = {path: one.prepared for path, one in chosen.items() if one.rotate > 0}
     weights = [layer._parameters["weight"] for layer in layers.values()]
     reasons = unwritable(model) if weights else {}
     for path, weight in zip(layers, weights, strict=True):

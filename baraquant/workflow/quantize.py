@@ -18,8 +18,8 @@ from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
 from .convert import swap_layers
 from .layers import Layer, weights_of
-from .passes import as_prepared, calibrate_inputs, passes_of, what_needs_calibration
-from .report import Report, total_bytes, warn_if_no_faster
+from .passes import calibrate_inputs, passes_of, what_needs_calibration
+from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .transaction import changes_model
 from .unpack import unpack_modules
@@ -133,27 +133,22 @@ def quantize_(
         raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
     run = Run(model, calibration, progress, _CALLER)
     passes = passes_of(chosen, run)
-    for each, layers in passes.items():
-        if not each.after_inputs:
-            each.plan(layers, run, chosen)
-    calibrate_inputs({path: one for path, one in chosen.items() if one.scaling is None}, run)
-    for each, layers in passes.items():
-        if each.after_inputs:
-            each.plan(layers, run, chosen)
+    for after_inputs in (False, True):
+        if after_inputs:
+            calibrate_inputs({p: one for p, one in chosen.items() if one.scaling is None}, run)
+        for each, layers in passes.items():
+            if each.after_inputs == after_inputs:
+                each.plan(layers, run, chosen)
     # Before layers are swapped that may not be kept: a warning may be an error.
-    warn_if_no_faster(as_prepared(chosen), _CALLER)
+    warn_if_no_faster({path: (one.prepared, one.scheme) for path, one in chosen.items()}, _CALLER)
     for held in (parts.before, *passes.values()):
         held.clear()  # nothing holds a float layer that is swapped
     report = swap_layers(model, chosen, report, _CALLER)
     parts.release()
     for each in passes:
         each.finish(model)
-    return replace(
-        report,
-        total_parameters=parts.given.total_parameters,
-        bytes_before=parts.given.bytes_before,
-        bytes_after=total_bytes(model),
-    )
+    total, before = parts.given.total_parameters, parts.given.bytes_before
+    return completed(replace(report, total_parameters=total, bytes_before=before), model)
 
 
 def after_training(config: QuantConfig, layer: Layer) -> QuantConfig:

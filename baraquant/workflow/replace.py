@@ -8,10 +8,8 @@ or an object of its own, and call that. All of it gets the new layer when the ol
 from __future__ import annotations
 
 import collections
-import dis
 import functools
 import gc
-import inspect
 import sys
 import types
 import weakref
@@ -21,7 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .report import Report, arithmetic_of, total_bytes
+from ..nn.shared.subclassed import REGISTERED
+from .report import Report, completed
 from .transaction import keep, refill, undo_by
 from .view import Decide, FilterFn, ModelView, Swaps, choose_swaps
 
@@ -37,21 +36,8 @@ def replace_modules(
 
     The arguments and errors are those of :class:`ModelView` and :func:`choose_swaps`.
     """
-    swaps, report = choose_swaps(ModelView(model, caller), decide, filter_fn, is_candidate)
-    return swap(model, swaps, report)
-
-
-def take_over(new: nn.Module, old: nn.Module) -> None:
-    """Give a new module the mode, the hooks and the user's attributes of the one it replaces."""
-    new.train(old.training)
-    for name, hooks in vars(old).items():
-        if name.endswith("_hooks") and isinstance(hooks, dict) and not name.startswith("_state"):
-            getattr(new, name).update(hooks)
-    for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
-        getattr(new, name).update(getattr(old, name))
-    new._forward_hooks_always_called.update(old._forward_hooks_always_called)
-    new._is_full_backward_hook = old._is_full_backward_hook
-    vars(new).update(user_attributes(old, new))
+    swaps, report = choose_swaps(ModelView(model, caller), caller, decide, filter_fn, is_candidate)
+    return completed(swap(model, swaps, report), model)
 
 
 def put(model: nn.Module, pairs: Iterable[tuple[nn.Module, nn.Module]]) -> None:
@@ -74,7 +60,7 @@ def put_at(model: nn.Module, paths: list[str], new: nn.Module) -> None:
 
 
 def swap(model: nn.Module, swaps: Swaps, report: Report) -> Report:
-    """Replace modules, and return the report with the current size; empties ``swaps``."""
+    """Replace modules, and return the report with what still refers to them; empties ``swaps``."""
     olds, news = ({path: pair[index] for path, pair in swaps.items()} for index in (0, 1))
     swaps.clear()
     return swap_in_turn(model, olds, [list(olds)], lambda paths: news, report)
@@ -103,9 +89,7 @@ def swap_in_turn(
     changed = dict(report.changed)
     for path, place in still_reached(model, references).items():
         changed[path] += f"; {place} still refers to the layer before"
-    at = dict(model.named_modules())
-    computes = {path: how for path in references if (how := arithmetic_of(at[path])) is not None}
-    return replace(report, changed=changed, bytes_after=total_bytes(model), computes=computes)
+    return replace(report, changed=changed)
 
 
 # What switches off PyTorch's fused evaluation: in it an encoder gives the weights of its layers to
@@ -128,7 +112,6 @@ def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
 
 # ---- Where a model refers to its modules --------------------------------------------------------
 
-REGISTERED = ("_parameters", "_buffers", "_modules")
 _DEPTH = 8  # of objects in objects
 # What holds no layer, and is met often.
 _PLAIN = (str, bytes, int, float, bool, complex, type(None), type, types.ModuleType, Tensor)
@@ -410,32 +393,3 @@ def still_reached(model: nn.Module, olds: Mapping[str, weakref.ref[nn.Module]]) 
                 else:
                     waiting += gc.get_referents(value)
     return found
-
-
-def user_attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
-    """Return the attributes that a user has given to a layer, and that ``new`` has no use for."""
-    known = _attributes_of_layers(old.__class__)
-    known |= vars(new).keys() | {name for kind in REGISTERED for name in getattr(new, kind)}
-    return {
-        name: value
-        for name, value in vars(old).items()
-        if name not in known and not inspect.isdatadescriptor(getattr(type(new), name, None))
-    }
-
-
-@functools.cache
-def _attributes_of_layers(kind: Any) -> frozenset[str]:
-    """Return the attributes that the methods of a class of layers set.
-
-    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
-    PyTorch's classes and of ours count.
-    """
-    names = set(vars(nn.Module()))
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
-            continue
-        for function in vars(base).values():
-            code = getattr(inspect.unwrap(function), "__code__", None)
-            steps = () if code is None else dis.get_instructions(code)
-            names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
-    return frozenset(names)

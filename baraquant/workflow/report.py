@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from .._table import Table, some
 from ..configs import QuantConfig
 from ..nn import LearnedFakeQuantize
 from ..nn.shared.convolution import ConvolvesIntegers
-from .layers import form_of, layer_of_prepared, layer_with
+from .layers import layer_with, stage_of
 
 # Reasons that the caller chose: filter_fn, and the dictionary of configurations.
 FILTERED = "filter_fn"
@@ -27,6 +27,7 @@ UNMATCHED = "no pattern of the configurations matches it"
 FLOATING = "its configuration is None"
 CHOSEN = (UNMATCHED, FLOATING)
 PREPARED = "it is prepared already"
+CONVERTED = "it is converted already"
 # From this share on, what stays floating without being asked for is said first.
 _CONSIDERABLE = 0.1
 # How a quantized layer computes.
@@ -255,7 +256,7 @@ def arithmetic_of(module: nn.Module) -> str | None:
 
     A registered kind of layer says with ``is_integer`` that it multiplies integers.
     """
-    form, layer = form_of(module), layer_of_prepared(module)
+    layer, form = stage_of(module)
     known = layer if form is None else layer_with(form)
     if known is None:
         return None
@@ -270,15 +271,22 @@ def arithmetic_of(module: nn.Module) -> str | None:
     return INTEGERS if is_integer is True else FLOATS
 
 
-def warn_if_no_faster(layers: Iterable[tuple[str, nn.Module, QuantConfig]], caller: str) -> None:
+def completed(report: Report, model: nn.Module) -> Report:
+    """Return a report with how the changed layers compute, and with the current size."""
+    at = dict(model.named_modules())
+    size = total_bytes(model)
+    computes = {p: how for p in report.changed if (how := arithmetic_of(at[p])) is not None}
+    return replace(report, bytes_after=size, computes=computes)
+
+
+def warn_if_no_faster(layers: Mapping[str, tuple[nn.Module, QuantConfig]], caller: str) -> None:
     """Warn of schemes that round inputs, but whose layers compute in floating point.
 
     The layers are given by their paths, as they will be converted, with the configurations that the
     caller gave.
     """
     by_scheme: dict[QuantConfig, dict[str, nn.Module]] = {}
-    every = list(layers)
-    for path, layer, scheme in every:
+    for path, (layer, scheme) in layers.items():
         if scheme.activation is not None:
             by_scheme.setdefault(scheme, {})[path] = layer
     for scheme, prepared in by_scheme.items():
@@ -300,7 +308,7 @@ def warn_if_no_faster(layers: Iterable[tuple[str, nn.Module, QuantConfig]], call
         )
         what = "all of them" if share == 0 else f"{100 * (1 - share):.0f} % of the multiply-adds"
         verb = "store integers and compute" if share == 0 else "belong to layers that compute"
-        which = "the model is" if len(prepared) == len(every) else f"{some(floating, 3)} are"
+        which = "the model is" if len(prepared) == len(layers) else f"{some(floating, 3)} are"
         warnings.warn(
             f"{caller}: expected layers that multiply integers with {scheme}, but {what} "
             f"{verb} in floating point: {which} smaller and no faster{advice}",

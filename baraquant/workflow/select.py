@@ -15,19 +15,19 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from .._table import placed, some
 from ..configs import Config, QuantConfig, TensorConfig
 from ..nn.recurrent_cells import Cell
-from ..nn.shared.subclassed import with_forward_of
+from ..nn.shared.subclassed import successor
 from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import Algorithm, quant_config, scheme_of
-from .layers import Layer, unknown_weights, weights_of
+from .computed import compute_as, plain
+from .layers import Layer
 from .passes import Chosen, pass_of
-from .replace import take_over
-from .report import FILTERED, FLOATING, PREPARED, UNMATCHED, Report
-from .unpack import Unpacked, compute_as, is_packed, plain, why_not_unpacked
+from .report import CONVERTED, FILTERED, FLOATING, PREPARED, UNMATCHED, Report
+from .unpack import Unpacked, is_packed
 from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
 
@@ -115,33 +115,34 @@ class Selector:
         inner = {id(part) for cell in cells for part in cell.modules()}
         self._fixed = self._computed | self._sharing | inner
         for module in view.model.modules():
-            if view.seen[id(module)].is_prepared:
+            if view.seen[id(module)].prepared_for is not None:
                 self._share_quantizer(module, module)
 
         def decide(module: nn.Module, name: str) -> Decision:
-            config, layer = configs.get(id(module)), view.seen[id(module)].layer
+            config, seen = configs.get(id(module)), view.seen[id(module)]
             if isinstance(config, str):
                 return config
-            if config is None or layer is None:
-                return _why_unknown(module, view)
-            made = self.prepare(module, layer, config)
+            if config is None or seen.layer is None:
+                known = PREPARED if seen.prepared_for else CONVERTED if seen.is_converted else None
+                return known or parts.packed.get(id(module), seen.unknown)
+            made = self.prepare(module, seen.layer, config)
             if isinstance(made, str):
                 return made
-            for weight in weights_of(module):
+            for weight in seen.weights:
                 self._rules.check_tie(weight, name, scheme_of(config))
             is_made = name in parts.before or id(module) in self._computed
             remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
             shares_weight = view.shares_weight(module)
-            prepared[id(module)] = Chosen(module, layer, config, made, shares_weight, remark)
+            prepared[id(module)] = Chosen(module, seen.layer, config, made, shares_weight, remark)
             is_embedding = isinstance(made, nn.Embedding)
             what = f"weight={made.config.weight_str}" if is_embedding else str(made.config)
             return Swap(module, f"{type(made).__name__}({what})")
 
         _, report = choose_swaps(
-            view, decide, filter_fn, lambda module: id(module) in configs, keeps_ties=True
+            view, self._caller, decide, filter_fn, lambda m: id(m) in configs, keeps_ties=True
         )
         self._rules.check_used(name for key in configs for name in view.seen[key].paths)
-        self._check_named(report, configs, parts)
+        self._check_named(report, view)
         self._rules.warn_if_useless(
             {view.ids[name] for name in report.changed},
             {view.ids[name]: (name, reason) for name, reason in report.left_out.items()},
@@ -151,18 +152,11 @@ class Selector:
         chosen = {name: prepared[view.ids[name]] for name in report.changed}
         return chosen, _without_parts(report, parts.repack(set(chosen)))
 
-    def _check_named(
-        self, report: Report, configs: dict[int, Config | str], parts: Unpacked
-    ) -> None:
+    def _check_named(self, report: Report, view: ModelView) -> None:
         """Check that no layer stays floating if a key is its path or the path of its parent."""
         for name, reason in report.left_out.items():
-            key = parts.view.ids[name]
-            config = configs.get(key)
-            if reason == FILTERED or config is None or isinstance(config, str):
-                continue
-            names = parts.view.seen[key].paths
-            wholes = [whole[0] for path in names if (whole := parts.whole_of(path)) is not None]
-            if self._rules.is_named([*names, *wholes]):
+            config = self._rules.named.get(view.ids[name])
+            if config is not None and reason != FILTERED:
                 raise ValueError(
                     f"{self._caller}: {name}: expected a layer that {scheme_of(config)} fits, but "
                     f"{reason}"
@@ -208,11 +202,10 @@ class Selector:
                 f"expected from_float to return a {layer.training.__name__}, but it returned a "
                 f"{type(prepared).__name__}"
             )
-        prepared = with_forward_of(prepared, given, layer.base_of(given))
+        self._share_quantizer(prepared, module)
+        prepared = successor(prepared, module, layer.base_of(given), plain=given)
         if is_computed:
             compute_as(prepared, module)
-        self._share_quantizer(prepared, module)
-        take_over(prepared, module)
         return prepared
 
     def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:
@@ -237,17 +230,6 @@ def _why_empty(module: nn.Module) -> str | None:
     return "its weight has no elements" if sizes and not any(sizes) else None
 
 
-def _why_unknown(module: nn.Module, view: ModelView) -> str | None:
-    seen = view.seen[id(module)]
-    if seen.is_prepared:
-        return PREPARED
-    if seen.is_converted:
-        return "it is converted already"
-    if is_packed(module):
-        return why_not_unpacked(module) or "it is the model itself; wrap it in nn.Sequential"
-    return unknown_weights(module)
-
-
 def _without_parts(report: Report, wholes: set[str]) -> Report:
     """Return a report that names the restored modules, not their parts."""
     left_out: dict[str, str] = {}
@@ -266,7 +248,7 @@ def _without_parts(report: Report, wholes: set[str]) -> Report:
 def nothing_to(verb: str, view: ModelView, report: Report) -> str:
     """Return the message for a model in which nothing can be prepared or quantized."""
     kind = type(view.model).__name__
-    if any(one.is_prepared for one in view.seen.values()):
+    if any(one.prepared_for for one in view.seen.values()):
         return f"expected a float model, but {kind} is prepared already"
     if any(one.is_converted for one in view.seen.values()):
         return f"expected a float model, but {kind} is converted already"
@@ -290,6 +272,10 @@ class Rules:
         caller: The public function, for the messages.
         trains: Whether training follows, which no :class:`baraquant.Algorithm` supports.
 
+    Attributes:
+        named: The configurations of layers one of whose paths is itself a key, by the layers' ids:
+            they must be quantized.
+
     Raises:
         TypeError: A value is not a configuration, or a key is neither a pattern nor a type.
         ValueError: There is no configuration, or one that cannot be trained.
@@ -301,6 +287,7 @@ class Rules:
         self._rules: list[tuple[Any, Config | None]] = (
             [("*", config)] if self._is_one else list(config.items())
         )
+        self.named: dict[int, Config] = {}
         self._used: set[int] = set()
         self._decided: dict[int, set[int]] = {}  # the ids of the layers that each decides
         self._chosen: dict[int, tuple[str, QuantConfig]] = {}  # by the id of a weight
@@ -342,7 +329,13 @@ class Rules:
                 )
         if found[0] is None:
             return UNMATCHED
-        return FLOATING if configs[0] is None else configs[0]
+        if configs[0] is None:
+            return FLOATING
+        paths = {*names, *(part[0] for part in whole if part is not None)}
+        keys = {key for key, value in self._rules if value is not None and not self._is_one}
+        if paths & keys:
+            self.named[id(module)] = configs[0]
+        return configs[0]
 
     def _index(self, module: nn.Module, name: str, whole: Any) -> int | None:
         places = [(name, module), *([whole] if whole is not None else [])]
@@ -355,14 +348,9 @@ class Rules:
             self._decided.setdefault(first, set()).add(id(module))
         return first
 
-    def is_named(self, names: Iterable[str]) -> bool:
-        """Whether one of the paths is itself a key: then the layer must be quantized."""
-        keys = {key for key, value in self._rules if isinstance(key, str) and value is not None}
-        return not self._is_one and any(name in keys for name in names)
-
-    def check_tie(self, weight: Tensor, name: str, config: QuantConfig) -> None:
+    def check_tie(self, weight: int, name: str, config: QuantConfig) -> None:
         """Check that layers that share a weight quantize it in the same way."""
-        other, chosen = self._chosen.setdefault(id(weight), (name, config))
+        other, chosen = self._chosen.setdefault(weight, (name, config))
         of_weight = attrgetter("weight", "scale_rule", "scale_dtype")
         if of_weight(chosen) != of_weight(config):
             raise ValueError(

@@ -81,11 +81,6 @@ def served_linear(
     return _LINEAR[type(weight), how](**arguments)
 
 
-def packs_weight(prepared: Any) -> bool:
-    """Whether a prepared linear layer is served with integers of four bits that are packed."""
-    return _input_of(prepared) == "floating" and prepared.config.weight.bits <= 4
-
-
 def _input_of(prepared: Any) -> str:
     """Return what becomes of the input: it stays floating, or gets a scale then or in advance."""
     if not prepared.is_integer:

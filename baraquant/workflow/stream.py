@@ -19,10 +19,10 @@ from ..nn import QuantizesWeight
 from ..schemes import Algorithm
 from .convert import Maker, swap_layers
 from .layers import weights_of
-from .passes import Chosen, as_prepared
+from .passes import Chosen
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at
-from .report import Report, warn_if_no_faster
+from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, nothing_to
 from .transaction import in_one_transaction, keep, undone
 from .unpack import Unpacked, is_packed
@@ -66,11 +66,12 @@ class Stream:
         self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
         if not self._chosen:
             raise ValueError(f"{caller}: {nothing_to('quantize', view, self._report)}")
-        warn_if_no_faster(as_prepared(self._chosen), caller)
+        layers = {path: (one.prepared, one.scheme) for path, one in self._chosen.items()}
+        warn_if_no_faster(layers, caller)
         self._paths = {key: one.paths for key, one in view.seen.items()}
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
-            if isinstance(one.prepared, QuantizesWeight) and len(weights_of(one.module)) == 1:
+            if isinstance(one.prepared, QuantizesWeight) and len(one.weights) == 1:
                 self._names |= dict.fromkeys(self._paths[id(one.module)], path)
                 by_weight.setdefault(id(one.module.weight), []).append(path)
         for group in by_weight.values():
@@ -137,7 +138,7 @@ class Stream:
         self._chosen.clear()
         # What a model has kept of a layer beside its place gets the new one too.
         report = swap_layers(self._model, ready, self._report, self._caller)
-        return replace(report, left_out=left_out)
+        return completed(replace(report, left_out=left_out), self._model)
 
     @in_one_transaction
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -154,7 +155,7 @@ class Stream:
                 if isinstance(prepared, str):
                     raise ValueError(f"{self._caller}: {path}: {prepared}")
                 ready[path] = replace(self._chosen[path], prepared=prepared, made=None)
-            maker = Maker((one.prepared for one in ready.values()), self._caller)
+            maker = Maker(ready.values(), self._caller)
             return {path: maker.make(path, one) for path, one in ready.items()}
 
     def _prepared(self, path: str, one: Chosen) -> nn.Module | str:

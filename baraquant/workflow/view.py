@@ -12,15 +12,8 @@ from torch import nn
 
 from .._table import placed
 from ..nn.training.quantizers import QuantizesWeight
-from .layers import (
-    Layer,
-    further_names,
-    is_computed,
-    is_converted,
-    is_prepared,
-    layer_of,
-    weights_of,
-)
+from .computed import is_computed
+from .layers import Layer, further_names, layer_of, stage_of, unknown_weights, weights_of
 from .report import (
     CHOSEN,
     FILTERED,
@@ -56,18 +49,22 @@ class Seen:
 
     Attributes:
         layer: Its kind, if it is a float layer that can be quantized.
-        is_prepared: Whether it is a prepared layer.
+        prepared_for: Its kind, if it is a prepared layer.
         is_converted: Whether it is a converted layer.
-        is_computed: Whether PyTorch computes its weight or its bias.
         rounds_weight: Whether it is a layer in training, of any class.
+        weights: The ids of the parameters that quantization turns into integers.
+        unknown: Why it has no quantized form, if it has weights.
+        is_computed: Whether PyTorch computes its weight or its bias.
         paths: All of its paths.
     """
 
     layer: Layer | None
-    is_prepared: bool
+    prepared_for: Layer | None
     is_converted: bool
-    is_computed: bool
     rounds_weight: bool
+    weights: list[int]
+    unknown: str | None
+    is_computed: bool
     paths: list[str] = field(default_factory=list)
 
 
@@ -88,8 +85,8 @@ class ModelView:
     """
 
     def __init__(self, model: nn.Module, caller: str) -> None:
-        check_is_module(model, caller)
-        self.model, self.caller = model, caller
+        check_model(model, caller)
+        self.model = model
         self.look()
 
     def look(self) -> None:
@@ -100,28 +97,26 @@ class ModelView:
         for path, module in self.model.named_modules(remove_duplicate=False):
             key = self.ids[path] = id(module)
             if key not in self.seen:
-                _check_module(module, path, self.caller)
+                prepared_for, form = stage_of(module)
                 self.seen[key] = Seen(
                     layer_of(module),
-                    is_prepared(module),
-                    is_converted(module),
-                    is_computed(module),
+                    prepared_for,
+                    form is not None,
                     isinstance(module, QuantizesWeight),
+                    [id(weight) for weight in weights_of(module)],
+                    unknown_weights(module),
+                    is_computed(module),
                 )
                 for parameter in module._parameters.values():
                     if parameter is not None:
                         self.holders.setdefault(id(parameter), []).append(key)
             self.seen[key].paths.append(path)
 
-    def paths(self, module: nn.Module) -> list[str]:
-        """Return all paths of a module."""
-        return self.seen[id(module)].paths
-
     def shares_weight(self, module: nn.Module) -> bool:
         """Whether other modules have a weight of a float layer too."""
         own = module._parameters.get("weight")
-        weights = weights_of(module) if own is None else [own]
-        return any(len(self.holders[id(weight)]) > 1 for weight in weights)
+        weights = self.seen[id(module)].weights if own is None else [id(own)]
+        return any(len(self.holders[weight]) > 1 for weight in weights)
 
     def sharing(self) -> set[int]:
         """Return the ids of the modules that share a parameter with another one."""
@@ -130,6 +125,7 @@ class ModelView:
 
 def choose_swaps(
     view: ModelView,
+    caller: str,
     decide: Decide,
     filter_fn: FilterFn | None = None,
     is_candidate: Callable[[nn.Module], bool] = lambda module: True,
@@ -143,6 +139,7 @@ def choose_swaps(
 
     Args:
         view: The model.
+        caller: The public function, for the messages.
         decide: Called once for each candidate that passes ``filter_fn``, and once for each module
             that is not a candidate. The children of a module that is not swapped are visited too.
         filter_fn: Says whether to swap a candidate; called for each of its paths.
@@ -157,7 +154,7 @@ def choose_swaps(
     """
     if filter_fn is not None and not callable(filter_fn):
         raise TypeError(
-            f"{view.caller}: expected filter_fn to be a function of a module and its name, "
+            f"{caller}: expected filter_fn to be a function of a module and its name, "
             f"but got {type(filter_fn).__name__}"
         )
     swaps: Swaps = {}
@@ -171,10 +168,10 @@ def choose_swaps(
         if id(module) in seen:
             continue
         seen.add(id(module))
-        paths = view.paths(module)
-        decision = _decision(module, paths, view.caller, decide, filter_fn, is_candidate)
+        paths = view.seen[id(module)].paths
+        decision = _decision(module, paths, caller, decide, filter_fn, is_candidate)
         if isinstance(decision, Swap):
-            _check_place(module, view.model, paths, view.caller)
+            _check_place(module, view.model, paths, caller)
             swaps[name] = module, decision.module
             changed[name] = decision.about
             parts = _parts(module, name, seen)
@@ -252,30 +249,26 @@ def check_model(model: Any, caller: str) -> None:
     """Check that modules can be swapped in a model at all."""
     check_is_module(model, caller)
     for path, module in model.named_modules():
-        _check_module(module, path, caller)
-
-
-def _check_module(module: nn.Module, path: str, caller: str) -> None:
-    where = f"{path}: " if path else ""
-    wrapped = type(module).__name__
-    wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
-    # The classes are found by name: importing them would initialize torch.distributed.
-    is_sharded = any(
-        kind.__module__.startswith("torch.distributed.fsdp")
-        and kind.__qualname__.endswith(("FSDPModule", "DataParallel"))
-        for kind in type(module).__mro__
-    )
-    if isinstance(module, wrappers) or is_sharded:
-        raise ValueError(
-            f"{caller}: {where}expected a model before it is wrapped for several processes, "
-            f"but got {wrapped}"
+        where = f"{path}: " if path else ""
+        wrapped = type(module).__name__
+        wrappers = nn.parallel.DataParallel, nn.parallel.DistributedDataParallel
+        # The classes are found by name: importing them would initialize torch.distributed.
+        is_sharded = any(
+            kind.__module__.startswith("torch.distributed.fsdp")
+            and kind.__qualname__.endswith(("FSDPModule", "DataParallel"))
+            for kind in type(module).__mro__
         )
-    check_whole(module, caller, where)
-    if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError(
-            f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
-            "modules first, then script it"
-        )
+        if isinstance(module, wrappers) or is_sharded:
+            raise ValueError(
+                f"{caller}: {where}expected a model before it is wrapped for several processes, "
+                f"but got {wrapped}"
+            )
+        check_whole(module, caller, where)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise TypeError(
+                f"{caller}: {where}expected a model in Python, but got {wrapped}; swap its "
+                "modules first, then script it"
+            )
 
 
 def check_whole(module: nn.Module, caller: str, where: str) -> None:

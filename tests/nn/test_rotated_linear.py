@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from baraquant import W4A8, W4A16, W8A8, W8A16, QuantConfig, W8A8Static, ops, reference
 from baraquant import nn as bnn
 from baraquant.workflow.convert import Converter
+from baraquant.workflow.layers import stage_of
 from baraquant.workflow.served import served_linear
 from tests.support.bits import without_switches
 from tests.support.schemes import described
@@ -74,7 +75,9 @@ def inputs(dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
 
 
 def converted(layer: Any) -> Any:
-    return served_linear(layer, Converter().integers(layer))
+    kind = stage_of(layer)[0]
+    assert kind is not None
+    return served_linear(layer, Converter().integers(kind, layer))
 
 
 def matrix(block: int) -> Tensor:

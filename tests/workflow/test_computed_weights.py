@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 import baraquant
 from baraquant import W8A8, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
-from baraquant.workflow.unpack import plain
+from baraquant.workflow.computed import plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*no faster")
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import FakeQuantize, QuantizedExperts
+from ...workflow.computed import in_files as weight_in_files
+from ...workflow.computed import names_in_files
 from ...workflow.layers import inside, is_converted, is_prepared
-from ...workflow.unpack import UNPACKED, names_in_files
-from ...workflow.unpack import in_files as weight_in_files
+from ...workflow.unpack import UNPACKED
 from .._layers import IntegerLayer, check_layers, integer_layers
 from .checks import Exported, check_server, is_exact, nudged_scale
 from .config import write_config

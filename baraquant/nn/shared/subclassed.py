@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Subclasses of PyTorch's layers whose forward calls the parent's and adds to it.
+"""What a layer takes over of the one that it replaces: a forward, hooks, what a user has added.
 
-Gemma multiplies the result of ``nn.Embedding``; LoRA layers add to the result of ``nn.Linear``. The
+Some subclasses of PyTorch's layers have a forward that calls the parent's and adds to it. Gemma
+multiplies the result of ``nn.Embedding``; LoRA layers add to the result of ``nn.Linear``. The
 quantized layer keeps such a forward: its class inherits from the subclass and from the quantized
 class, in this order, so that ``super().forward`` is the quantized one.
 """
@@ -9,7 +10,9 @@ class, in this order, so that ``super().forward`` is the quantized one.
 from __future__ import annotations
 
 import copy
+import dis
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.nn.utils import parametrize
 from ..inference.integers import HoldsIntegers
 from ..training.quantizers import QuantizesWeight
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 @functools.cache
@@ -54,11 +57,21 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
     return kind
 
 
-def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
-    """Return ``new`` with the forward of ``old``, and with what else ``old`` has registered.
+def successor(
+    new: nn.Module, old: nn.Module, parent: type[nn.Module], plain: nn.Module | None = None
+) -> nn.Module:
+    """Return ``new`` as what replaces the layer ``old``: with its forward, hooks and attributes.
 
-    ``old`` is of PyTorch's class ``parent``, of a subclass, or quantized.
+    ``old`` is of PyTorch's class ``parent``, of a subclass, or quantized. ``plain`` is ``old``
+    without what computes its tensors, where PyTorch does.
     """
+    new = with_forward_of(new, old if plain is None else plain, parent)
+    take_over(new, old)
+    return new
+
+
+def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> nn.Module:
+    """Return ``new`` with the forward of ``old``, and with what else ``old`` has registered."""
     own = _own_class(old, parent)
     further = _further(old, parent)
     if own.forward is parent.forward or computes_parent(old, parent):
@@ -66,7 +79,7 @@ def with_forward_of(new: nn.Module, old: nn.Module, parent: type[nn.Module]) -> 
         return new
     result: nn.Module = _rebuild(own, plain_type(new), parent)
     vars(result).update(vars(new))
-    for kind in _REGISTERED:
+    for kind in REGISTERED:
         vars(result)[kind] = dict(getattr(new, kind))
     vars(result)["_non_persistent_buffers_set"] = set(new._non_persistent_buffers_set)
     _register(result, old, further)
@@ -80,12 +93,12 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
     """Register in ``new`` what else ``old`` has; its hooks and its forward may read it."""
     if not further or hasattr(type(new), "_further"):  # such a class has seen to that
         return
-    for kind in _REGISTERED:
+    for kind in REGISTERED:
         own = getattr(new, kind)
         carried = {name: value for name, value in getattr(old, kind).items() if name in further}
         for name, value in carried.items():
             is_there = name in own and own[name] is value  # the layer shares all of them
-            others = [vars(new), *(getattr(new, each) for each in _REGISTERED)]
+            others = [vars(new), *(getattr(new, each) for each in REGISTERED)]
             if not is_there and any(name in each for each in others):
                 raise ValueError(
                     f"expected a layer without {name!r} beside its weight and bias, as a "
@@ -94,6 +107,48 @@ def _register(new: nn.Module, old: nn.Module, further: set[str]) -> None:
         own.update(carried)
     new._non_persistent_buffers_set.update(old._non_persistent_buffers_set & further)
     vars(new)["_further"] = tuple(sorted(further))
+
+
+def take_over(new: nn.Module, old: nn.Module) -> None:
+    """Give a new module the mode, the hooks and the user's attributes of the one it replaces."""
+    new.train(old.training)
+    for name, hooks in vars(old).items():
+        if name.endswith("_hooks") and isinstance(hooks, dict) and not name.startswith("_state"):
+            getattr(new, name).update(hooks)
+    for name in ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs"):
+        getattr(new, name).update(getattr(old, name))
+    new._forward_hooks_always_called.update(old._forward_hooks_always_called)
+    new._is_full_backward_hook = old._is_full_backward_hook
+    vars(new).update(_user_attributes(old, new))
+
+
+def _user_attributes(old: nn.Module, new: nn.Module) -> dict[str, Any]:
+    """Return the attributes that a user has given to a layer, and that ``new`` has no use for."""
+    known = _attributes_of_layers(old.__class__)
+    known |= vars(new).keys() | {name for kind in REGISTERED for name in getattr(new, kind)}
+    return {
+        name: value
+        for name, value in vars(old).items()
+        if name not in known and not inspect.isdatadescriptor(getattr(type(new), name, None))
+    }
+
+
+@functools.cache
+def _attributes_of_layers(kind: Any) -> frozenset[str]:
+    """Return the attributes that the methods of a class of layers set.
+
+    They belong to the layer; all others are the user's. Of a user's subclass only the methods of
+    PyTorch's classes and of ours count.
+    """
+    names = set(vars(nn.Module()))
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "baraquant"):
+            continue
+        for function in vars(base).values():
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            steps = () if code is None else dis.get_instructions(code)
+            names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
+    return frozenset(names)
 
 
 def own_names(module: nn.Module, parent: type[nn.Module]) -> set[str] | None:
@@ -108,7 +163,7 @@ def _further(module: nn.Module, parent: type[nn.Module]) -> set[str]:
     if isinstance(module, (QuantizesWeight, HoldsIntegers)):
         return set(getattr(module, "_further", ()))
     own = own_names(module, parent)
-    names = {name for kind in _REGISTERED for name in getattr(module, kind)}
+    names = {name for kind in REGISTERED for name in getattr(module, kind)}
     return set() if own is None else names - own
 
 

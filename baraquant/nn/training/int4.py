@@ -162,7 +162,7 @@ class FakeQuantizeInt4(RoundsToInt4):
 
         All columns count alike, whatever their ``importance``: a product of integers has no other.
         """
-        scale, factor, zero_point = searched_factors(rows, self.group_size, self.symmetric)
+        scale, factor, zero_point = self.searched_factors(rows)
         return FakeQuantizeInt4(
             self.group_size,
             symmetric=self.symmetric,
@@ -170,6 +170,10 @@ class FakeQuantizeInt4(RoundsToInt4):
             group_factor=factor,
             group_zero_point=zero_point,
         )
+
+    def searched_factors(self, rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return the scale, and the factors and zero points of groups, that fit rows best."""
+        return searched_factors(rows, self.group_size, self.symmetric, scale)
 
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""

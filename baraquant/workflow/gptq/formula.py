@@ -17,7 +17,6 @@ from torch import Tensor
 from ... import ops
 from ...nn import FakeQuantize, FakeQuantizeInt4
 from ...nn.shared.precision import compute_dtype
-from ...nn.shared.range import searched_factors
 from ...nn.training.quantizers import Int4Integers, Integers
 from ..calibration.observers import FiniteCalls, NearOne
 
@@ -252,15 +251,14 @@ class FactorGrid:
         self._quantizer, self._searches = quantizer, searches
         self.size, self.follows = quantizer.group_size, searches and not fixed
         self._scale, self._factor, self._zero_point = (
-            searched_factors(rows, self.size, quantizer.symmetric)
+            quantizer.searched_factors(rows)
             if searches and fixed
             else ops.choose_int4_qparams(rows, self.size, symmetric=quantizer.symmetric)
         )
 
     def find(self, group: int, rows: Tensor) -> None:
         """Find the factors of a group from its corrected values, ``[N, size]``."""
-        symmetric = self._quantizer.symmetric
-        _, factor, zero_point = searched_factors(rows, self.size, symmetric, self._scale)
+        _, factor, zero_point = self._quantizer.searched_factors(rows, self._scale)
         self._factor[:, group], self._zero_point[:, group] = factor[:, 0], zero_point[:, 0]
 
     def quantize(self, group: int, column: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..._table import placed
 from ...nn import FakeQuantizedLinear
 from ...nn.shared.precision import compute_dtype
-from ...nn.shared.rotation import rotate_of
 from ...nn.training.quantizers import Int4Integers, Integers
 from ...schemes import GPTQ
 from ..calibration.observers import FiniteCalls
@@ -69,15 +67,15 @@ class GPTQPass(Pass):
         calls.last = None
         for path in unreached:
             layers[path].remark += _UNREACHED
-        maker = Maker((one.prepared for one in chosen.values()), run.where)
+        maker = Maker(chosen.values(), run.where)
         made: dict[str, nn.Module] = {}
         with undone(), counting("GPTQ", len(calls.sets), run.progress) as advance:
             for paths in calls.sets:
                 hessians = _hessians({p: layers[p] for p in paths}, run, seen)
                 for path in paths:
                     one, matrix = layers[path], hessians.pop(path).matrix
-                    integers = _integers(path, one, maker.ready(path, one), matrix, run.where)
-                    made[path] = one.made = maker.make(path, one, integers)
+                    rounding = partial(_integers, matrix, one, f"{run.where}: {path}")
+                    made[path] = one.made = maker.make(path, one, rounding)
                 # A layer whose outputs are divided for others, which do not expect it yet, stays
                 # floating in the runs.
                 own = [(path, layers[path]) for path in paths if layers[path].divisor is None]
@@ -108,31 +106,30 @@ def _hessians(
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _integers(
-    path: str, one: Chosen, prepared: nn.Module, hessian: Tensor | None, where: str
+    hessian: Tensor | None, one: Chosen, where: str, prepared: nn.Module
 ) -> Integers | Int4Integers:
     assert isinstance(one.config, GPTQ) and hessian is not None
-    scheme, damping = one.scheme, float(one.config.damping)
-    with placed(where, path):
-        integers, used = rounded(
-            prepared.rows_of_weight(),
-            hessian,
-            prepared.weight_fake_quant,
-            searches=scheme.searches_scales,
-            damping=damping,
-            act_order=one.config.act_order,
-        )
+    damping = float(one.config.damping)
+    integers, used = rounded(
+        prepared.rows_of_weight(),
+        hessian,
+        prepared.weight_fake_quant,
+        searches=one.scheme.searches_scales,
+        damping=damping,
+        act_order=one.config.act_order,
+    )
     if not math.isclose(used, damping):
         warnings.warn(
-            f"{where}: {path}: with damping {damping:g} the Hessian of the inputs is not positive "
+            f"{where}: with damping {damping:g} the Hessian of the inputs is not positive "
             f"definite; it is with {used:g}, which was used. More calibration data helps",
-            stacklevel=6,
+            stacklevel=8,
         )
     return integers
 
 
 def _multiplied(prepared: FakeQuantizedLinear, rows: Tensor) -> Tensor:
     """Return what a prepared layer multiplies: its input rotated and rounded, as it will be."""
-    if rotate_of(prepared) > 0:
+    if prepared.rotate > 0:
         rows = ops.hadamard(rows, prepared.rotate)
     return prepared.input_fake_quant.round(rows) if prepared.rounds_input else rows
 

@@ -339,11 +339,11 @@ class _Measured:
         for name, config in self.configs.items():
             rules = Rules(config, _CALLER, trains=False)
             selector = Selector(_CALLER, rules, after_training, check_module)
-            kept = _Kept(parts.view, parts.given, parts.before, parts.news)
+            kept = _Kept(**vars(parts))
             chosen, report = selector.choose(kept, filter_fn)
             if chosen:
                 calibrate_inputs(chosen, run)
-            maker = Maker((one.prepared for one in chosen.values()), _CALLER)
+            maker = Maker(chosen.values(), _CALLER)
             for path, one in chosen.items():
                 found[path] = one.module
                 self.layers.setdefault(path, {})[name] = maker.make(path, one)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from ...nn.shared.subclassed import with_forward_of
+from ...nn.shared.subclassed import successor
 from ..layers import form_of, inside, layer_of, layer_with
-from ..replace import replace_modules, take_over
+from ..replace import replace_modules
 from ..transaction import keep_all
 from ..view import Swap
 
@@ -182,8 +182,7 @@ def put(
         form = form_of(modules[name])
         assert form is not None
         layer = layer_of(module) or layer_with(form)
-        modules[name] = with_forward_of(modules[name], module, layer.base_of(module))
-        take_over(modules[name], module)
+        modules[name] = successor(modules[name], module, layer.base_of(module))
         return Swap(modules[name], "")
 
     replace_modules(model, caller, decide)

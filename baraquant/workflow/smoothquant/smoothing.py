@@ -542,7 +542,7 @@ class SmoothQuantPass(ScalesInputs):
                 if path in found:
                     qparams, activation = found[path].qparams, config.activation.activation
                     if qparams is not None and activation is not None:
-                        one.prepared.input_fake_quant = fixed_input(qparams, activation, one.module)
+                        one.prepared.input_fake_quant = fixed_input(qparams, activation, one)
                 elif config.activation.is_static:
                     leave_input(path, one, run.where)
                 else:
