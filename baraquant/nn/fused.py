@@ -2,6 +2,7 @@
 """Norms and activations that compute with the ops of the fused family, whose bits are defined.
 
 The same bits come from training, from evaluation, and from the ops that also quantize the result.
+Layers of integers that read a norm's output in eager mode quantize it once.
 :func:`baraquant.use_fused_ops_` swaps the modules of a model for these.
 """
 
@@ -14,9 +15,10 @@ from typing_extensions import Self
 
 from .. import ops
 from .inference.inputs import QuantizedInput
-from .inference.linear import QuantizedLinear
+from .inference.linear import QuantizedInt4Linear, QuantizedLinear
 from .shared.arguments import check
 from .shared.precision import compute_dtype
+from .shared.reused import reusable
 from .shared.straight_through import makes_graph
 
 
@@ -86,7 +88,11 @@ class RMSNorm(nn.RMSNorm):  # type: ignore[misc]
         eps = self.eps
         if eps is None:  # the distance from 1 to the next number
             eps = 2.0**-52 if input.dtype == torch.float64 else 2.0**-23
-        return ops.rms_norm(input, weight, eps)
+        if torch.jit.is_scripting():
+            output = ops.rms_norm(input, weight, eps)
+        else:
+            output = reusable(ops.rms_norm, input, weight, eps)
+        return output
 
     def extra_repr(self) -> str:
         """Return the size and the options, for ``repr``."""
@@ -139,7 +145,11 @@ class LayerNorm(nn.LayerNorm):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         """Return the result ``[..., D]`` in the dtype of ``input``."""
         weight, bias = _matching(self.weight, input), _matching(self.bias, input)
-        return ops.layer_norm(input, weight, bias, self.eps)
+        if torch.jit.is_scripting():
+            output = ops.layer_norm(input, weight, bias, self.eps)
+        else:
+            output = reusable(ops.layer_norm, input, weight, bias, self.eps)
+        return output
 
 
 class GELU(nn.GELU):  # type: ignore[misc]
@@ -172,8 +182,9 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
     """``down(silu(gate(x)) * up(x))``, the feed-forward part of Llama and its relatives.
 
     The activation is :func:`baraquant.ops.silu_mul`, or PyTorch's for float64. If the three layers
-    are :class:`QuantizedLinear` and nothing is recorded for a gradient, ``x`` is quantized once for
-    ``gate`` and ``up``, and the activation gives integers at once; the bits are the same.
+    are :class:`QuantizedLinear` or :class:`QuantizedInt4Linear` and nothing is recorded for a
+    gradient, ``x`` is quantized once for ``gate`` and ``up``, and the activation gives integers at
+    once; the bits are the same.
 
     Args:
         gate: A linear layer ``[..., D]`` to ``[..., H]``.
@@ -214,14 +225,13 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         """Return the output ``[..., D]``."""
         gate, up, down = (self._modules[name] for name in self.names)
         rows: Any = input
-        if _takes_integers(gate, input) and _takes_integers(up, input):
-            options = (gate.symmetric, gate.bits, gate.rotate)
-            if options == (up.symmetric, up.bits, up.rotate):  # the same integers
-                rows = gate.quantize(input)
+        both = _takes_integers(gate, input) and _takes_integers(up, input)
+        if both and gate.input_scheme() == up.input_scheme():
+            rows = gate.quantize(input)
         left, right = gate(rows), up(rows)
         if left.dtype == torch.float64:  # which the op has not
             return down(F.silu(left) * right)
-        if not _takes_integers(down, left) or down.rotate > 0:
+        if not _takes_integers(down, left) or down.rotate > 0 or down.smooth is not None:
             return down(ops.silu_mul(left, right))
         integers = ops.silu_mul_quantize_per_token(
             left,
@@ -241,9 +251,8 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
     """
     return (
         not (torch.compiler.is_exporting() or makes_graph())
-        and type(layer) is QuantizedLinear
+        and type(layer) in (QuantizedLinear, QuantizedInt4Linear)
         and layer.per_token
-        and layer.smooth is None
         and not (layer._forward_pre_hooks or layer._forward_hooks)  # they expect a tensor
         and not (torch.is_grad_enabled() and input.requires_grad)
     )
