@@ -231,7 +231,7 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
         left, right = gate(rows), up(rows)
         if left.dtype == torch.float64:  # which the op has not
             return down(F.silu(left) * right)
-        if not _takes_integers(down, left) or down.rotate > 0 or down.smooth is not None:
+        if not _takes_integers(down, left) or down.rotate > 0:
             return down(ops.silu_mul(left, right))
         integers = ops.silu_mul_quantize_per_token(
             left,
@@ -253,6 +253,7 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
         not (torch.compiler.is_exporting() or makes_graph())
         and type(layer) in (QuantizedLinear, QuantizedInt4Linear)
         and layer.per_token
+        and layer.smooth is None
         and not (layer._forward_pre_hooks or layer._forward_hooks)  # they expect a tensor
         and not (torch.is_grad_enabled() and input.requires_grad)
     )

@@ -16,7 +16,17 @@ from torch.fx import Graph
 import baraquant
 from baraquant import ops
 from baraquant.graph import Fuse
-from tests.graph.blocks import BLOCKS, WIDTH, LlamaBlock, RMSNorm, counts, quantized
+from tests.graph.blocks import (
+    BLOCKS,
+    EVERY,
+    SCHEMES,
+    WIDTH,
+    LlamaBlock,
+    RMSNorm,
+    counts,
+    quantizations,
+    quantized,
+)
 from tests.support.aot_inductor import packaged
 
 SEEN: list[Counter[str]] = []
@@ -77,6 +87,17 @@ def test_compiled_blocks(block: str, scheme: str, dtype: torch.dtype, device: st
     model = quantized(BLOCKS[block](bias=True), scheme, dtype, device)
     x = torch.randn(2, 8, WIDTH, dtype=dtype, device=device)
     assert assert_same_bits(model, [x]) == FUSED[block]
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("scheme", EVERY)
+def test_every_scheme(scheme: str, device: str) -> None:
+    """Each of the eight values that layers of a llama and a bert read is quantized once."""
+    model = quantized(nn.Sequential(*(block() for block in BLOCKS.values())), scheme, device=device)
+    found = assert_same_bits(model, [torch.randn(2, 8, WIDTH, device=device)])
+    assert sum(quantizations(found).values()) == 8
+    if scheme in SCHEMES:
+        assert found["norm_quantize"] == 2 and found["activation_quantize"] == 2
 
 
 @pytest.mark.inductor

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from baraquant import W4A8, W8A8, ops, quantize_
+from baraquant import W4A8, W8A8, ops, quantize_, use_fused_ops_
 from baraquant import nn as bnn
 from tests.nn.test_quantizer_modules import copies
 from tests.support.bits import assert_same_bits
 from tests.support.models.norms import numbers, random_norm
+from tests.support.schemes import described
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -131,6 +133,112 @@ def test_a_layer_with_one_scale_takes_no_integers():
         layer(bnn.QuantizedLinear(*weight).quantize(numbers(3, 4)))
 
 
+# ---- What several layers read of a norm ----------------------------------------------------------
+
+
+class Quantizations(TorchDispatchMode):
+    """The calls of ops that quantize, alone or with more."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        name = op._schema.name
+        if name.startswith("baraquant::") and "quantize" in name.replace("dequantize", ""):
+            self.names.append(name)
+        return op(*args, **(kwargs or {}))
+
+
+class Readers(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm(8)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x, between=lambda h: None):
+        h = self.norm(x)
+        q, k = self.q(h), self.k(h)
+        between(h)
+        return q, k, self.v(h)
+
+
+def readers(scheme, norm=nn.LayerNorm, dtype=torch.float32, device="cpu"):
+    torch.manual_seed(5)
+    model = nn.Sequential(Readers(norm)).to(device, dtype)
+    use_fused_ops_(model)
+    quantize_(model, scheme)
+    return model[0]
+
+
+READ = {
+    "W8A8": (W8A8(), 1),
+    "asymmetric": (W8A8(symmetric=False), 1),
+    "W4A8": (W4A8(None), 1),
+    "W4A8 factors": (W4A8(4, symmetric=False), 1),
+    "rotated": (W8A8(rotate=4), 1),
+    "per tensor": (described("int8 per_channel, int8 per_tensor asymmetric"), 1),
+    "two schemes": ({"*q": W8A8(symmetric=False), "*": W8A8()}, 2),
+    "two widths": ({"*v": described("int8 per_channel, int4 per_token"), "*": W8A8()}, 2),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("scheme", READ)
+def test_a_norm_is_quantized_once(scheme, norm, dtype, mode, device):
+    config, count = READ[scheme]
+    model = readers(config, norm, dtype, device)
+    x = numbers(3, 5, 8, dtype=dtype, device=device)
+    with mode(), Quantizations() as seen:
+        found = model(x)
+    assert len(seen.names) == count
+    h = model.norm(x).detach().clone()  # of which nothing is kept
+    for y, layer in zip(found, (model.q, model.k, model.v), strict=True):
+        assert_same_bits(y, layer(h))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_written_is_quantized_again(mode):
+    model, x = readers(W8A8()), numbers(3, 8)
+    for write in (lambda h: h.mul_(2), lambda h: h[1].zero_(), lambda h: h.view(-1).neg_()):
+        with mode():
+            q, _, v = model(x, write)
+            h = model.norm(x).clone()
+            assert_same_bits(q, model.q(h))
+            write(h)
+            assert_same_bits(v, model.v(h))
+
+
+@torch.no_grad()
+def test_factors_are_those_of_the_moment():
+    model, smooth = readers(W8A8()), numbers(8).abs() + 0.5
+    model.q.smooth = model.k.smooth = smooth
+    x = numbers(3, 8)
+    with Quantizations() as seen:
+        model(x)
+    assert len(seen.names) == 2  # v does not divide
+    h = model.norm(x)
+    before = model.q(h)
+    smooth.mul_(torch.arange(1, 9))
+    assert_same_bits(model.k(h), model.k(h.clone()))
+    assert not torch.equal(before, model.q(h))
+
+
+def test_gradients_and_modules_that_are_traced_share_nothing():
+    model = readers(W8A8(symmetric=False))
+    x = numbers(3, 8).requires_grad_()
+    sum(y.sum() for y in model(x)).backward()
+    assert x.grad.abs().max() > 0
+    with torch.no_grad():
+        wanted, x = model(x), x.detach()
+        traced = torch.jit.trace(model, (x,))
+        for found in (traced(x), torch.vmap(model)(x[:, None])):
+            for y, right in zip(found, wanted, strict=True):
+                assert_same_bits(y.reshape(3, 8), right)
+
+
 # ---- The gated MLP ------------------------------------------------------------------------------
 
 
@@ -146,6 +254,7 @@ SCHEMES = {
     "W8A8, zero points": W8A8(symmetric=False),
     "W4A8": W4A8(None),
     "groups": W4A8(8, group_factors=False),
+    "factors": W4A8(4),
     "only down": {"*down_proj": W8A8()},
     "only gate": {"*gate_proj": W8A8()},
     "all but down": {"*down_proj": None, "*": W8A8()},

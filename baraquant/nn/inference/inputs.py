@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdRef
 from ... import ops
 from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
-from ..shared.reused import computed_once
+from ..shared.reused import results_of
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
 from .weights import IntegerLinear
@@ -75,7 +75,7 @@ class DynamicInput(IntegerLinear):
                 self._check_per_token()
                 return self._output_of(input)
             if not (torch.is_grad_enabled() and input.requires_grad):
-                known = computed_once(input, self.input_scheme(), self._integers_of)
+                known = self._known_integers(input)
                 if known is not None:
                     return self._output_of(known)
         return self._output_of_floats(input)
@@ -137,9 +137,21 @@ class DynamicInput(IntegerLinear):
             ValueError: The layer's inputs have one scale in all (``granularity="per_tensor"``).
         """
         self._check_per_token()
-        known = computed_once(input, self.input_scheme(), self._integers_of)
+        known = self._known_integers(input)
         integers: QuantizedInput = self._integers_of(input) if known is None else known
         return integers
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _known_integers(self, input: Tensor) -> QuantizedInput | None:
+        """Return the integers of an input that several layers may read; None of any other."""
+        results = results_of(input)
+        if results is None:
+            return None
+        scheme = self.input_scheme()
+        if scheme not in results:
+            results[scheme] = self._integers_of(input)
+        known: QuantizedInput = results[scheme]
+        return known
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def input_scheme(self) -> Hashable:

@@ -3,22 +3,21 @@
 
 The norms of :mod:`baraquant.nn.fused` return tensors that are ``reusable``: the first layer that
 quantizes one leaves the integers for those that read it too, such as ``q``, ``k`` and ``v``. They
-are kept as long as the tensor, and do not count once it was written in place. A graph needs none
-of this: :class:`baraquant.graph.Fuse` sees what reads a value.
+are kept as long as the tensor. They do not count once it was written in place, on another stream,
+or in a CUDA graph that does not hold the norm. A compiled graph needs none of this:
+:class:`baraquant.graph.Fuse` sees what reads a value.
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-T = TypeVar("T")
-
 
 class _Results(NamedTuple):
-    version: int  # of the tensor that they were computed of
+    state: Hashable  # of the tensor that they were computed of
     by_key: dict[Hashable, Any]
 
 
@@ -36,24 +35,28 @@ def reusable(function: Callable[..., Tensor], *args: Any) -> Tensor:
     else:
         output = function(*args)
     if type(output) is Tensor and not output.is_inference():
-        _RESULTS[output] = _Results(output._version, {})
+        _RESULTS[output] = _Results(_state(output), {})
     return output
 
 
-def computed_once(input: Tensor, key: Hashable, compute: Callable[[Tensor], T]) -> T | None:
-    """Return ``compute(input)``, by an earlier call with that key; None if nothing is kept of it.
+def results_of(input: Tensor) -> dict[Hashable, Any] | None:
+    """Return what was computed of a tensor, to look up and to add to; None if nothing is kept.
 
-    The result has no gradient.
+    The results have no gradient.
     """
-    if not _RESULTS or _is_traced() or type(input) is not Tensor:
+    if _is_traced() or not _RESULTS or type(input) is not Tensor:
         return None
     results = _RESULTS.get(input)
-    if results is None or results.version != input._version:
-        return None
-    if key not in results.by_key:
-        results.by_key[key] = compute(input)
-    found: T = results.by_key[key]
-    return found
+    is_current = results is not None and results.state == _state(input)
+    return results.by_key if is_current else None
+
+
+def _state(tensor: Tensor) -> Hashable:
+    """Return how often a tensor was written, and in what order the device works on it now."""
+    if not tensor.is_cuda:
+        return (tensor._version,)
+    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    return tensor._version, stream, torch.cuda.is_current_stream_capturing()
 
 
 def _is_traced() -> bool:
