@@ -6,7 +6,8 @@ writes in place. A call that is replaced keeps its node, so that outputs keep th
 
 ``quantized_linear(x)`` is ``int8_linear(q, s, z)`` with ``q, s, z =
 dynamic_range_quantize_per_token(x)``, bit for bit. If ``x`` is ``rms_norm(...)``, then ``q, s, z =
-rms_norm_quantize_per_token(...)``, also bit for bit.
+rms_norm_quantize_per_token(...)``, also bit for bit. With a given scale ``s`` it is ``q =
+quantize_per_tensor(x, s, z)``, which no op computes together with another.
 """
 
 from __future__ import annotations

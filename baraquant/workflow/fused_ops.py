@@ -45,11 +45,12 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
 
     Then a norm or an activation gives the same bits in training, in evaluation and fused with the
     quantization of what it computes: :class:`baraquant.graph.Fuse` does that under
-    ``torch.compile``, and a ``GatedMLP`` by itself. The results differ from those of the modules
-    before in their last bits, so call it before training, or evaluate the model again. It may come
-    before or after :func:`baraquant.qat.prepare_`, :func:`baraquant.qat.convert_` and
-    :func:`baraquant.quantize_`, which do not touch these modules. :func:`baraquant.save` notes
-    them, and :func:`baraquant.load_` swaps them again.
+    ``torch.compile``, and a ``GatedMLP`` by itself. Without ``torch.compile`` layers with a dynamic
+    scale that read the output of one norm, such as q, k and v, quantize it once. The results differ
+    from those of the modules before in their last bits, so call it before training, or evaluate the
+    model again. It may come before or after :func:`baraquant.qat.prepare_`,
+    :func:`baraquant.qat.convert_` and :func:`baraquant.quantize_`, which do not touch these
+    modules. :func:`baraquant.save` notes them, and :func:`baraquant.load_` swaps them again.
 
     An error of any kind, also an interrupt, leaves the model unchanged.
 

@@ -8,20 +8,22 @@ or in a CUDA graph that does not hold the norm. A compiled graph needs none of t
 :class:`baraquant.graph.Fuse` sees what reads a value.
 """
 
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class _Results(NamedTuple):
-    state: Hashable  # of the tensor that they were computed of
+    tensor: weakref.ref[Tensor]  # that they were computed of
+    state: Hashable
     by_key: dict[Hashable, Any]
 
 
-_RESULTS = WeakTensorKeyDictionary()
+# By the id of the tensor, while it is there.
+_RESULTS: dict[int, _Results] = {}
 
 
 def reusable(function: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -35,7 +37,9 @@ def reusable(function: Callable[..., Tensor], *args: Any) -> Tensor:
     else:
         output = function(*args)
     if type(output) is Tensor and not output.is_inference():
-        _RESULTS[output] = _Results(_state(output), {})
+        key = id(output)
+        tensor = weakref.ref(output, lambda _: _RESULTS.pop(key, None))
+        _RESULTS[key] = _Results(tensor, _state(output), {})
     return output
 
 
@@ -44,11 +48,12 @@ def results_of(input: Tensor) -> dict[Hashable, Any] | None:
 
     The results have no gradient.
     """
-    if _is_traced() or not _RESULTS or type(input) is not Tensor:
+    if _is_traced():
         return None
-    results = _RESULTS.get(input)
-    is_current = results is not None and results.state == _state(input)
-    return results.by_key if is_current else None
+    results = _RESULTS.get(id(input))
+    if results is None or results.tensor() is not input or results.state != _state(input):
+        return None
+    return results.by_key
 
 
 def _state(tensor: Tensor) -> Hashable:
