@@ -74,10 +74,9 @@ class DynamicInput(IntegerLinear):
             if isinstance(input, QuantizedInput):
                 self._check_per_token()
                 return self._output_of(input)
-            if not (torch.is_grad_enabled() and input.requires_grad):
-                known = self._known_integers(input)
-                if known is not None:
-                    return self._output_of(known)
+            known = self._known_integers(input)
+            if known is not None:
+                return self._output_of(known)
         return self._output_of_floats(input)
 
     def _output_of_floats(self, input: Tensor) -> Tensor:

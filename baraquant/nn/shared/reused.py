@@ -46,12 +46,13 @@ def reusable(function: Callable[..., Tensor], *args: Any) -> Tensor:
 def results_of(input: Tensor) -> dict[Hashable, Any] | None:
     """Return what was computed of a tensor, to look up and to add to; None if nothing is kept.
 
-    The results have no gradient.
+    The results have no gradient, so there are none for a tensor that asks for one.
     """
     if _is_traced():
         return None
     results = _RESULTS.get(id(input))
-    if results is None or results.tensor() is not input or results.state != _state(input):
+    is_its = results is not None and results.tensor() is input and results.state == _state(input)
+    if results is None or not is_its or (torch.is_grad_enabled() and input.requires_grad):
         return None
     return results.by_key
 
