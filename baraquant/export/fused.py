@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ FUSED = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
+_STATIC = (bnn.StaticQuantizedLinear, bnn.StaticQuantizedInt4Linear)
 _CALLER = "baraquant.export.tie_fused_scales"
 
 
@@ -48,7 +50,9 @@ def tie_fused_scales(model: nn.Module) -> list[list[str]]:
     * In a prepared model the layers share the module that learns the scale, so that training goes
       on with one. Observed ranges need nothing: they see the same input.
     * In a converted model the scale and the zero point are those of the union of the ranges. Its
-      outputs change as far as the ranges differed, so evaluate it again.
+      outputs change as far as the ranges differed, so evaluate it again. The layers then hold the
+      same tensors, also where the numbers agreed before, so that :class:`baraquant.graph.Fuse`
+      quantizes their input once.
 
     Args:
         model: A prepared or a converted model; it is changed in place.
@@ -75,10 +79,24 @@ def tie_fused_scales(model: nn.Module) -> list[list[str]]:
     """
     check_is_module(model, _CALLER)
     at = dict(model.named_modules(remove_duplicate=False))
-    plans = [(g, plan) for g in fused_paths(at) if (plan := _plan(g, at)) is not None]
+    groups = list(fused_paths(at))
+    plans = [(g, plan) for g in groups if (plan := _plan(g, at)) is not None]
     for _, plan in plans:
         plan()
+    for group in groups:
+        _hold_the_same([at[path] for path in group])
     return [group for group, _ in plans]
+
+
+def _hold_the_same(layers: list[nn.Module]) -> None:
+    """Put one tensor in the place of equal scales and zero points of converted layers."""
+    for name in ("act_scale", "act_zero_point", "smooth_scale"):
+        tensors = [layer._buffers.get(name) for layer in layers]
+        first = tensors[0]
+        for layer, own in zip(layers[1:], tensors[1:], strict=True):
+            is_alike = first is not None and own is not None and own.device == first.device
+            if is_alike and own.dtype == first.dtype and torch.equal(own, first):
+                layer._buffers[name] = first
 
 
 def _share(layers: list[nn.Module]) -> None:
@@ -89,7 +107,7 @@ def _share(layers: list[nn.Module]) -> None:
         layer.input_fake_quant = widest
 
 
-def _unite(layers: list[bnn.StaticQuantizedLinear], scale: Tensor, zero_point: Tensor) -> None:
+def _unite(layers: list[Any], scale: Tensor, zero_point: Tensor) -> None:
     """Give converted layers a scale; the divisors of smoothed inputs contain it."""
     for layer in layers:
         if layer.smooth_scale is not None:
@@ -109,7 +127,7 @@ def _plan(paths: list[str], at: dict[str, nn.Module]) -> Callable[[], None] | No
             return None
         _check_alike(paths, [(q.quant_min, q.quant_max, q.symmetric) for q in learned], len(layers))
         return functools.partial(_share, layers)
-    static = [layer for layer in layers if isinstance(layer, bnn.StaticQuantizedLinear)]
+    static = [layer for layer in layers if isinstance(layer, _STATIC)]
     if not static:
         return None
     _check_alike(paths, [(layer.bits, layer.symmetric) for layer in static], len(layers))
@@ -127,7 +145,7 @@ def _check_alike(paths: list[str], kinds: list[tuple[object, ...]], count: int) 
         )
 
 
-def _union(layers: list[bnn.StaticQuantizedLinear]) -> tuple[Tensor, Tensor]:
+def _union(layers: list[Any]) -> tuple[Tensor, Tensor]:
     """Return the scale and the zero point of a range that contains all of them."""
     first, numbers = layers[0], [_numbers(layer) for layer in layers]
     scales = [layer.act_scale.detach().cpu().reshape(()) for layer in layers]

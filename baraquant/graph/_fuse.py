@@ -6,15 +6,15 @@ writes in place. A call that is replaced keeps its node, so that outputs keep th
 
 ``quantized_linear(x)`` is ``int8_linear(q, s, z)`` with ``q, s, z =
 dynamic_range_quantize_per_token(x)``, bit for bit. If ``x`` is ``rms_norm(...)``, then ``q, s, z =
-rms_norm_quantize_per_token(...)``, also bit for bit.
+rms_norm_quantize_per_token(...)``, also bit for bit. With a given scale ``s`` it is ``q =
+quantize_per_tensor(x, s, z)``, which no op computes together with another.
 """
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -27,15 +27,19 @@ from torch.utils._pytree import tree_leaves
 
 from ._patterns import (
     FloatOp,
+    PerToken,
     Quantization,
-    Scheme,
+    Quantized,
+    Static,
     arguments,
     float_op,
     is_core,
     is_item,
+    is_repeated,
     items,
     op_name,
     quantization,
+    quantizes,
 )
 from ._views import keeps_tokens, replay, root_of, value_of
 from .report import Fusion, Report
@@ -100,15 +104,6 @@ T = TypeVar("T")
 _STALE = ("val", "tensor_meta", "eager_input_vals", "example_value")
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """The integers, scales and zero points of all tokens of a value."""
-
-    integers: Node
-    scale: Node
-    zero_point: Node
-
-
 class Rewriter:
     """Changes a graph, which autograd may still record; ``clean`` ends the changes."""
 
@@ -117,14 +112,14 @@ class Rewriter:
         self.recorded = recorded
         self._touched: set[Node] = set()
 
-    def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
+    def share(self, value: Node, uses: list[Quantization], scheme: PerToken | Static) -> None:
         """Quantize a value once, in front of the first of its uses, which come in order."""
         first = uses[0].node
         # A graph after autograd has core ops alone, and Inductor takes no others.
         core = not self.recorded or any(is_core(use) for use in uses)
 
         def build() -> Quantized:
-            return self._outputs(self.graph.call_function(*scheme.quantize(value, core=core)))
+            return scheme.quantize(self.graph, value, core=core)
 
         quantized = self._insert(first, first.meta, build)
         guarded = quantized
@@ -133,12 +128,12 @@ class Rewriter:
         for use in uses:
             self._replace(use, quantized if use.product is None else guarded)
 
-    def fuse(self, op: FloatOp, uses: list[Quantization], scheme: Scheme) -> None:
+    def fuse(self, op: FloatOp, uses: list[Quantization], scheme: PerToken) -> None:
         """Replace a float op by its quantizing form, for all that read its output."""
 
         def build() -> tuple[Node, Quantized]:
             call = self.graph.call_function(*op.quantize(scheme))
-            return call, self._outputs(call)
+            return call, Quantized.by(self.graph, call)
 
         call, quantized = self._insert(op.node, op.node.meta, build)
         for use in uses:
@@ -153,18 +148,16 @@ class Rewriter:
             if node in self._touched and not node.users:
                 self.graph.erase_node(node)
 
-    def _outputs(self, call: Node) -> Quantized:
-        get = operator.getitem
-        return Quantized(*(self.graph.call_function(get, (call, i)) for i in range(3)))
-
     def _guarded(self, quantized: Quantized, value: Node) -> Quantized:
-        # Integers carry no gradient, and quantized_linear has one. The empty slice changes no bit
-        # of the scale, but the scale now requires a gradient if the value does, and int8_linear
-        # refuses such a scale: the gradient is never dropped without a word.
-        aten = torch.ops.aten
-        empty = self.graph.call_function(aten.slice.Tensor, (value, -1, 0, 0))
-        scale = self.graph.call_function(aten.cat.default, ([quantized.scale, empty], -1))
-        return Quantized(quantized.integers, scale, quantized.zero_point)
+        # Integers carry no gradient, and the products have one. The empty slice changes no bit of
+        # the scale, but the scale now requires a gradient if the value does, and a product of
+        # integers refuses such a scale: the gradient is never dropped without a word.
+        call, aten = self.graph.call_function, torch.ops.aten
+        scale, empty = quantized.scale, call(aten.slice.Tensor, (value, -1, 0, 0))
+        if quantized.is_static:
+            scale = call(aten.reshape.default, (scale, [1]))
+            empty = call(aten.reshape.default, (empty, [0]))
+        return replace(quantized, scale=call(aten.cat.default, ([scale, empty], -1)))
 
     def _insert(self, place: Node, meta: dict[str, Any], build: Callable[[], T]) -> T:
         """Build nodes in front of a node, with a copy of a meta and values of their own."""
@@ -185,10 +178,12 @@ class Rewriter:
         self._touched.update((node, *use.views))
 
         def see() -> Quantized:
+            integers = replay(self.graph, use.views, source.integers, of_scale=False)
+            if source.is_static:
+                return replace(source, integers=integers)
+            pair = source.scale, source.zero_point
             return Quantized(
-                replay(self.graph, use.views, source.integers, of_scale=False),
-                replay(self.graph, use.views, source.scale, of_scale=True),
-                replay(self.graph, use.views, source.zero_point, of_scale=True),
+                integers, *(replay(self.graph, use.views, one, of_scale=True) for one in pair)
             )
 
         seen = self._insert(node, node.meta, see)
@@ -204,16 +199,20 @@ class Rewriter:
 
 def _take_integers(quantization: Quantization, seen: Quantized) -> None:
     """Make a product take integers instead of the value that it would quantize."""
-    node = quantization.node
-    given = arguments(node)
-    offsets = (given["offsets"],) if "offsets" in given else ()
-    args = (seen.integers, given["weight"], *offsets, seen.scale, given["weight_scale"])
-    kwargs: dict[str, Any] = {"dtype": output_dtype(quantization)}
-    if not quantization.scheme.symmetric:
-        kwargs["input_zero_point"] = seen.zero_point
-        if given["weight_sum"] is not None:
-            kwargs["weight_sum"] = given["weight_sum"]
-    node.target, node.args, node.kwargs = quantization.product, (*args, given["bias"]), kwargs
+    node, schema = quantization.node, quantization.product._schema.arguments
+    given = {
+        **arguments(node),
+        "input": seen.integers,
+        "input_scale": seen.scale,
+        "dtype": output_dtype(quantization),
+    }
+    if quantization.scheme.has_zero_point:
+        given["input_zero_point"] = seen.zero_point
+    else:
+        given["weight_sum"] = None
+    named = {a.name: value for a in schema if (value := given.get(a.name)) is not None}
+    node.args = tuple(named.pop(a.name, None) for a in schema if not a.kwarg_only)
+    node.target, node.kwargs = quantization.product, named
     node.meta.pop("eager_input_vals", None)
 
 
@@ -243,6 +242,7 @@ def _set_value(node: Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)
 
 
+_GIVEN = "no op computes it together with a quantization whose scale is given"
 _WRITTEN = "the integers of a quantization are written in place"
 _BETWEEN = "the graph may write in place between its quantizations"
 _DIFFERENT = "its quantizations have different options"
@@ -261,21 +261,44 @@ def fuse(graph: Graph, *, recorded: bool) -> Report:
             work.fuse_op(op)
     work.share_rest()
     work.rewriter.clean()
-    after = len(work.found) - work.saved
-    return Report(tuple(work.fusions), work.left_out, len(work.found), after)
+    return Report(tuple(work.fusions), work.left_out, work.before, work.before - work.saved)
 
 
 class _Pass:
     def __init__(self, graph: Graph, *, recorded: bool) -> None:
         self.rewriter = Rewriter(graph, recorded=recorded)
         self.stretches = stretches(graph)
+        self.fusions: list[Fusion] = []
+        self.left_out: dict[str, str] = {}
+        self.before = self.saved = 0
+        self._merge_repeated(graph)
         reads = ((node, quantization(node)) for node in graph.nodes)
         self.found = {node: read for node, read in reads if read is not None}
         self.fates = {n: fate_of(n) for n, read in self.found.items() if read.product is None}
         self.rest = {node: read for node, read in self.found.items() if self._is_safe(read)}
-        self.fusions: list[Fusion] = []
-        self.left_out: dict[str, str] = {}
-        self.saved = 0
+        self.before += len(self.found)
+
+    def _merge_repeated(self, graph: Graph) -> None:
+        """Let one call stand for all that compute the same of the same value.
+
+        Layers with one input each rotate it, divide it or look for its range.
+        """
+        firsts: dict[object, Node] = {}
+        merged: dict[Node, list[Node]] = {}
+        for node in filter(is_repeated, list(graph.nodes)):
+            given = node.args if is_item(node) else arguments(node)
+            # Nodes are written by their names.
+            first = firsts.setdefault((self.stretches[node], node.target, repr(given)), node)
+            # The node of an output keeps its name.
+            if first is node or fate_of(node) is not Fate.READ or fate_of(first) is Fate.WRITTEN:
+                continue
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+            if quantizes(node):
+                merged.setdefault(first, [first]).append(node)
+        for first, calls in merged.items():
+            self._note(first.all_input_nodes[0], op_name(first).removeprefix("_"), calls)
+            self.before += len(calls)
 
     def _is_safe(self, read: Quantization) -> bool:
         """Whether a quantization can be merged with others at all."""
@@ -293,7 +316,8 @@ class _Pass:
             self.left_out[_name(op.node)] = reason
             return
         scheme = uses[0].scheme
-        self._note(op.node, f"{op.name}_quantize_per_token", uses)
+        assert isinstance(scheme, PerToken)
+        self._note_uses(op.node, f"{op.name}_quantize_per_token", uses)
         self.rewriter.fuse(op, uses, scheme)
 
     def _readers(self, op: FloatOp) -> tuple[list[Quantization], list[Node]]:
@@ -319,6 +343,8 @@ class _Pass:
             return f"its output is also read by {', '.join(names)}"
         if len({use.scheme for use in uses}) > 1:
             return _DIFFERENT
+        if isinstance(uses[0].scheme, Static):
+            return _GIVEN
         if any(use.node not in self.rest for use in uses):
             return _WRITTEN
         if sum(self.fates.get(use.node) is Fate.RETURNED for use in uses) > 1:
@@ -338,7 +364,7 @@ class _Pass:
 
     def _share_value(self, readers: list[tuple[Node, Quantization]]) -> None:
         """Merge the quantizations of one value, those with the same options."""
-        parts: dict[tuple[Scheme, int], list[tuple[Node, Quantization]]] = {}
+        parts: dict[tuple[PerToken | Static, int], list[tuple[Node, Quantization]]] = {}
         for root, use in readers:
             key = use.scheme, self.stretches[use.node]
             parts.setdefault(key, []).append((root, use))
@@ -361,21 +387,24 @@ class _Pass:
             has_output = has_output or returned
         return kept
 
-    def _share_part(self, scheme: Scheme, part: list[tuple[Node, Quantization]]) -> None:
+    def _share_part(self, scheme: PerToken | Static, part: list[tuple[Node, Quantization]]) -> None:
         if len(part) < 2:
             return
         value, uses = part[0][0], [use for _, use in part]
         inputs = {use.input for use in uses}
         if len(inputs) == 1:  # the views stay where they are
             value, uses = inputs.pop(), [replace(use, views=()) for use in uses]
-        self._note(part[0][0], "dynamic_range_quantize_per_token", uses)
+        self._note_uses(part[0][0], scheme.op, uses)
         self.rewriter.share(value, uses, scheme)
 
-    def _note(self, source: Node, op: str, uses: list[Quantization]) -> None:
-        self.fusions.append(Fusion(_name(source), op, tuple(_name(use.node) for use in uses)))
-        self.saved += len(uses) - 1
+    def _note_uses(self, source: Node, op: str, uses: list[Quantization]) -> None:
+        self._note(source, op, [use.node for use in uses])
         for use in uses:
             del self.rest[use.node]
+
+    def _note(self, source: Node, op: str, users: list[Node]) -> None:
+        self.fusions.append(Fusion(_name(source), op, tuple(map(_name, users))))
+        self.saved += len(users) - 1
 
 
 def _reads_once(user: Node, value: Node) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Reads the calls of a graph: float ops that have a quantizing form, and quantizations per token.
+"""Reads the calls of a graph: float ops that have a quantizing form, and quantizations.
 
 A graph has the public ops until it is decomposed, and the core ops afterwards.
 """
@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 _OPS = torch.ops.baraquant
-_PER_TOKEN = 2  # in the arguments of core ops
+_ATEN = torch.ops.aten
+_PER_TENSOR, _PER_CHANNEL, _PER_TOKEN = 0, 1, 2  # in the arguments of core ops
 # The quantizing form of a float op takes the same arguments, and then those of the scheme.
 _PUBLIC = {
     getattr(getattr(_OPS, name), overload): getattr(
@@ -30,36 +31,118 @@ _CORE = {
     _OPS._hadamard.default: _OPS._hadamard_quantize.default,
 }
 _WITH_SUM = {_OPS.rms_norm.residual, _OPS.layer_norm.residual, _OPS._norm_residual.default}
-# A product that quantizes its input, and the one that takes integers.
+# A product that quantizes its input, and the one that takes integers. Arguments of both have one
+# name, but for the scale and the zero point of the input.
 _PRODUCTS = {
     _OPS.quantized_linear.default: _OPS.int8_linear.default,
     _OPS.quantized_grouped_linear.default: _OPS.int8_grouped_linear.default,
+    _OPS.quantized_int4_linear.default: _OPS.int4_linear.default,
+    _OPS.static_quantized_linear.default: _OPS.int8_linear.default,
+    _OPS.static_quantized_int4_linear.default: _OPS.int4_linear.default,
 }
 INTEGER_PRODUCTS = frozenset(_PRODUCTS.values())
 _EXPLICIT = _OPS.dynamic_range_quantize_per_token.default
 _CORE_EXPLICIT = _OPS._dynamic_quantize.default
+# What layers compute of one input before they quantize it, beside the library's own ops.
+_REPEATED = {
+    operator.getitem,
+    _ATEN.alias.default,
+    _ATEN.detach.default,
+    _ATEN.div.Tensor,
+}
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # of an op: target, args, kwargs
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """How tokens are quantized: the options of ``dynamic_range_quantize_per_token``."""
+class Quantized:
+    """The integers of a value, their scale, and their zero point if they have one.
 
-    symmetric: bool
+    A static scale is one for all tokens, so that views leave it as it is.
+    """
+
+    integers: Node
+    scale: Node
+    zero_point: Any  # a node, or None with a static scale
+    is_static: bool = False
+
+    @staticmethod
+    def by(graph: Graph, call: Node) -> Quantized:
+        """Return the first three outputs of a call."""
+        get = operator.getitem
+        return Quantized(*(graph.call_function(get, (call, i)) for i in range(3)))
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a value is quantized, in whatever op that is done; equal schemes give equal integers."""
+
     quant_min: int
     quant_max: int
+
+
+@dataclass(frozen=True)
+class PerToken(Scheme):
+    """The options of ``dynamic_range_quantize_per_token``."""
+
+    symmetric: bool
     dtype: torch.dtype
+
+    op = "dynamic_range_quantize_per_token"
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether a product needs the zero point."""
+        return not self.symmetric
 
     def keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of public ops."""
         return asdict(self)
 
-    def quantize(self, value: Node, *, core: bool) -> Call:
-        """Return the call that quantizes a value, of the public op or of the core op."""
-        if not core:
-            return _EXPLICIT, (value,), self.keywords()
-        range_args = (_PER_TOKEN, -1, 1, self.quant_min, self.quant_max, self.symmetric)
-        return _CORE_EXPLICIT, (value, *range_args, self.dtype), {}
+    def quantize(self, graph: Graph, value: Node, *, core: bool) -> Quantized:
+        """Quantize a value by the public op or by the core op."""
+        if core:
+            options = (self.quant_min, self.quant_max, self.symmetric, self.dtype)
+            call = graph.call_function(_CORE_EXPLICIT, (value, _PER_TOKEN, -1, 1, *options))
+        else:
+            call = graph.call_function(_EXPLICIT, (value,), self.keywords())
+        return Quantized.by(graph, call)
+
+
+@dataclass(frozen=True)
+class Static(Scheme):
+    """A given scale with its zero point; ``smooth_scale`` quantizes in its place, per feature."""
+
+    scale: Node
+    zero_point: Node | None
+    smooth_scale: Node | None
+
+    @property
+    def op(self) -> str:
+        """The public op."""
+        return "quantize_per_tensor" if self.smooth_scale is None else "quantize_per_channel"
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether a product needs the zero point."""
+        return self.zero_point is not None
+
+    def quantize(self, graph: Graph, value: Node, *, core: bool) -> Quantized:
+        """Quantize a value by the public op or by the core op."""
+        scale, zero_point = self.scale, self.zero_point
+        granularity, axis = _PER_TENSOR, list[int]()
+        if self.smooth_scale is not None:
+            scale, granularity, axis = self.smooth_scale, _PER_CHANNEL, [-1]
+            if zero_point is not None:
+                sizes = list(scale.meta["val"].shape)
+                zero_point = graph.call_function(_ATEN.expand.default, (zero_point, sizes))
+        limits = (self.quant_min, self.quant_max)
+        if core:
+            args = (value, scale, zero_point, 1.0, 0, granularity, -1, 1, *limits, torch.int8, None)
+            call = graph.call_function(_OPS._quantize.default, args)
+        else:
+            public = getattr(_OPS, self.op).default
+            call = graph.call_function(public, (value, scale, zero_point, *axis, *limits))
+        return Quantized(call, self.scale, self.zero_point, is_static=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +171,7 @@ class FloatOp:
         """Return what reads all outputs of a call with several at once."""
         return [u for u in self.node.users if self.node.target in _WITH_SUM and not is_item(u)]
 
-    def quantize(self, scheme: Scheme) -> Call:
+    def quantize(self, scheme: PerToken) -> Call:
         """Return the call that computes the same and quantizes it."""
         node = self.node
         if node.target in _PUBLIC:
@@ -99,7 +182,7 @@ class FloatOp:
 
 @dataclass(frozen=True)
 class Quantization:
-    """A call that quantizes each token of its input.
+    """A call that quantizes its input.
 
     Attributes:
         node: The call.
@@ -111,7 +194,7 @@ class Quantization:
 
     node: Node
     input: Node
-    scheme: Scheme
+    scheme: PerToken | Static
     product: Any
     views: tuple[Node, ...] = ()
 
@@ -162,22 +245,50 @@ def is_core(read: Quantization) -> bool:
     return read.node.target is _CORE_EXPLICIT
 
 
+def is_repeated(node: Node) -> bool:
+    """Whether a node with the arguments of an earlier one has its value, bit for bit.
+
+    The quantizations that ``quantization`` reads are not meant: they merge in more ways.
+    """
+    if node.op != "call_function" or quantization(node) is not None:
+        return False
+    if not is_own(node):
+        return node.target in _REPEATED
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return not (node.target._schema.is_mutable or is_random)
+
+
+def quantizes(node: Node) -> bool:
+    """Whether a node calls an op of the library that quantizes, or does that with more."""
+    return is_own(node) and "_quantize" in f"_{op_name(node)}"
+
+
 def quantization(node: Node) -> Quantization | None:
-    """Read a call that quantizes tokens dynamically; None if the node is none."""
+    """Read a product that quantizes its input, or a dynamic quantization of tokens; else None."""
     if node.op != "call_function":
         return None
     product = _PRODUCTS.get(node.target)
-    if product is None and node.target is not _EXPLICIT:
-        if node.target is not _CORE_EXPLICIT:
-            return None
-        if arguments(node)["granularity"] != _PER_TOKEN:
-            return None
+    if product is None and node.target not in (_EXPLICIT, _CORE_EXPLICIT):
+        return None
     given = arguments(node)
-    dtype = torch.int8 if product is not None else given.get("dtype", torch.int8)
-    scheme = Scheme(given["symmetric"], given["quant_min"], given["quant_max"], dtype)
-    plain = type(scheme.quant_min) is int and type(scheme.quant_max) is int
-    if not plain or type(scheme.symmetric) is not bool or not isinstance(given["input"], Node):
+    if given.get("granularity", _PER_TOKEN) != _PER_TOKEN:
+        return None
+    scheme = _scheme(given, torch.int8 if product is not None else given.get("dtype", torch.int8))
+    if scheme is None or not isinstance(given["input"], Node):
         return None
     if product is None and not all(map(is_item, node.users)):
         return None
     return Quantization(node, given["input"], scheme, product)
+
+
+def _scheme(given: dict[str, Any], dtype: torch.dtype) -> PerToken | Static | None:
+    """Read how a call with these arguments quantizes; None if the graph does not say it."""
+    limits = given["quant_min"], given["quant_max"]
+    if any(type(limit) is not int for limit in limits):
+        return None
+    if "act_scale" not in given:
+        symmetric = given["symmetric"]
+        return PerToken(*limits, symmetric, dtype) if type(symmetric) is bool else None
+    scale, zero_point, smooth = (given[n] for n in ("act_scale", "act_zero_point", "smooth_scale"))
+    is_known = smooth is None or zero_point is None or "val" in smooth.meta  # its size is
+    return Static(*limits, scale, zero_point, smooth) if is_known else None

@@ -17,15 +17,20 @@ from .report import Report, merged
 def fuse_(program: ExportedProgram | GraphModule) -> Report:
     """Fuse quantization into what precedes it, in place, for inference.
 
-    Quantizations per token of the same value with the same options become one: those in
-    :func:`~baraquant.ops.quantized_linear`, which then is :func:`~baraquant.ops.int8_linear`, and
-    :func:`~baraquant.ops.dynamic_range_quantize_per_token`. If the value is the output of
-    :func:`~baraquant.ops.rms_norm`, :func:`~baraquant.ops.layer_norm`,
-    :func:`~baraquant.ops.silu_mul`, :func:`~baraquant.ops.gelu` or
-    :func:`~baraquant.ops.hadamard`, and nothing else reads it, that op becomes its
-    ``_quantize_per_token`` form. Views in between may be there if they keep each token whole. No
-    bit of a result changes. A quantization is not moved across what is written in place, and ops of
-    PyTorch itself, such as its ``rms_norm``, are left as they are, since they round differently.
+    Quantizations of the same value with the same options become one, those in products too:
+    :func:`~baraquant.ops.quantized_linear` then is :func:`~baraquant.ops.int8_linear`, and those of
+    four-bit weights, of groups, and with a static scale likewise. Static scales are the same if
+    they are one tensor: :func:`baraquant.export.tie_fused_scales` makes them one. What layers
+    compute before they quantize (a rotation, a division by the factors of SmoothQuant, a range) is
+    also computed once.
+
+    If the value has a scale for each token and is the output of :func:`~baraquant.ops.rms_norm`,
+    :func:`~baraquant.ops.layer_norm`, :func:`~baraquant.ops.silu_mul`,
+    :func:`~baraquant.ops.gelu` or :func:`~baraquant.ops.hadamard`, and nothing else reads it, that
+    op becomes its ``_quantize_per_token`` form. Views in between may be there if they keep each
+    token whole. No bit of a result changes. A quantization is not moved across what is written in
+    place, and ops of PyTorch itself, such as its ``rms_norm``, are left as they are, since they
+    round differently.
 
     The program can be saved, loaded, run and compiled as before; to AOTInductor give :class:`Fuse`,
     which does the same there. Integers carry no gradient: the parameters of a program that was

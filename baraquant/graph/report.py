@@ -36,7 +36,7 @@ class Report(Table):
         fusions: The quantizations that were fused or are shared.
         left_out: Why a float op with a quantized output was not fused, or why quantizations of the
             same input were not merged, by the path of the module or the name of the node.
-        before: The number of quantizations of tokens before, those in products too.
+        before: The number of quantizations before, those in products too.
         after: Their number now.
     """
 

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from .. import ops
 from .inference.inputs import QuantizedInput
-from .inference.linear import QuantizedLinear
+from .inference.linear import QuantizedInt4Linear, QuantizedLinear
 from .shared.arguments import check
 from .shared.precision import compute_dtype
 from .shared.straight_through import makes_graph
@@ -172,8 +172,9 @@ class GatedMLP(nn.Module):  # type: ignore[misc]
     """``down(silu(gate(x)) * up(x))``, the feed-forward part of Llama and its relatives.
 
     The activation is :func:`baraquant.ops.silu_mul`, or PyTorch's for float64. If the three layers
-    are :class:`QuantizedLinear` and nothing is recorded for a gradient, ``x`` is quantized once for
-    ``gate`` and ``up``, and the activation gives integers at once; the bits are the same.
+    are :class:`QuantizedLinear` or :class:`QuantizedInt4Linear` and nothing is recorded for a
+    gradient, ``x`` is quantized once for ``gate`` and ``up``, and the activation gives integers at
+    once; the bits are the same.
 
     Args:
         gate: A linear layer ``[..., D]`` to ``[..., H]``.
@@ -241,7 +242,7 @@ def _takes_integers(layer: Any, input: Tensor) -> bool:
     """
     return (
         not (torch.compiler.is_exporting() or makes_graph())
-        and type(layer) is QuantizedLinear
+        and type(layer) in (QuantizedLinear, QuantizedInt4Linear)
         and layer.per_token
         and layer.smooth is None
         and not (layer._forward_pre_hooks or layer._forward_hooks)  # they expect a tensor

@@ -35,6 +35,7 @@ def test_layers_that_agree_are_left_alone() -> None:
     before = copy.deepcopy(model.state_dict())
     assert export.tie_fused_scales(model) == []
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.q_proj.act_scale is model.k_proj.act_scale is model.v_proj.act_scale
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Models whose float ops are baraquant's, and what the tests ask of their graphs."""
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,10 +10,26 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import baraquant
-from baraquant import W4A8, W8A8, ops
+from baraquant import W4A8, W8A8, SmoothQuant, W8A8Static, ops
+from baraquant.export.fused import fused_paths
+from tests.support.schemes import described
 
 WIDTH, HIDDEN, HEADS = 32, 48, 4
-SCHEMES = {"W8A8": W8A8(), "W8A8 asymmetric": W8A8(symmetric=False), "W4A8": W4A8(None)}
+# What an op quantizes as it computes.
+SCHEMES = {
+    "W8A8": W8A8(), "W8A8 asymmetric": W8A8(symmetric=False), "W4A8": W4A8(None),
+    "W4A8 factors": W4A8(8, symmetric=False),
+}  # fmt: skip
+# What is quantized after it, once for all that read it.
+BESIDE = {
+    "rotated": W8A8(rotate=16), "static": W8A8Static(symmetric=False),
+    "smoothed": SmoothQuant(0.5),
+    "static, smoothed": SmoothQuant(0.5, W8A8Static(symmetric=False)),
+    "static, rotated": W8A8Static(rotate=16), "W4A8 groups": W4A8(8, group_factors=False),
+    "W4A8 static": described("int4 per_group(8) factors, int8 per_tensor static"),
+    "per tensor": described("int8 per_channel, int8 per_tensor asymmetric"),
+}  # fmt: skip
+EVERY = {**SCHEMES, **BESIDE}
 
 
 class RMSNorm(nn.Module):
@@ -32,15 +49,17 @@ class LayerNorm(nn.LayerNorm):
 class Attention(nn.Module):
     def __init__(self, width: int, bias: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, width, bias=bias) for _ in range(3))
-        self.o = nn.Linear(width, width, bias=bias)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(width, width, bias=bias) for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         rows, tokens, width = x.shape
         shape = (rows, tokens, HEADS, width // HEADS)
-        q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        layers = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (layer(x).view(shape).transpose(1, 2) for layer in layers)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.o(mixed.transpose(1, 2).reshape(rows, tokens, width))
+        return self.o_proj(mixed.transpose(1, 2).reshape(rows, tokens, width))
 
 
 class LlamaBlock(nn.Module):
@@ -50,13 +69,13 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.input_norm, self.post_norm = RMSNorm(width), RMSNorm(width)
         self.attention = Attention(width, bias)
-        self.gate, self.up = (nn.Linear(width, hidden, bias=bias) for _ in range(2))
+        self.gate_proj, self.up_proj = (nn.Linear(width, hidden, bias=bias) for _ in range(2))
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         attended = self.attention(self.input_norm(x))
         h, x = self.post_norm(attended, residual=x)
-        return x + self.down(ops.silu_mul(self.gate(h), self.up(h)))
+        return x + self.down(ops.silu_mul(self.gate_proj(h), self.up_proj(h)))
 
 
 class BertBlock(nn.Module):
@@ -77,10 +96,26 @@ BLOCKS = {"llama": LlamaBlock, "bert": BertBlock}
 
 
 def quantized(
-    model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu"
-) -> nn.Module:
-    baraquant.quantize_(model.eval(), SCHEMES[scheme], progress=False)
+    model: nn.Module, scheme: str = "W8A8", dtype: torch.dtype = torch.float32, device: str = "cpu",
+    inputs: int = 1,
+) -> nn.Module:  # fmt: skip
+    """Layers that read one value divide it by the same factors, and have one static scale."""
+    random = torch.Generator().manual_seed(3)
+    batch = tuple(torch.randn(4, 8, WIDTH, generator=random) for _ in range(inputs))
+    baraquant.quantize_(model.eval(), EVERY[scheme], calibration=[batch], progress=False)
+    baraquant.export.tie_fused_scales(model)
+    at = dict(model.named_modules())
+    for first, *others in fused_paths(at):
+        own = at[first]._buffers
+        kept = {name: own[name] for name in ("smooth", "smooth_scale") if name in own}
+        for path in others:
+            at[path]._buffers.update(kept)
     return model.to(device, dtype)
+
+
+def quantizations(counted: Counter[str]) -> dict[str, int]:
+    """The ops that quantize, alone or with more, and how often they are called."""
+    return {name: n for name, n in counted.items() if re.search(r"(?<!de)quantize", name)}
 
 
 def counts(graph: Graph) -> Counter[str]:

@@ -51,8 +51,9 @@ def test_of_a_block() -> None:
     assert found["int8_linear"] == 6 and found["quantized_linear"] == 1
     assert (report.before, report.after) == (7, 4)
     assert str(report).splitlines() == [
-        "input_norm  -> attention.q, attention.k, attention.v (rms_norm_quantize_per_token)",
-        "post_norm   -> gate, up (rms_norm_quantize_per_token)",
+        "input_norm  -> attention.q_proj, attention.k_proj, attention.v_proj "
+        "(rms_norm_quantize_per_token)",
+        "post_norm   -> gate_proj, up_proj (rms_norm_quantize_per_token)",
         "silu_mul    -> down (silu_mul_quantize_per_token)",
         "3 fused, 0 left out; 7 quantizations before, 4 now",
     ]

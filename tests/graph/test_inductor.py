@@ -16,7 +16,17 @@ from torch.fx import Graph
 import baraquant
 from baraquant import ops
 from baraquant.graph import Fuse
-from tests.graph.blocks import BLOCKS, WIDTH, LlamaBlock, RMSNorm, counts, quantized
+from tests.graph.blocks import (
+    BLOCKS,
+    EVERY,
+    SCHEMES,
+    WIDTH,
+    LlamaBlock,
+    RMSNorm,
+    counts,
+    quantizations,
+    quantized,
+)
 from tests.support.aot_inductor import packaged
 
 SEEN: list[Counter[str]] = []
@@ -54,29 +64,27 @@ def assert_same_bits(model: nn.Module, inputs: list[Tensor], **options: Any) -> 
     return SEEN[-1]
 
 
-FUSED = {
-    "llama": {"norm_quantize": 2, "activation_quantize": 1, "int8_linear": 6,
-        "quantized_linear": 1},
-    "bert": {"norm": 2, "activation_quantize": 1, "dynamic_range_quantize_per_token": 1,
-        "int8_linear": 4, "quantized_linear": 2},
-}  # fmt: skip
-OF_BOTH = Counter(FUSED["llama"]) + Counter(FUSED["bert"])
+OF_BOTH = Counter(
+    norm_quantize=2, norm=2, activation_quantize=2, dynamic_range_quantize_per_token=1,
+    int8_linear=10, quantized_linear=3,
+)  # fmt: skip
 
 
 # `test_bits` of exported programs has every combination; what is compiled takes seconds.
 @pytest.mark.inductor
 @pytest.mark.parametrize(
-    ("block", "scheme", "dtype"),
-    [
-        ("bert", "W8A8", torch.bfloat16), ("llama", "W4A8", torch.float32),
-        ("llama", "W8A8 asymmetric", torch.bfloat16),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_compiled_blocks(block: str, scheme: str, dtype: torch.dtype, device: str) -> None:
-    model = quantized(BLOCKS[block](bias=True), scheme, dtype, device)
-    x = torch.randn(2, 8, WIDTH, dtype=dtype, device=device)
-    assert assert_same_bits(model, [x]) == FUSED[block]
+    ("scheme", "dtype"), list(zip(EVERY, [torch.float32, torch.bfloat16] * 6, strict=True)), ids=str
+)
+def test_every_scheme(scheme: str, dtype: torch.dtype, device: str) -> None:
+    """Each of the eight values that layers of a llama and a bert read is quantized once."""
+    blocks = nn.Sequential(*(block(bias=True) for block in BLOCKS.values()))
+    model = quantized(blocks, scheme, dtype, device)
+    found = assert_same_bits(model, [torch.randn(2, 8, WIDTH, dtype=dtype, device=device)])
+    assert sum(quantizations(found).values()) == 8
+    if scheme in SCHEMES:
+        products = {name.replace("int8", "int4").replace("ed_linear", "ed_int4_linear"): n
+            for name, n in OF_BOTH.items()}  # fmt: skip
+        assert found == (products if "factors" in scheme else OF_BOTH)
 
 
 @pytest.mark.inductor

@@ -146,6 +146,7 @@ SCHEMES = {
     "W8A8, zero points": W8A8(symmetric=False),
     "W4A8": W4A8(None),
     "groups": W4A8(8, group_factors=False),
+    "factors": W4A8(4),
     "only down": {"*down_proj": W8A8()},
     "only gate": {"*gate_proj": W8A8()},
     "all but down": {"*down_proj": None, "*": W8A8()},

@@ -4,7 +4,7 @@
 A layer is one of these classes and one of :mod:`.weights`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ class QuantizedInput(NamedTuple):
 
     :meth:`QuantizedLinear.quantize` makes one, and so do the ops whose names end in
     ``_quantize_per_token``: ``QuantizedInput(*ops.silu_mul_quantize_per_token(gate, up), dtype)``.
-    Layers with the same ``bits``, ``symmetric`` and ``rotate``, and no ``smooth``, may share one.
-    No gradient goes through it.
+    :class:`QuantizedInt4Linear` takes one too. Layers with the same ``bits``, ``symmetric`` and
+    ``rotate``, and no ``smooth``, may share one. No gradient goes through it.
 
     Args:
         values: int8 ``[..., in_features]``.
@@ -45,7 +45,7 @@ class QuantizedInput(NamedTuple):
 
 
 class DynamicInput(IntegerLinear):
-    """Computes the scale of its input from the input."""
+    """Computes the scale of its input from the input, or gets a :class:`QuantizedInput`."""
 
     __constants__ = (*IntegerLinear.__constants__, "granularity", "per_token")
 
@@ -64,6 +64,13 @@ class DynamicInput(IntegerLinear):
         if smooth is not None:
             smooth = _arguments.scale_of_inputs(name, "smooth", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
+            self._check_per_token()
+            return self._output_of(input)
+        return self._output_of_floats(input)
 
     def _output_of_floats(self, input: Tensor) -> Tensor:
         """Return the output for a floating input."""
@@ -109,11 +116,8 @@ class DynamicInput(IntegerLinear):
         input = self._input_repr(self.granularity, "dynamic", self.smooth)
         return f"{super().extra_repr()}, {input}"
 
-
-class TakesIntegers:
-    """A layer with dynamic inputs that may get a :class:`QuantizedInput`."""
-
-    def quantize(self: Any, input: Tensor) -> QuantizedInput:
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def quantize(self, input: Tensor) -> QuantizedInput:
         """Return the integers of an input, which this layer and others like it take in its place.
 
         ``layer(layer.quantize(x))`` has the bits of ``layer(x)``, but no gradient.
@@ -127,25 +131,25 @@ class TakesIntegers:
         self._check_per_token()
         rows = input.detach()
         if self.rotate > 0:
-            values, scale, zero_point = self._rotated_integers(rows)
-        else:
-            values, scale, zero_point = ops.dynamic_range_quantize_per_token(
-                rows if self.smooth is None else rows / self.smooth,
-                self.quant_min,
-                self.quant_max,
-                symmetric=self.symmetric,
-            )
-        return QuantizedInput(values, scale, zero_point, input.dtype)
+            return QuantizedInput(*self._rotated_integers(rows), input.dtype)
+        integers = ops.dynamic_range_quantize_per_token(
+            rows if self.smooth is None else rows / self.smooth,
+            self.quant_min,
+            self.quant_max,
+            symmetric=self.symmetric,
+        )
+        return QuantizedInput(*integers, input.dtype)
 
-    def _check_per_token(self: Any) -> None:
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _check_per_token(self) -> None:
         if not self.per_token:
             raise ValueError(
-                "QuantizedLinear: expected granularity per_token for an input of integers, but "
-                f"got {self.granularity}; give the layer the floating input"
+                f"{type(self).__name__}: expected granularity per_token for an input of integers, "
+                f"but got {self.granularity}; give the layer the floating input"
             )
 
-    def _output_of(self: Any, input: QuantizedInput) -> Any:
-        self._check_per_token()
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _output_of(self, input: QuantizedInput) -> Tensor:
         values, scale, zero_point, dtype = input
         bias = matching_bias(self.bias, dtype, self.weight_scale)
         zero = None if self.symmetric else zero_point

@@ -13,11 +13,11 @@ dequantized weight, to read.
 import torch
 from torch import Tensor
 
-from .inputs import DynamicInput, QuantizedInput, StaticInput, TakesIntegers
+from .inputs import DynamicInput, StaticInput
 from .weights import Int4Factors, Int8Rows
 
 
-class QuantizedLinear(TakesIntegers, Int8Rows, DynamicInput):
+class QuantizedLinear(Int8Rows, DynamicInput):
     """An integer linear layer that computes the scale of its input from the input (W8A8 dynamic).
 
     ``y = x_int @ weight.T * (x_scale * weight_scale) + bias``, by
@@ -77,12 +77,6 @@ class QuantizedLinear(TakesIntegers, Int8Rows, DynamicInput):
         self.weight_bits, self.symmetric, self.bits = weight_bits, symmetric, bits
         self._set(self._store(qweight, bias), weight_scale, bias, dtype, transposed, rotate)
         self._set_input(granularity, smooth)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
-            return self._output_of(input)
-        return self._output_of_floats(input)
 
 
 class StaticQuantizedLinear(Int8Rows, StaticInput):
@@ -192,10 +186,6 @@ class QuantizedInt4Linear(Int4Factors, DynamicInput):
         shape = self._store(packed, group_factor, group_size, group_zero_point, in_features, bias)
         self._set(shape, weight_scale, bias, dtype, transposed, rotate)
         self._set_input(granularity, None)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        return self._output_of_floats(input)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def as_int8(self) -> QuantizedLinear:
