@@ -121,34 +121,43 @@ class Thread {
         rows_(static_cast<int>(product.m - m) - lane() / 4),
         input_(product.input_row(m + lane() / 4) + at / Product::kColumns * kInputBytes),
         tile_bytes_(kTile * (product.k / Product::kColumns) * kInputBytes),
-        ring_(ring + lane()) {
+        ring_(ring + lane() / 4 * kRowWords) {
     const int64_t last = product.n - 1, first = n < last ? n : last;
     weight_ = product.rows(first, first + 8 < last ? first + 8 : last);
-    weight_.advance(at / Product::kColumns * kWeightBytes);
+    weight_.advance(at / Product::kColumns * kWeightBytes - quad_lane() * (kWeightBytes - 16));
   }
 
   // The following take columns that begin `offset` (a multiple of kColumns) after its first ones.
-  // This one copies to a place in shared memory that no other thread reads.
+  // This one copies to a place in shared memory that the warp reads. The threads of a row take
+  // neighbouring words, so that they read whole sectors.
   __device__ __forceinline__ void copy_weight(int place, uint32_t offset) const {
+    constexpr uint32_t kWordColumns = Product::kColumns / Product::kWeightWords;
+    const uint32_t first = at_ + offset - quad_lane() * (Product::kColumns - kWordColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (at_ + offset < k_) {
-        const uint8_t* const from = weight_.values(h) + offset / Product::kColumns * kWeightBytes;
+      const uint8_t* const from = weight_.values(h) + offset / Product::kColumns * kWeightBytes;
 #pragma unroll
-        for (int i = 0; i < Product::kWeightWords; ++i) {
-          copy_chunk_async(word(place, h, i), from + 16 * i, true);
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        if (first + i * kStepThreads * kWordColumns < k_) {
+          copy_chunk_async(word(place, h, quad_lane() + i * kStepThreads),
+                           from + 16 * kStepThreads * i, true);
         }
       }
     }
     commit_copies();
   }
+  // Reads what the warp has copied, and lets it be overwritten.
   __device__ __forceinline__ void read_weight(int place,
                                               uint4 (&words)[2][Product::kWeightWords]) const {
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int i = 0; i < Product::kWeightWords; ++i) words[h][i] = *word(place, h, i);
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        words[h][i] = *word(place, h, quad_lane() * Product::kWeightWords + i);
+      }
     }
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
   }
   __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
     const bool inside = at_ + offset < k_;
@@ -181,8 +190,14 @@ class Thread {
   static constexpr uint32_t kInputBytes = 16 * Product::kInputWords;
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  __device__ __forceinline__ uint4* word(int place, int half, int i) const {
-    return ring_ + ((place * 2 + half) * Product::kWeightWords + i) * 32;
+  static constexpr uint32_t kRowWords = kStepThreads * Product::kWeightWords;  // of a step
+  static __device__ __forceinline__ uint32_t quad_lane() { return threadIdx.x % kStepThreads; }
+
+  // A word of one of the thread's rows. Where a row has more of them than a thread, words of
+  // neighbouring rows change places: so a quarter of a warp reads all banks.
+  __device__ __forceinline__ uint4* word(int place, int half, uint32_t i) const {
+    const uint32_t change = static_cast<uint32_t>(lane()) / 4 % Product::kWeightWords;
+    return ring_ + (place * 2 + half) * 8 * kRowWords + (i ^ change);
   }
 
   uint32_t at_, k_;
@@ -192,6 +207,10 @@ class Thread {
   uint4* ring_;
   typename Product::Rows weight_;
 };
+
+// Of a multiprocessor. NB: of more words of the weight, a third one would leave the input no cache.
+template <typename Product, int tiles>
+constexpr int kBlocks = Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
 
 // The shared memory of a block.
 template <typename Product, int tiles, int along_n>
@@ -239,7 +258,7 @@ __device__ __forceinline__ bool multiply(const Product& product, Thread<Product,
 // `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
 // divide the depth.
 template <typename Product, int tiles, int along_n>
-__global__ void __launch_bounds__(32 * kWarps, Product::kInputWords > 2 && tiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
     few_rows_kernel(const Product product) {
   using Sum = typename Product::Sum;
   constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
