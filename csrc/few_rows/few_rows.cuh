@@ -60,7 +60,6 @@ namespace baraquant::few_rows {
 
 constexpr int kWarps = 8;         // of a block
 constexpr int kTile = 8;          // rows of the input that an instruction multiplies
-constexpr int kDepth = 4;         // steps whose part of the weight is in flight
 constexpr int64_t kMaxRows = 64;  // with more, it is faster to decode the weight into memory first
 constexpr int64_t kMaxColumns = 1 << 28;
 constexpr int kStepThreads = 4;  // that multiply the same row in a step
@@ -208,14 +207,19 @@ class Thread {
   typename Product::Rows weight_;
 };
 
-// Of a multiprocessor. NB: of more words of the weight, a third one would leave the input no cache.
+// Steps whose part of the weight is in flight. NB: the shared memory of blocks that run together is
+// taken from the input's cache.
+template <typename Product>
+constexpr int kDepth = Product::kInputWords > 2 ? 3 : 4;
+
+// Blocks of a multiprocessor. NB: of more words of the weight, a third one would leave the input no cache.
 template <typename Product, int tiles>
 constexpr int kBlocks = Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
 
 // The shared memory of a block.
 template <typename Product, int tiles, int along_n>
 union Shared {
-  uint4 ring[kWarps][kDepth * 2 * Product::kWeightWords * 32];
+  uint4 ring[kWarps][kDepth<Product> * 2 * Product::kWeightWords * 32];
   typename Product::Sum sums[kWarps / along_n][16 * along_n * kTile * tiles];
 };
 
@@ -227,29 +231,31 @@ __device__ __forceinline__ bool multiply(const Product& product, Thread<Product,
                                          typename Product::Sum (&sums)[tiles][4]) {
   // Steps that the input is loaded before.
   constexpr bool kHasRoom = Product::kInputWords <= 2;  // in registers
+  constexpr int kDepth = few_rows::kDepth<Product>;
   constexpr int kAhead = !fast || tiles > 2 ? 0 : tiles == 2 || !kHasRoom ? 1 : kDepth - 1;
+  constexpr int kUnrolled = kDepth % (1 + kAhead) == 0 ? kDepth : kDepth * (1 + kAhead);
   const auto k = static_cast<uint32_t>(product.k);
   StepInput<Product, tiles> inputs[1 + kAhead];
   bool all_fit = true;
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) thread.load(inputs[d], d * stride);
-  for (uint32_t from = first; from < k; from += kDepth * stride) {
+  for (uint32_t from = first; from < k; from += kUnrolled * stride) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < kUnrolled; ++d) {
       if (from + d * stride >= k) break;
       thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * stride);
       const int last = d + kDepth - 1;
       thread.copy_weight(last % kDepth, last * stride);
       wait_for_copies<kDepth - 1>();
       uint4 words[2][Product::kWeightWords];
-      thread.read_weight(d, words);
+      thread.read_weight(d % kDepth, words);
       const auto& input = inputs[d % (1 + kAhead)];
       product.template step<fast>(words, input.groups, input.columns, sums);
       if (fast && Product::kMayNotFit) {
         all_fit &= Product::fits(input.groups[0]) && Product::fits(input.groups[1]);
       }
     }
-    thread.advance(kDepth * stride);
+    thread.advance(kUnrolled * stride);
   }
   wait_for_copies<0>();
   return !all_fit;
@@ -278,7 +284,7 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
                                       shared.ring[warp]);
   const auto begin_copies = [&] {
 #pragma unroll
-    for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+    for (int d = 0; d < kDepth<Product> - 1; ++d) thread.copy_weight(d, d * kStep);
   };
   begin_copies();
   if (threadIdx.x < kRows && n + threadIdx.x < product.n) product.prefetch(n + threadIdx.x);
