@@ -4,8 +4,9 @@
 // first matrix. The warps of a block divide the depth of the same rows among them.
 //
 // The places of an instruction's depth may be any columns, the same in both matrices. Thus a thread
-// keeps the bytes that it loads of a row of the weight, and reads the same columns of the input;
-// nothing has to pass between threads.
+// multiplies neighbouring bytes of a row of the weight, and reads the same columns of the input. The
+// weight comes through shared memory: where a thread's bytes are several words, the threads of a row
+// copy one another's.
 //
 // What is multiplied is a class like this, whose object is the kernel's argument:
 //   struct Product {
@@ -212,9 +213,11 @@ class Thread {
 template <typename Product>
 constexpr int kDepth = Product::kInputWords > 2 ? 3 : 4;
 
-// Blocks of a multiprocessor. NB: of more words of the weight, a third one would leave the input no cache.
+// Blocks of a multiprocessor. NB: where the weight takes more words, a third one would leave the input
+// no cache.
 template <typename Product, int tiles>
-constexpr int kBlocks = Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
+constexpr int kBlocks =
+    Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
 
 // The shared memory of a block.
 template <typename Product, int tiles, int along_n>
