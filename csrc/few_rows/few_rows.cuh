@@ -4,8 +4,9 @@
 // first matrix. The warps of a block divide the depth of the same rows among them.
 //
 // The places of an instruction's depth may be any columns, the same in both matrices. Thus a thread
-// keeps the bytes that it loads of a row of the weight, and reads the same columns of the input;
-// nothing has to pass between threads.
+// multiplies neighbouring bytes of a row of the weight, and reads the same columns of the input. The
+// weight comes through shared memory: where a thread's bytes are several words, the threads of a row
+// copy one another's.
 //
 // What is multiplied is a class like this, whose object is the kernel's argument:
 //   struct Product {
@@ -60,7 +61,6 @@ namespace baraquant::few_rows {
 
 constexpr int kWarps = 8;         // of a block
 constexpr int kTile = 8;          // rows of the input that an instruction multiplies
-constexpr int kDepth = 4;         // steps whose part of the weight is in flight
 constexpr int64_t kMaxRows = 64;  // with more, it is faster to decode the weight into memory first
 constexpr int64_t kMaxColumns = 1 << 28;
 constexpr int kStepThreads = 4;  // that multiply the same row in a step
@@ -121,34 +121,43 @@ class Thread {
         rows_(static_cast<int>(product.m - m) - lane() / 4),
         input_(product.input_row(m + lane() / 4) + at / Product::kColumns * kInputBytes),
         tile_bytes_(kTile * (product.k / Product::kColumns) * kInputBytes),
-        ring_(ring + lane()) {
+        ring_(ring + lane() / 4 * kRowWords) {
     const int64_t last = product.n - 1, first = n < last ? n : last;
     weight_ = product.rows(first, first + 8 < last ? first + 8 : last);
-    weight_.advance(at / Product::kColumns * kWeightBytes);
+    weight_.advance(at / Product::kColumns * kWeightBytes - quad_lane() * (kWeightBytes - 16));
   }
 
   // The following take columns that begin `offset` (a multiple of kColumns) after its first ones.
-  // This one copies to a place in shared memory that no other thread reads.
+  // This one copies to a place in shared memory that the warp reads. The threads of a row take
+  // neighbouring words, so that they read whole sectors.
   __device__ __forceinline__ void copy_weight(int place, uint32_t offset) const {
+    constexpr uint32_t kWordColumns = Product::kColumns / Product::kWeightWords;
+    const uint32_t first = at_ + offset - quad_lane() * (Product::kColumns - kWordColumns);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (at_ + offset < k_) {
-        const uint8_t* const from = weight_.values(h) + offset / Product::kColumns * kWeightBytes;
+      const uint8_t* const from = weight_.values(h) + offset / Product::kColumns * kWeightBytes;
 #pragma unroll
-        for (int i = 0; i < Product::kWeightWords; ++i) {
-          copy_chunk_async(word(place, h, i), from + 16 * i, true);
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        if (first + i * kStepThreads * kWordColumns < k_) {
+          copy_chunk_async(word(place, h, quad_lane() + i * kStepThreads),
+                           from + 16 * kStepThreads * i, true);
         }
       }
     }
     commit_copies();
   }
+  // Reads what the warp has copied, and lets it be overwritten.
   __device__ __forceinline__ void read_weight(int place,
                                               uint4 (&words)[2][Product::kWeightWords]) const {
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int i = 0; i < Product::kWeightWords; ++i) words[h][i] = *word(place, h, i);
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        words[h][i] = *word(place, h, quad_lane() * Product::kWeightWords + i);
+      }
     }
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
   }
   __device__ __forceinline__ void load(StepInput<Product, tiles>& to, uint32_t offset) const {
     const bool inside = at_ + offset < k_;
@@ -181,8 +190,14 @@ class Thread {
   static constexpr uint32_t kInputBytes = 16 * Product::kInputWords;
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
-  __device__ __forceinline__ uint4* word(int place, int half, int i) const {
-    return ring_ + ((place * 2 + half) * Product::kWeightWords + i) * 32;
+  static constexpr uint32_t kRowWords = kStepThreads * Product::kWeightWords;  // of a step
+  static __device__ __forceinline__ uint32_t quad_lane() { return threadIdx.x % kStepThreads; }
+
+  // A word of one of the thread's rows. Where a row has more of them than a thread, words of
+  // neighbouring rows change places: so a quarter of a warp reads all banks.
+  __device__ __forceinline__ uint4* word(int place, int half, uint32_t i) const {
+    const uint32_t change = static_cast<uint32_t>(lane()) / 4 % Product::kWeightWords;
+    return ring_ + (place * 2 + half) * 8 * kRowWords + (i ^ change);
   }
 
   uint32_t at_, k_;
@@ -193,10 +208,21 @@ class Thread {
   typename Product::Rows weight_;
 };
 
+// Steps whose part of the weight is in flight. NB: the shared memory of blocks that run together is
+// taken from the input's cache.
+template <typename Product>
+constexpr int kDepth = Product::kInputWords > 2 ? 3 : 4;
+
+// Blocks of a multiprocessor. NB: where the weight takes more words, a third one would leave the input
+// no cache.
+template <typename Product, int tiles>
+constexpr int kBlocks =
+    Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
+
 // The shared memory of a block.
 template <typename Product, int tiles, int along_n>
 union Shared {
-  uint4 ring[kWarps][kDepth * 2 * Product::kWeightWords * 32];
+  uint4 ring[kWarps][kDepth<Product> * 2 * Product::kWeightWords * 32];
   typename Product::Sum sums[kWarps / along_n][16 * along_n * kTile * tiles];
 };
 
@@ -208,29 +234,31 @@ __device__ __forceinline__ bool multiply(const Product& product, Thread<Product,
                                          typename Product::Sum (&sums)[tiles][4]) {
   // Steps that the input is loaded before.
   constexpr bool kHasRoom = Product::kInputWords <= 2;  // in registers
+  constexpr int kDepth = few_rows::kDepth<Product>;
   constexpr int kAhead = !fast || tiles > 2 ? 0 : tiles == 2 || !kHasRoom ? 1 : kDepth - 1;
+  constexpr int kUnrolled = kDepth % (1 + kAhead) == 0 ? kDepth : kDepth * (1 + kAhead);
   const auto k = static_cast<uint32_t>(product.k);
   StepInput<Product, tiles> inputs[1 + kAhead];
   bool all_fit = true;
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) thread.load(inputs[d], d * stride);
-  for (uint32_t from = first; from < k; from += kDepth * stride) {
+  for (uint32_t from = first; from < k; from += kUnrolled * stride) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+    for (int d = 0; d < kUnrolled; ++d) {
       if (from + d * stride >= k) break;
       thread.load(inputs[(d + kAhead) % (1 + kAhead)], (d + kAhead) * stride);
       const int last = d + kDepth - 1;
       thread.copy_weight(last % kDepth, last * stride);
       wait_for_copies<kDepth - 1>();
       uint4 words[2][Product::kWeightWords];
-      thread.read_weight(d, words);
+      thread.read_weight(d % kDepth, words);
       const auto& input = inputs[d % (1 + kAhead)];
       product.template step<fast>(words, input.groups, input.columns, sums);
       if (fast && Product::kMayNotFit) {
         all_fit &= Product::fits(input.groups[0]) && Product::fits(input.groups[1]);
       }
     }
-    thread.advance(kDepth * stride);
+    thread.advance(kUnrolled * stride);
   }
   wait_for_copies<0>();
   return !all_fit;
@@ -239,7 +267,7 @@ __device__ __forceinline__ bool multiply(const Product& product, Thread<Product,
 // `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
 // divide the depth.
 template <typename Product, int tiles, int along_n>
-__global__ void __launch_bounds__(32 * kWarps, Product::kInputWords > 2 && tiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
     few_rows_kernel(const Product product) {
   using Sum = typename Product::Sum;
   constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
@@ -259,7 +287,7 @@ __global__ void __launch_bounds__(32 * kWarps, Product::kInputWords > 2 && tiles
                                       shared.ring[warp]);
   const auto begin_copies = [&] {
 #pragma unroll
-    for (int d = 0; d < kDepth - 1; ++d) thread.copy_weight(d, d * kStep);
+    for (int d = 0; d < kDepth<Product> - 1; ++d) thread.copy_weight(d, d * kStep);
   };
   begin_copies();
   if (threadIdx.x < kRows && n + threadIdx.x < product.n) product.prefetch(n + threadIdx.x);

@@ -4,7 +4,7 @@
 // the weight as the first matrix. The depth is divided among the blocks of a cluster, which add their
 // sums in the order of the depth.
 //
-// A thread keeps the bytes that it loads of a row of the weight. So the columns of the input have to
+// A thread multiplies neighbouring bytes of a row of the weight. So the columns of the input have to
 // lie where an instruction looks for those of that thread: a kernel of its own arranges the input in
 // memory, in tiles as they lie in shared memory, and a single thread brings them to the others.
 //

@@ -110,7 +110,8 @@ class Thread {
         first_(static_cast<uint32_t>(__shfl_sync(0xffffffffu, group() / work.along_n, 0))),
         steps_(work.steps),
         stage_places_(wgmma::place_of(shared_address(shared.steps.input))),
-        ring_(shared_address(shared.steps.weight[warp()]) + static_cast<uint32_t>(lane()) * 16),
+        ring_(shared_address(shared.steps.weight[warp()]) +
+              static_cast<uint32_t>(lane()) / 4 * kRowWords * 16),
         row_(group() % work.along_n * kGroupRows + warp() % 4 * 16 + lane() / 4),
         column_(
             ((work.begin + first_) * few_rows::kStepThreads + static_cast<uint32_t>(lane() % 4)) *
@@ -191,6 +192,9 @@ class Thread {
   static constexpr uint32_t kWordBytes = 32 * 16;  // of all threads of a warp
   static constexpr uint32_t kSlotBytes = 2 * Product::kWeightWords * kWordBytes;
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static __device__ __forceinline__ uint32_t quad_lane() {
+    return threadIdx.x % few_rows::kStepThreads;
+  }
   static __device__ __forceinline__ int group() {
     return static_cast<int>(threadIdx.x) / kGroupThreads;
   }
@@ -207,30 +211,37 @@ class Thread {
     shared_.empty[count % Memory::kStages].arrive();
   }
 
-  // A thread reads no other words than those that it copies.
+  // The warp copies to a slot that it reads alone. The threads of a row take neighbouring words, so that
+  // they read whole sectors. `column`: the thread's own one.
   __device__ __forceinline__ void copy(uint32_t column, uint32_t slot) const {
-    if (column < columns_) {
+    constexpr uint32_t kWordColumns = Product::kColumns / Product::kWeightWords;
+    const uint32_t first = column - quad_lane() * (Product::kColumns - kWordColumns);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const uint8_t* const from = rows_.values(h) + column / Product::kColumns * kChunkBytes;
+    for (int h = 0; h < 2; ++h) {
+      const uint8_t* const from = rows_.values(h) + first / kWordColumns * 16;
 #pragma unroll
-        for (int i = 0; i < Product::kWeightWords; ++i) {
-          copy_chunk_async(slot + word_offset(h, i), from + 16 * i, true);
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        if (first + i * few_rows::kStepThreads * kWordColumns < columns_) {
+          copy_chunk_async(slot + word_offset(h, quad_lane() + i * few_rows::kStepThreads),
+                           from + 16 * few_rows::kStepThreads * i, true);
         }
       }
     }
     commit_copies();
   }
 
+  // Reads what the warp has copied, and lets it be overwritten.
   __device__ __forceinline__ void read_weight(uint4 (&weight)[2][Product::kWeightWords],
                                               uint32_t slot) const {
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int i = 0; i < Product::kWeightWords; ++i) {
-        weight[h][i] = load_shared(slot + word_offset(h, i));
+      for (uint32_t i = 0; i < Product::kWeightWords; ++i) {
+        weight[h][i] = load_shared(slot + word_offset(h, quad_lane() * Product::kWeightWords + i));
       }
     }
+    if constexpr (Product::kWeightWords > 1) __syncwarp();
   }
 
   __device__ __forceinline__ void load_groups(typename Product::Group (&groups)[2],
@@ -258,15 +269,18 @@ class Thread {
     wgmma::commit();
   }
 
-  static constexpr uint32_t kChunkBytes = 16 * Product::kWeightWords;
-  static constexpr uint32_t word_offset(int half, int word) {
-    return static_cast<uint32_t>(half * Product::kWeightWords + word) * kWordBytes;
+  // Of a word of one of the thread's rows in a slot. Where a row has more of them than a thread, words
+  // of neighbouring rows change places: so a quarter of a warp reads all banks.
+  static constexpr uint32_t kRowWords = few_rows::kStepThreads * Product::kWeightWords;
+  static __device__ __forceinline__ uint32_t word_offset(uint32_t half, uint32_t word) {
+    const uint32_t change = static_cast<uint32_t>(lane()) / 4 % Product::kWeightWords;
+    return (half * 8 * kRowWords + (word ^ change)) * 16;
   }
 
   Shared& shared_;
   uint32_t columns_, stride_, first_, steps_;
   uint32_t stage_places_;  // of the first stage
-  uint32_t ring_;          // the address of the thread's words
+  uint32_t ring_;          // the address of the first word of the thread's first row
   int row_;                // of the weight, in the block
   uint32_t column_;        // the thread's first one
   typename Product::Rows rows_;

@@ -87,6 +87,14 @@ bool takes(const at::Tensor& input, const IntegerWeight& weight) {
          has_tensor_cores(input);
 }
 
+// Whether warpgroups multiply some rows by a weight of n rows of k numbers, in either form. A large
+// weight repays the kernel that arranges the input, as measured on an H100.
+bool by_warpgroups(int64_t rows, int64_t n, int64_t k) {
+  constexpr int64_t kLarge = 1 << 26;
+  const bool repays = rows > few_rows::kTile && rows <= few_rows::kMaxRows && n * k >= kLarge;
+  return warpgroup_rows::takes(rows) || (repays && wgmma::is_available());
+}
+
 bool dequantizes(const IntegerWeight& weight, at::ScalarType dtype) {
   return weight.is_packed() &&
          (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
@@ -123,25 +131,25 @@ void dequantize_cuda(const IntegerWeight& weight, const at::Tensor& target) {
 void few_rows_cuda(const FewRows& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
   const int64_t rows = call.input.size(0);
-  const bool by_warpgroups = warpgroup_rows::takes(rows);
+  const bool has_warpgroups = by_warpgroups(rows, call.output.size(1), call.weight.columns);
   int multiprocessors = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                                         c10::cuda::current_device()));
-  const int64_t bytes =
-      by_warpgroups ? warpgroup_rows::arranged_bytes(rows, call.output.size(1), call.weight.columns,
-                                                     kColumns, 2, multiprocessors)
-                    : 0;
+  const int64_t bytes = has_warpgroups ? warpgroup_rows::arranged_bytes(
+                                             rows, call.output.size(1), call.weight.columns,
+                                             kColumns, 2, multiprocessors)
+                                       : 0;
   if (only_planned([&] {
-        const char* const tile = by_warpgroups ? "64x128" : "16x128";
+        const char* const tile = has_warpgroups ? "64x128" : "16x128";
         KernelPlan plan = cuda_plan<float>("weight_only_linear", tile, bytes, "float32");
-        if (by_warpgroups) plan.architecture += 'a';
+        if (has_warpgroups) plan.architecture += 'a';
         plan.bit_stable = false;  // a CPU adds in another order
         return plan;
       })) {
     return;
   }
   at::Tensor arranged;
-  if (by_warpgroups) arranged = at::empty({bytes}, call.input.options().dtype(at::kByte));
+  if (has_warpgroups) arranged = at::empty({bytes}, call.input.options().dtype(at::kByte));
   const auto launch_as = [&](auto is_half, auto has_zero_point, auto is_packed) {
     using T = std::conditional_t<is_half(), Float16, BFloat16>;
     launch<T, has_zero_point(), is_packed()>(call, arranged, multiprocessors);
