@@ -45,8 +45,8 @@ class Written(nn.Linear):
         return input @ self.weight.T + self.bias
 
 
-# What a model may have beside tied weights and a norm. All of it makes a call long, but most lines
-# of the call run with little of it: each place is tried with the first piece in which it runs.
+# The parts of a model beside its tied weights and its norm. With all of them a call is long, but most
+# of its lines run with few: each place is tried with the first of these pieces that has it.
 Parts = tuple[str, ...]
 LINEAR = ("up", "act", "down")
 ALL = ("block", "conv", "gru", *LINEAR, "computed", "pruned")
@@ -345,11 +345,11 @@ class Interrupt:
         signal.signal(signal.SIGALRM, self.before)
 
 
-# Some points of the model with all parts, or all places of some pieces: shared out among tests, so
-# that many cores help.
+# So many points of the model with all parts, or what these pieces are the first to have: shared out
+# among tests, so that many cores help.
 Chosen = int | list[Parts]
 SHARES = [PIECES[:1], PIECES[1:5], PIECES[5:]]
-MOMENTS = 25  # of each piece: 200 of a call
+MANY = 25  # places of the model with all parts; moments of each piece, which are 200 of a call
 
 
 def cases(*more: Chosen) -> pytest.MarkDecorator:
@@ -403,13 +403,13 @@ def check_errors(name: str, kind: type[Fault] | type[Lines], chosen: Chosen) -> 
         tried.again()
 
 
-@cases(25, *SHARES)
+@cases(MANY, *SHARES)
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_an_op(name: str, chosen: Chosen) -> None:
     check_errors(name, Fault, chosen)
 
 
-@cases(25, *SHARES)
+@cases(MANY, *SHARES)
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_a_line(name: str, chosen: Chosen) -> None:
     check_errors(name, Lines, chosen)
@@ -426,7 +426,7 @@ def test_interrupt_at_a_random_moment(
         monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
     for parts in pieces(chosen):
         tried = Tried(name, parts)
-        for _ in range(chosen if isinstance(chosen, int) else MOMENTS):
+        for _ in range(chosen if isinstance(chosen, int) else MANY):
             seconds = random.uniform(1e-4, tried.taken)
             tried.check(Interrupt(seconds), BaseException, (parts, seconds))
         tried.again()
