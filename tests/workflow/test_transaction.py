@@ -45,8 +45,8 @@ class Written(nn.Linear):
         return input @ self.weight.T + self.bias
 
 
-# The parts of a model beside its tied weights and its norm. With all of them a call is long, but most
-# of its lines run with few: each place is tried with the first of these pieces that has it.
+# The parts of a model beside its tied weights and its norm. With all of them a call is long, but
+# most of its lines run with few: each place is tried with the first of these pieces that has it.
 Parts = tuple[str, ...]
 LINEAR = ("up", "act", "down")
 ALL = ("block", "conv", "gru", *LINEAR, "computed", "pruned")
