@@ -6,7 +6,6 @@ Afterwards the model is as before, or as a call without a fault leaves it, and s
 of the process; and one more call gives what a first one gives.
 """
 
-import os
 import random
 import signal
 import sys
@@ -15,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,10 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import baraquant
 from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.workflow import transaction
+from baraquant.workflow.smoothquant import smoothing
 from cpp_programs import PATIENCE
 from tests.support.checks.refused import refused
 
 ROOT = str(Path(baraquant.__file__).parent)
+# Of a model with few parts it may smooth none.
+pytestmark = pytest.mark.filterwarnings("ignore:.*expected SmoothQuant to smooth a layer")
 
 
 class Written(nn.Linear):
@@ -42,11 +45,20 @@ class Written(nn.Linear):
         return input @ self.weight.T + self.bias
 
 
-class Model(nn.Module):
-    """Every kind of layer, tied weights, packed modules, computed weights, hooks, and a list."""
+# The parts of a model beside its tied weights and its norm. With all of them a call is long, but
+# most of its lines run with few: each place is tried with the first of these pieces that has it.
+Parts = tuple[str, ...]
+LINEAR = ("up", "act", "down")
+ALL = ("block", "conv", "gru", *LINEAR, "computed", "pruned")
+PIECES: list[Parts] = [(), ("conv",), ("pruned",), ("computed",), LINEAR, ("gru",), ("block",), ALL]
 
-    def __init__(self, size: int = 16) -> None:
+
+class Model(nn.Module):
+    """Every kind of layer, tied, packed and computed weights, hooks, a list and a dictionary."""
+
+    def __init__(self, size: int = 16, parts: Parts = ALL) -> None:
         super().__init__()
+        self.parts = parts
         self.embed = nn.Embedding(size, size)
         self.block = nn.TransformerEncoderLayer(size, 2, 2 * size, batch_first=True, dropout=0.0)
         self.conv = nn.Conv1d(size, size, 3, padding=1)
@@ -59,10 +71,13 @@ class Model(nn.Module):
         self.pruned = nn.utils.prune.l1_unstructured(nn.Linear(size, size), "weight", 0.5)
         self.head = nn.Linear(size, size, bias=False)
         self.head.weight = self.embed.weight
+        self.up.register_forward_hook(lambda module, args, output: output + 0)
+        for name in {*ALL} - {*parts}:
+            setattr(self, name, nn.Identity())
         self.layers = [self.up, self.act, self.down]
         self.calls = (self.computed,)
+        self.named = {"head": self.head}
         self.register_buffer("seen", torch.zeros(()))
-        self.up.register_forward_hook(lambda module, args, output: output + 0)
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen += 1
@@ -78,14 +93,14 @@ DATA = [torch.randint(0, 16, (2, 4), generator=torch.Generator().manual_seed(0))
 ROTATED = replace(W8A8(), rotate=16)
 
 
-def built() -> nn.Module:
+def built(parts: Parts) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Model().train()
+        return Model(parts=parts).train()
 
 
-def prepared() -> nn.Module:
-    model = built()
+def prepared(parts: Parts) -> Model:
+    model = built(parts)
     baraquant.qat.prepare_(model, W8A8Static())
     model(DATA[0])
     return model
@@ -104,16 +119,20 @@ def _watch(model: nn.Module) -> None:
     baraquant.calibration.calibrate(model, DATA, watchers, progress=False)
 
 
-def _load(model: nn.Module) -> None:
-    baraquant.load_(model, _load.file)  # type: ignore[attr-defined]
+FILES: dict[Parts, Path] = {}
+
+
+def _load(model: Any) -> None:
+    baraquant.load_(model, FILES[model.parts])
 
 
 # What makes a model, and the call that changes it; those that only look at it.
-CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+Calls = dict[str, tuple[Callable[[Parts], Model], Callable[[nn.Module], Any]]]
+CALLS: Calls = {
     "W8A8": (built, _quantize(W8A8())),
     "static": (built, _quantize(W8A8Static())),
     "SmoothQuant": (built, _quantize(SmoothQuant("search"))),
-    "AWQ": (built, _quantize(AWQ(W4A16(16)))),
+    "AWQ": (built, _quantize(AWQ(W4A16(16), steps=3))),
     "GPTQ": (built, _quantize(GPTQ(W4A16(16)))),
     "prepare_": (built, _prepare(W8A8Static(observer="mse"))),
     "rotated": (built, _prepare(ROTATED)),
@@ -121,7 +140,7 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
     "use_fused_ops_": (built, baraquant.use_fused_ops_),
     "load_": (built, _load),
 }
-LOOKS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+LOOKS: Calls = {
     "calibrate": (built, _watch),
     "sensitivity": (built, lambda m: baraquant.sensitivity(
         m, [W8A8(), W8A8Static()], DATA, progress=False)),
@@ -132,14 +151,19 @@ EVERY = CALLS | LOOKS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def saved(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Save a model for ``load_``, and let PyTorch import what it imports late."""
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Save models for ``load_``, let PyTorch import what it imports late, and shorten a search."""
     pytest.importorskip("safetensors")
-    model = built()
-    with Fault():
-        _quantize(SmoothQuant("search"))(model)
-    _load.file = tmp_path_factory.mktemp("saved") / "model"  # type: ignore[attr-defined]
-    baraquant.save(model, _load.file)  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(smoothing, "ALPHAS", (None, 0.0, 0.5))  # the same lines as of all 22
+        with Fault():
+            _quantize(SmoothQuant("search"))(built(ALL))
+        for number, parts in enumerate(PIECES):
+            model = built(parts)
+            _quantize(SmoothQuant("search"))(model)
+            FILES[parts] = tmp_path_factory.mktemp("saved") / f"model{number}"
+            baraquant.save(model, FILES[parts])
+        yield
 
 
 def of_process() -> tuple[Any, ...]:
@@ -187,10 +211,10 @@ def output_of(model: nn.Module) -> Tensor:
 
 
 @cache
-def left_by(name: str) -> tuple[list[Any], Tensor, float]:
+def left_by(name: str, parts: Parts) -> tuple[list[Any], Tensor, float]:
     """What a call without a fault leaves of a model, and the seconds that it takes."""
     make, call = EVERY[name]
-    model = make()
+    model = make(parts)
     start = time.perf_counter()
     call(model)
     taken = time.perf_counter() - start
@@ -200,28 +224,24 @@ def left_by(name: str) -> tuple[list[Any], Tensor, float]:
 class Tried:
     """A call, and what it has to leave of a model."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, parts: Parts = ALL) -> None:
+        self.parts = parts
         self.make, self.call = EVERY[name]
         self.only_looks = name in LOOKS
-        self.finished, self.output, self.taken = left_by(name)
+        self.finished, self.output, self.taken = left_by(name, parts)
         self.renew()
 
     def renew(self) -> None:
-        self.model = self.make()
+        self.model = self.make(self.parts)
         self.state, self.values = state_of(self.model), values_of(self.model)
 
     def check(self, fault: Any, error: type[BaseException], where: object) -> None:
-        """Call with a fault, and check what it leaves."""
+        """Call with a fault, and check what it leaves, also where none came or it was handled."""
         torch.manual_seed(1)
         switches = of_process()
-        try:
-            with fault:
-                self.call(self.model)
-        except error:
-            assert of_process() == switches, where
-        else:
-            self.renew()
-            return
+        with suppress(error), fault:
+            self.call(self.model)
+        assert of_process() == switches, where
         changed = self.changed()
         if not changed:
             return
@@ -281,6 +301,7 @@ class Lines:
 
     def __init__(self, at: Line | None = None, times: int = 0) -> None:
         self.at, self.times, self.counts = at, times, Counter[Line]()
+        self.has_line: dict[int, bool] = {}
 
     def __enter__(self) -> None:
         self.before = sys.gettrace()
@@ -291,13 +312,13 @@ class Lines:
 
     def _called(self, frame: Any, event: str, value: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(ROOT):
+        if self.at is None:
+            return self._ran if code.co_filename.startswith(ROOT) else None
+        if code.co_filename != self.at[0]:
             return None
-        is_there = self.at is None or (
-            code.co_filename == self.at[0]
-            and any(line == self.at[1] for *_, line in code.co_lines())
-        )
-        return self._ran if is_there else None
+        if id(code) not in self.has_line:
+            self.has_line[id(code)] = any(line == self.at[1] for *_, line in code.co_lines())
+        return self._ran if self.has_line[id(code)] else None
 
     def _ran(self, frame: Any, event: str, value: Any) -> Any:
         if event == "line":
@@ -324,63 +345,91 @@ class Interrupt:
         signal.signal(signal.SIGALRM, self.before)
 
 
-# All places of all calls take an hour or two: a search alone has 300 of ops, and 2,000 lines. They
-# are shared out among tests, so that many cores help.
-EVERY_FAULT = "EVERY_FAULT" in os.environ
-SHARES = [slice(first, None, 16) for first in range(16)]
-Chosen = int | slice
+# So many points of the model with all parts, or what these pieces are the first to have: shared out
+# among tests, so that many cores help.
+Chosen = int | list[Parts]
+SHARES = [PIECES[:1], PIECES[1:5], PIECES[5:]]
+MANY = 25  # places of the model with all parts; moments of each piece, which are 200 of a call
 
 
-def cases(*many: Chosen) -> pytest.MarkDecorator:
+def cases(*more: Chosen) -> pytest.MarkDecorator:
     """Three points of a call, and in a run of all tests more."""
     long = pytest.mark.exhaustive
-    more = [pytest.param(n, id=f"many{i}", marks=long) for i, n in enumerate(many)]
-    return pytest.mark.parametrize("chosen", [pytest.param(3, id="some"), *more])
+    many = [pytest.param(each, id=f"many{i}", marks=long) for i, each in enumerate(more)]
+    return pytest.mark.parametrize("chosen", [pytest.param(3, id="some"), *many])
+
+
+def pieces(chosen: Chosen) -> list[Parts]:
+    return [ALL] if isinstance(chosen, int) else chosen
+
+
+@cache
+def counts_of(name: str, kind: type[Fault] | type[Lines], parts: Parts) -> Counter[Any]:
+    """How often each place runs in a call that is not the first."""
+    left_by(name, parts)
+    make, call = EVERY[name]
+    counted, model = kind(), make(parts)
+    with counted:
+        call(model)
+    return counted.counts
+
+
+def first_in(name: str, kind: type[Fault] | type[Lines], parts: Parts) -> list[Any]:
+    """The places that run with this piece, and with none before it."""
+    before = PIECES[: PIECES.index(parts)]
+    known = set().union(*(counts_of(name, kind, each) for each in before))
+    return [place for place in counts_of(name, kind, parts) if place not in known]
 
 
 def check_errors(name: str, kind: type[Fault] | type[Lines], chosen: Chosen) -> None:
-    """Raise an error at so many different places, and then call without one."""
-    tried, counted, chance = Tried(name), kind(), random.Random(0)
-    model = tried.make()
-    with counted:
-        tried.call(model)
-    places: list[Any] = sorted(counted.counts, key=str)
-    if isinstance(chosen, int):
-        places = chance.sample(places, min(chosen, len(places)))
-    else:
-        places = places[chosen]
-    for place in places:
-        times = chance.randint(1, counted.counts[place])
-        tried.check(kind(place, times), InjectedError, (place, times))
-    tried.again()
+    """Raise an error at each place, at any of the times that it runs; then call without one."""
+    chance = random.Random(0)
+    for parts in pieces(chosen):
+        tried, counts = Tried(name, parts), counts_of(name, kind, parts)
+        if isinstance(chosen, int):
+            places = chance.sample(sorted(counts, key=str), min(chosen, len(counts)))
+        else:
+            places = sorted(first_in(name, kind, parts), key=str)
+        for place in places:
+            times = chance.randint(1, counts[place])
+            for _ in range(2):
+                fault, where = kind(place, times), (parts, place, times)
+                tried.check(fault, InjectedError, where)
+                if fault.counts[place] >= times:
+                    break
+                tried.renew()  # of the old model baraquant may remember what this place finds out
+            else:
+                pytest.fail(f"no error was raised: {where}")
+        tried.again()
 
 
-@cases(*(SHARES if EVERY_FAULT else [25]))
+@cases(MANY, *SHARES)
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_an_op(name: str, chosen: Chosen) -> None:
     check_errors(name, Fault, chosen)
 
 
-@cases(*(SHARES if EVERY_FAULT else []))
+@cases(MANY, *SHARES)
 @pytest.mark.parametrize("name", EVERY)
 def test_error_at_a_line(name: str, chosen: Chosen) -> None:
     check_errors(name, Lines, chosen)
 
 
-@cases(200 if EVERY_FAULT else 25)
+@cases(PIECES)
 @pytest.mark.parametrize("size", ["kept", "freed"])
 @pytest.mark.parametrize("name", EVERY)
 def test_interrupt_at_a_random_moment(
-    name: str, size: str, chosen: int, monkeypatch: pytest.MonkeyPatch
+    name: str, size: str, chosen: Chosen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At other moments in each run."""
     if size == "freed":
         monkeypatch.setattr(transaction, "KEPT_BYTES", 0)
-    tried = Tried(name)
-    for _ in range(chosen):
-        seconds = random.uniform(1e-4, tried.taken)
-        tried.check(Interrupt(seconds), BaseException, seconds)
-    tried.again()
+    for parts in pieces(chosen):
+        tried = Tried(name, parts)
+        for _ in range(chosen if isinstance(chosen, int) else MANY):
+            seconds = random.uniform(1e-4, tried.taken)
+            tried.check(Interrupt(seconds), BaseException, (parts, seconds))
+        tried.again()
 
 
 def test_a_weight_that_cannot_be_written_is_not_rotated() -> None:
