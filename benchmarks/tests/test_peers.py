@@ -83,7 +83,9 @@ def test_compiled_layers_share_a_graph_while_there_is_time(monkeypatch: pytest.M
     assert [row.error for row in rows][1::2] == ["not compiled: the time was used up"] * 2
 
 
-@pytest.mark.parametrize("scheme", [s for s in schemes(FLOAT) if not s.package], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [s for s in schemes(FLOAT) if not s.package], ids=lambda scheme: scheme.name
+)
 def test_all_compute_the_same_layer(scheme: peers.Scheme) -> None:
     torch.manual_seed(0)
     linears = [nn.Linear(256, 64, bias=False) for _ in range(2)]
