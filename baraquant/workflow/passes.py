@@ -112,6 +112,11 @@ class Chosen:
         return rotate_of(self.prepared)
 
 
+def as_prepared(chosen: Mapping[str, Chosen]) -> dict[str, tuple[nn.Module, QuantConfig]]:
+    """Return what replaces each layer in training, and its scheme, by path."""
+    return {path: (one.prepared, one.scheme) for path, one in chosen.items()}
+
+
 class Pass:
     """Carries out an :class:`baraquant.Algorithm` in a call of :func:`baraquant.quantize_`.
 

@@ -12,7 +12,7 @@ from ..configs import TRAINING_OBSERVERS, Config
 from ..nn import FakeQuantize, LearnedFakeQuantize
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
-from .passes import Chosen, observe_inputs
+from .passes import Chosen, as_prepared, observe_inputs
 from .replace import swap
 from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
@@ -112,7 +112,7 @@ input=int8 per_token symmetric dynamic)
     if not chosen:
         raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
     _calibrate(model, chosen, calibration, progress)
-    warn_if_no_faster({path: (one.prepared, one.scheme) for path, one in chosen.items()}, CALLER)
+    warn_if_no_faster(as_prepared(chosen), CALLER)
     _rotate(model, chosen)
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     chosen.clear()

@@ -18,7 +18,7 @@ from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
 from .convert import swap_layers
 from .layers import Layer, weights_of
-from .passes import calibrate_inputs, passes_of, what_needs_calibration
+from .passes import as_prepared, calibrate_inputs, passes_of, what_needs_calibration
 from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .transaction import changes_model
@@ -140,7 +140,7 @@ def quantize_(
             if each.after_inputs == after_inputs:
                 each.plan(layers, run, chosen)
     # Before layers are swapped that may not be kept: a warning may be an error.
-    warn_if_no_faster({path: (one.prepared, one.scheme) for path, one in chosen.items()}, _CALLER)
+    warn_if_no_faster(as_prepared(chosen), _CALLER)
     for held in (parts.before, *passes.values()):
         held.clear()  # nothing holds a float layer that is swapped
     report = swap_layers(model, chosen, report, _CALLER)

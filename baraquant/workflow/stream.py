@@ -19,7 +19,7 @@ from ..nn import QuantizesWeight
 from ..schemes import Algorithm
 from .convert import Maker, swap_layers
 from .layers import weights_of
-from .passes import Chosen
+from .passes import Chosen, as_prepared
 from .quantize import after_training, check_module, quantize_
 from .replace import put_at
 from .report import Report, completed, warn_if_no_faster
@@ -66,8 +66,7 @@ class Stream:
         self._chosen, self._report = self._selector.choose(Unpacked(view), filter_fn)
         if not self._chosen:
             raise ValueError(f"{caller}: {nothing_to('quantize', view, self._report)}")
-        layers = {path: (one.prepared, one.scheme) for path, one in self._chosen.items()}
-        warn_if_no_faster(layers, caller)
+        warn_if_no_faster(as_prepared(self._chosen), caller)
         self._paths = {key: one.paths for key, one in view.seen.items()}
         by_weight: dict[int, list[str]] = {}
         for path, one in self._chosen.items():
