@@ -30,6 +30,7 @@ from ._patterns import (
     PerToken,
     Quantization,
     Quantized,
+    Scheme,
     Static,
     arguments,
     float_op,
@@ -112,7 +113,7 @@ class Rewriter:
         self.recorded = recorded
         self._touched: set[Node] = set()
 
-    def share(self, value: Node, uses: list[Quantization], scheme: PerToken | Static) -> None:
+    def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
         """Quantize a value once, in front of the first of its uses, which come in order."""
         first = uses[0].node
         # A graph after autograd has core ops alone, and Inductor takes no others.
@@ -364,7 +365,7 @@ class _Pass:
 
     def _share_value(self, readers: list[tuple[Node, Quantization]]) -> None:
         """Merge the quantizations of one value, those with the same options."""
-        parts: dict[tuple[PerToken | Static, int], list[tuple[Node, Quantization]]] = {}
+        parts: dict[tuple[Scheme, int], list[tuple[Node, Quantization]]] = {}
         for root, use in readers:
             key = use.scheme, self.stretches[use.node]
             parts.setdefault(key, []).append((root, use))
@@ -387,7 +388,7 @@ class _Pass:
             has_output = has_output or returned
         return kept
 
-    def _share_part(self, scheme: PerToken | Static, part: list[tuple[Node, Quantization]]) -> None:
+    def _share_part(self, scheme: Scheme, part: list[tuple[Node, Quantization]]) -> None:
         if len(part) < 2:
             return
         value, uses = part[0][0], [use for _, use in part]

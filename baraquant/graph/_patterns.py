@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, Node
@@ -73,17 +73,11 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """How a value is quantized, in whatever op that is done; equal schemes give equal integers."""
+class PerToken:
+    """The options of ``dynamic_range_quantize_per_token``."""
 
     quant_min: int
     quant_max: int
-
-
-@dataclass(frozen=True)
-class PerToken(Scheme):
-    """The options of ``dynamic_range_quantize_per_token``."""
-
     symmetric: bool
     dtype: torch.dtype
 
@@ -109,9 +103,11 @@ class PerToken(Scheme):
 
 
 @dataclass(frozen=True)
-class Static(Scheme):
+class Static:
     """A given scale with its zero point; ``smooth_scale`` quantizes in its place, per feature."""
 
+    quant_min: int
+    quant_max: int
     scale: Node
     zero_point: Node | None
     smooth_scale: Node | None
@@ -143,6 +139,10 @@ class Static(Scheme):
             public = getattr(_OPS, self.op).default
             call = graph.call_function(public, (value, scale, zero_point, *axis, *limits))
         return Quantized(call, self.scale, self.zero_point, is_static=True)
+
+
+# How a value is quantized, in whatever op that is done; equal schemes give equal integers.
+Scheme: TypeAlias = PerToken | Static
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Quantization:
 
     node: Node
     input: Node
-    scheme: PerToken | Static
+    scheme: Scheme
     product: Any
     views: tuple[Node, ...] = ()
 
@@ -281,7 +281,7 @@ def quantization(node: Node) -> Quantization | None:
     return Quantization(node, given["input"], scheme, product)
 
 
-def _scheme(given: dict[str, Any], dtype: torch.dtype) -> PerToken | Static | None:
+def _scheme(given: dict[str, Any], dtype: torch.dtype) -> Scheme | None:
     """Read how a call with these arguments quantizes; None if the graph does not say it."""
     limits = given["quant_min"], given["quant_max"]
     if any(type(limit) is not int for limit in limits):
