@@ -26,7 +26,7 @@ COMMAND = ["--device=cpu", "--quick", "--sizes", "128x256", "--rows", "1", "3"]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tensors, and no package of others, whatever is installed."""
-    monkeypatch.setattr(bench_peers, "COPIED", {"cpu": [16, 16]})
+    monkeypatch.setattr(bench_peers, "COPIED", {"cpu": [16, 16], "cuda": [4096, 4096]})
     monkeypatch.setattr(bench_peers, "rotation_for", lambda _: 2)
     for package in PACKAGES:
         monkeypatch.setitem(sys.modules, package, None)

@@ -134,7 +134,8 @@ def set_attribute(model: nn.Module, name: str, old: Tensor, new: Tensor) -> None
 
 def apply(model: nn.Module, new: dict[str, Tensor]) -> None:
     """As ``to()`` and ``to_empty()`` do it."""
-    by_id = {id(tensor): new[name].detach().clone() for name, tensor in tensors(model).items()}
+    old = tensors(model)  # kept meanwhile: another tensor may get the id of one that is freed
+    by_id = {id(tensor): new[name].detach().clone() for name, tensor in old.items()}
     model._apply(lambda tensor: by_id.get(id(tensor), tensor))
 
 
