@@ -8,7 +8,7 @@
 // weight comes through shared memory: where a thread's bytes are several words, the threads of a row
 // copy one another's.
 //
-// What is multiplied is a class like this, whose object is the kernel's argument:
+// What is multiplied is a class like this, whose objects are the kernel's argument:
 //   struct Product {
 //     static constexpr int kColumns;      // that a thread multiplies in a step
 //     static constexpr int kWeightWords;  // 16-byte words that hold so many columns of the weight
@@ -51,11 +51,14 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
+#include <type_traits>
 
 #include "machine/async_copy.cuh"
 #include "machine/early_launch.cuh"
 #include "machine/integers.h"
 #include "machine/pack.cuh"
+#include "machine/several.cuh"
 
 namespace baraquant::few_rows {
 
@@ -266,9 +269,9 @@ __device__ __forceinline__ bool multiply(const Product& product, Thread<Product,
 
 // `along_n` warps of a block take 16 rows of the weight each; as many groups of them as there are
 // divide the depth.
-template <typename Product, int tiles, int along_n>
+template <typename Product, int tiles, int along_n, int most>
 __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
-    few_rows_kernel(const Product product) {
+    few_rows_kernel(const __grid_constant__ Several<Product, most> several) {
   using Sum = typename Product::Sum;
   constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
   constexpr int kOutputs = kRows * kTile * tiles;  // of the block
@@ -276,9 +279,11 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<Product, tiles, along_n>*>(memory);
 
+  unsigned block = blockIdx.x;
+  const Product& product = several.of_block(block);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp / along_n, place_n = warp % along_n;
-  const int64_t n = int64_t(blockIdx.x) * kRows, m = int64_t(blockIdx.y) * kTile * tiles;
+  const int64_t n = int64_t(block) * kRows, m = int64_t(blockIdx.y) * kTile * tiles;
   if (!product.input_is_newest) wait_for_last_kernel();
 
   const uint32_t first = static_cast<uint32_t>(part) * kWarpStep;
@@ -342,30 +347,49 @@ inline int group_shift(int64_t columns, int64_t group_size) {
 
 // --- launchers -----------------------------------------------------------------------------------
 
-template <typename Product, int tiles, int along_n>
-void launch_tiles(const Product& product, cudaStream_t stream) {
-  constexpr auto kernel = &few_rows_kernel<Product, tiles, along_n>;
-  const dim3 blocks(static_cast<unsigned>(divide_up(product.n, 16 * along_n)),
-                    static_cast<unsigned>(divide_up(product.m, kTile * tiles)));
+template <typename Product>
+using Products = std::span<const Product>;
+
+template <int most, int tiles, int along_n, typename Product>
+void launch_tiles(Products<Product> products, cudaStream_t stream) {
+  constexpr auto kernel = &few_rows_kernel<Product, tiles, along_n, most>;
+  const auto several = Several<Product, most>::of(
+      products, [](const Product& product) { return divide_up(product.n, 16 * along_n); });
+  const dim3 blocks(several.blocks(),
+                    static_cast<unsigned>(divide_up(products[0].m, kTile * tiles)));
   constexpr size_t kBytes = sizeof(Shared<Product, tiles, along_n>);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{kBytes});
   const LaunchShape shape{blocks, 32 * kWarps, kBytes};
-  launch_waiting(kernel, is_compiled_for_hopper<kernel>(), shape, stream, product);
+  launch_waiting(kernel, is_compiled_for_hopper<kernel>(), shape, stream, several);
 }
 
-template <typename Product, int along_n>
-void launch_along(const Product& product, cudaStream_t stream) {
-  if (product.m <= kTile) return launch_tiles<Product, 1, along_n>(product, stream);
-  if (product.m <= 2 * kTile) return launch_tiles<Product, 2, along_n>(product, stream);
-  launch_tiles<Product, 4, along_n>(product, stream);
+template <bool joins, int along_n, typename Product>
+void launch_along(Products<Product> products, cudaStream_t stream) {
+  const int64_t m = products[0].m;
+  if constexpr (joins) {
+    if (products.size() > 1) return launch_tiles<kMostTogether, 1, along_n>(products, stream);
+  }
+  if (m <= kTile) return launch_tiles<1, 1, along_n>(products, stream);
+  if (m <= 2 * kTile) return launch_tiles<1, 2, along_n>(products, stream);
+  launch_tiles<1, 4, along_n>(products, stream);
 }
 
-template <typename Product>
-void launch(const Product& product, int multiprocessors, cudaStream_t stream) {
-  // With 32 rows of the weight a block reads the input half as often; with 16 there are more blocks.
-  const bool wide = 2 * divide_up(product.n, 32) >= 3 * int64_t(multiprocessors);
-  if (wide) return launch_along<Product, 2>(product, stream);
-  launch_along<Product, 1>(product, stream);
+// With 32 rows of the weight a block reads the input half as often; with 16 there are more blocks. The
+// order of sums depends on it.
+inline bool is_wide(int64_t n, int multiprocessors) {
+  return 2 * divide_up(n, 32) >= 3 * int64_t(multiprocessors);
+}
+
+// The product of an input with a weight, or where there are instances for that (`joins`) with up to
+// kMostTogether weights of one form, if the input has at most kTile rows. Floating sums have an order:
+// is_wide() is then the same for all.
+template <typename Product, bool joins>
+void launch(Products<Product> products, int multiprocessors, cudaStream_t stream) {
+  int64_t n = 0;
+  for (const Product& product : products) n += product.n;
+  if constexpr (!std::is_same_v<typename Product::Sum, int>) n = products[0].n;
+  if (is_wide(n, multiprocessors)) return launch_along<joins, 2>(products, stream);
+  launch_along<joins, 1>(products, stream);
 }
 
 }  // namespace baraquant::few_rows

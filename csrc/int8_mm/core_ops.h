@@ -10,6 +10,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "frame/lists.h"
 #include "frame/named_op.h"
 #include "granularity/arguments.h"
 #include "range/quantize_rows.h"
@@ -203,6 +204,76 @@ struct StaticQuantizedInt4Linear {
   static constexpr const char* kOp = "baraquant::static_quantized_int4_linear";
   StaticQuantizedLinear with(const at::Tensor& weight) const {
     return {input, weight, weight_scale, act_scale, bias, options};
+  }
+};
+
+// ---- Products of an input of integers with some weights -----------------------------------------
+
+struct Int8Linears {
+  const at::Tensor& input;
+  at::TensorList weights;
+  const at::Tensor& input_scale;
+  at::TensorList weight_scales, biases;
+  const OptionalTensor& zero_point;
+  at::TensorList weight_sums;
+  at::ScalarType dtype;
+
+  static constexpr int kFields = 8;
+  static constexpr const char* kOp = "baraquant::_int8_linears";
+  // Calls use(Int8Linear) for each weight.
+  template <typename Use>
+  void for_each(const Use& use) const {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const OptionalTensor bias = element(biases, i), sum = element(weight_sums, i);
+      use(Int8Linear{
+          input, weights[i], input_scale, weight_scales[i], bias, {zero_point, sum, dtype}});
+    }
+  }
+  // The lists, and whether they may be empty.
+  template <typename Use>
+  void for_each_list(const Use& use) const {
+    use("weight_scales", weight_scales, false);
+    use("biases", biases, true);
+    use("weight_sums", weight_sums, true);
+  }
+};
+
+struct Int4Linears {
+  const at::Tensor& input;
+  at::TensorList weights;
+  const at::Tensor& input_scale;
+  at::TensorList weight_scales, group_factors;
+  int64_t group_size;
+  at::TensorList biases, group_zero_points;
+  const OptionalTensor& zero_point;
+  at::TensorList weight_sums;
+  at::ScalarType dtype;
+
+  static constexpr int kFields = 11;
+  static constexpr const char* kOp = "baraquant::_int4_linears";
+  template <typename Use>
+  void for_each(const Use& use) const {
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const OptionalTensor bias = element(biases, i), sum = element(weight_sums, i);
+      const OptionalTensor group_zero_point = element(group_zero_points, i);
+      use(Int4Linear{input,
+                     weights[i],
+                     input_scale,
+                     weight_scales[i],
+                     group_factors[i],
+                     group_size,
+                     bias,
+                     group_zero_point,
+                     {zero_point, sum, dtype}});
+    }
+  }
+  template <typename Use>
+  void for_each_list(const Use& use) const {
+    use("weight_scales", weight_scales, false);
+    use("group_factors", group_factors, false);
+    use("biases", biases, true);
+    use("group_zero_points", group_zero_points, true);
+    use("weight_sums", weight_sums, true);
   }
 };
 

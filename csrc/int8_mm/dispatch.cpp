@@ -95,8 +95,9 @@ ProductCall prepare(const LinearArgs& args, const at::Tensor& rows, const Intege
   return call;
 }
 
-// Launches the product. A zero point needs the sums of the weight: they are computed if absent.
-void launch(ProductCall& call, const at::Tensor* weight_sum) {
+// Makes what the kernels need and do not find themselves. A zero point needs the sums of the weight:
+// they are computed if absent.
+void complete(ProductCall& call, const at::Tensor* weight_sum) {
   const Kernels& of_device = kernels(call.input);
   if (call.packed.values.defined() && !of_device.takes_packed(call)) {
     call.weight = int4::expanded(call.packed);
@@ -107,11 +108,11 @@ void launch(ProductCall& call, const at::Tensor* weight_sum) {
   } else if (call.has_zero_point && !of_device.finds_sums(call)) {
     call.weight_sum = sums_of_rows(call, of_device);
   }
-  of_device.product(call);
 }
 
-// Multiplies rows of integers that have the given scale and zero point.
-void multiply_given(const LinearArgs& args, const at::Tensor& rows, const at::Tensor& output) {
+// The product of rows of integers that have the given scale and zero point.
+ProductCall given_product(const LinearArgs& args, const at::Tensor& rows,
+                          const at::Tensor& output) {
   const at::Tensor no_scale;
   ProductCall call =
       prepare(args, rows, {args.weight, args.weight_scale ? *args.weight_scale : no_scale}, output);
@@ -121,7 +122,12 @@ void multiply_given(const LinearArgs& args, const at::Tensor& rows, const at::Te
   if (q.zero_point) call.zero_point = of_rows(cast_to_int32(*q.zero_point));
   call.zero_point_number = static_cast<int32_t>(q.zero_point_number.value_or(0));
   call.has_zero_point = call.zero_point.defined() || call.zero_point_number != 0;
-  launch(call, args.weight_sum);
+  complete(call, args.weight_sum);
+  return call;
+}
+
+void multiply_given(const LinearArgs& args, const at::Tensor& rows, const at::Tensor& output) {
+  kernels(rows).product(given_product(args, rows, output));
 }
 
 // Multiplies rows that have the scales and zero points of their own data.
@@ -132,7 +138,8 @@ void multiply_quantized(const LinearArgs& args, const range::QuantizedRows& rows
   call.zero_point = rows.zero_point;
   call.has_zero_point = rows.zero_point.defined();
   call.input_is_newest = args.int4 && reads_as_given(call.packed, weight.values, *args.int4);
-  launch(call, args.weight_sum);
+  complete(call, args.weight_sum);
+  kernels(call.input).product(call);
 }
 
 // ---- Ops whose weight is integers ---------------------------------------------------------------
@@ -155,6 +162,26 @@ at::Tensor product_of(const LinearArgs& args) {
   if (!is_left_to_do(args, output)) return output;
   multiply_given(args, contiguous_rows(args.input), output);
   return output;
+}
+
+// The products of an input with some weights.
+template <typename Calls>
+std::vector<at::Tensor> products_of(const Calls& calls) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_lists(calls);
+  std::vector<at::Tensor> outputs;
+  std::vector<ProductCall> products;
+  at::Tensor rows;
+  calls.for_each([&](const auto& call) {
+    const LinearArgs args = linear(call);
+    check(args);
+    const at::Tensor& output = outputs.emplace_back(empty_output(args));
+    if (!is_left_to_do(args, output)) return;
+    if (!rows.defined()) rows = contiguous_rows(args.input);
+    products.push_back(given_product(args, rows, output));
+  });
+  if (!products.empty()) kernels(rows).product(products);
+  return outputs;
 }
 
 // The last step of a product alone.
@@ -323,6 +350,8 @@ void register_kernels(torch::Library& m) {
   m.impl(QuantizedGroupedLinear::kMaskedOp, kernel_of<&masked_kernel<QuantizedGroupedLinear>>);
   m.impl(StaticQuantizedLinear::kMaskedOp, kernel_of<&masked_kernel<StaticQuantizedLinear>>);
   m.impl("int4_linear", kernel_of<&kernel<Int4Linear>>);
+  m.impl("_int8_linears", kernel_of<&products_of<Int8Linears>>);
+  m.impl("_int4_linears", kernel_of<&products_of<Int4Linears>>);
   m.impl("quantized_int4_linear", kernel_of<&kernel<QuantizedInt4Linear>>);
   m.impl("static_quantized_int4_linear", kernel_of<&kernel<StaticQuantizedInt4Linear>>);
   m.impl("qat_linear", kernel_of<&qat_device<const at::Tensor&, GivenWeight>>);

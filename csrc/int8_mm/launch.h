@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // From checked tensors to kernels: picks the output's storage type T and calls
-// Backend::product<T>(Operands, Rescaling<ComputeType<T>>, T* output), where T may be int32_t, or
+// Backend::product<T>(ArrayRef<ProductParams<T>>), where T may be int32_t, or
 // Backend::rescale<T>(sums, m, n, Rescaling<ComputeType<T>>, T* output). The CPU and CUDA share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "frame/dtypes.h"
 #include "frame/elements.h"
@@ -38,12 +39,17 @@ struct RescaleCall {
 
 template <typename Backend>
 struct Launch {
-  static void product(const ProductCall& call) {
+  // The products of an input with some weights, or one.
+  static void product(c10::ArrayRef<ProductCall> calls) {
     const auto multiply = [&]<typename T>(Type<T>) {
-      Backend::template product<T>(operands_of(call), rescaling_of<ComputeType<T>>(call),
-                                   static_cast<T*>(call.output.mutable_data_ptr()));
+      c10::SmallVector<ProductParams<T>, 1> products;
+      for (const ProductCall& call : calls) {
+        products.push_back({operands_of(call), rescaling_of<ComputeType<T>>(call),
+                            static_cast<T*>(call.output.mutable_data_ptr())});
+      }
+      Backend::template product<T>(products);
     };
-    const at::ScalarType dtype = call.output.scalar_type();
+    const at::ScalarType dtype = calls[0].output.scalar_type();
     dtype == at::kInt ? multiply(Type<int32_t>{}) : with_floating_type(dtype, multiply);
   }
 
@@ -101,7 +107,7 @@ struct Launch {
 
 // The kernels of a device, as dispatch.cpp calls them.
 struct Kernels {
-  void (*product)(const ProductCall&);
+  void (*product)(c10::ArrayRef<ProductCall>);  // of an input with some weights, or one
   // Whether `product` multiplies with the packed weight of this call.
   bool (*takes_packed)(const ProductCall&);
   // Whether `product` finds the sums of the weight's rows as it multiplies.

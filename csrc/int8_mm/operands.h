@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "int4/math.h"
+#include "machine/float_types.h"
 #include "machine/host_device.h"
 #include "machine/integers.h"
 
@@ -84,6 +85,14 @@ struct Rescaling {
     input_scale.begin_at(m);
     zero_point.begin_at(m);
   }
+};
+
+// A product whose output is [m, n] of T.
+template <typename T>
+struct ProductParams {
+  Operands operands;
+  Rescaling<ComputeType<T>> rescaling;
+  T* output;
 };
 
 // The rows begin .. end - 1 of a group. NB: an end that does not ascend or lies beyond the input is

@@ -74,6 +74,10 @@ bool needs_composite(const LinearArgs& args) {
   return is_transformed() || has_tangent(args.input) || (args.bias && has_tangent(*args.bias));
 }
 
+bool is_recorded_call(const LinearArgs& args) {
+  return requires_grad(args.input) || (args.bias && requires_grad(*args.bias));
+}
+
 at::Tensor linear_autograd(c10::DispatchKeySet keys, const LinearArgs& args) {
   const at::Tensor& input = args.input;
   const OptionalTensor& bias = args.bias;
@@ -84,16 +88,30 @@ at::Tensor linear_autograd(c10::DispatchKeySet keys, const LinearArgs& args) {
     return at::linear(input, args.integers().dequantized(input.sym_size(-1), input.scalar_type()),
                       bias);
   }
-  if (requires_grad(input) || (bias && requires_grad(*bias))) {
-    return Linear::apply(input, bias, args);
-  }
+  if (is_recorded_call(args)) return Linear::apply(input, bias, args);
   return weight_only_linear.below_autograd(keys, args);
+}
+
+// Below autograd all products at once, else one after another.
+std::vector<at::Tensor> linears_autograd(c10::DispatchKeySet keys, const Linears& calls) {
+  check_lists(calls);
+  bool is_alone = false;
+  calls.for_each([&](const LinearArgs& args) {
+    weight_only_linear.check_dispatchable(args);
+    check_constant(kOp, "weight_scale", args.weight_scale);
+    is_alone |= needs_composite(args) || is_recorded_call(args);
+  });
+  if (!is_alone) return weight_only_linears.below_autograd(keys, calls);
+  std::vector<at::Tensor> outputs;
+  calls.for_each([&](const LinearArgs& args) { outputs.push_back(weight_only_linear(args)); });
+  return outputs;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("weight_only_linear", kernel_of<&linear_autograd>);
+  m.impl("_weight_only_linears", kernel_of<&linears_autograd>);
 }
 
 }  // namespace baraquant::weight_only

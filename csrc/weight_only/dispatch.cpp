@@ -74,8 +74,9 @@ void multiply_in_chunks(const at::Tensor& rows, const IntegerWeight& weight,
   }
 }
 
+// target = rows @ weight + bias. Adds the call to `few_rows` where their kernels take it.
 void multiply(const at::Tensor& rows, const Weight& weight, const OptionalTensor& given_bias,
-              const at::Tensor& target) {
+              const at::Tensor& target, std::vector<FewRows>& few_rows) {
   // NB: PyTorch's product takes another kernel, and adds in another order, where a bias has strides.
   const OptionalTensor bias = given_bias ? OptionalTensor(contiguous(*given_bias)) : std::nullopt;
   const int64_t columns = rows.size(1);
@@ -95,12 +96,12 @@ void multiply(const at::Tensor& rows, const Weight& weight, const OptionalTensor
   given.scale = contiguous(weight.scale);
   if (weight.zero_point) given.zero_point = contiguous(cast_to_int32(*weight.zero_point));
   if (!is_taken) return multiply_in_chunks(rows, given, bias, target);
-  kernels(rows).few_rows(
+  few_rows.push_back(
       {.input = rows, .weight = given, .bias = bias.value_or(at::Tensor()), .output = target});
 }
 
-at::Tensor linear_device(const LinearArgs& args) {
-  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+// The output of a call, all of which is computed but what is added to `few_rows`.
+at::Tensor output_of(const LinearArgs& args, std::vector<FewRows>& few_rows) {
   check_linear(args);
   const at::Tensor& input = args.input;
   std::vector<c10::SymInt> sizes = input.sym_sizes().vec();
@@ -110,13 +111,36 @@ at::Tensor linear_device(const LinearArgs& args) {
     const int64_t columns = input.size(-1), outputs = args.weight.size(0);
     const int64_t rows = output.numel() / outputs;
     multiply(contiguous(input).view({rows, columns}), args.integers(), args.bias,
-             output.view({rows, outputs}));
+             output.view({rows, outputs}), few_rows);
   }
   return output;
 }
 
+void multiply_together(const std::vector<FewRows>& calls) {
+  if (!calls.empty()) kernels(calls[0].input).few_rows(calls);
+}
+
+at::Tensor linear_device(const LinearArgs& args) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  std::vector<FewRows> few_rows;
+  const at::Tensor output = output_of(args, few_rows);
+  multiply_together(few_rows);
+  return output;
+}
+
+std::vector<at::Tensor> linears_device(const Linears& calls) {
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  check_lists(calls);
+  std::vector<FewRows> few_rows;
+  std::vector<at::Tensor> outputs;
+  calls.for_each([&](const LinearArgs& args) { outputs.push_back(output_of(args, few_rows)); });
+  multiply_together(few_rows);
+  return outputs;
+}
+
 void register_kernels(torch::Library& m) {
   m.impl("weight_only_linear", kernel_of<&linear_device>);
+  m.impl("_weight_only_linears", kernel_of<&linears_device>);
 }
 
 }  // namespace

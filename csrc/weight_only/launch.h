@@ -35,7 +35,7 @@ struct Kernels {
   // Whether they multiply an input [rows, columns] with rows by numbers of its dtype, which are made
   // in registers.
   bool (*takes)(const at::Tensor& input, const IntegerWeight& weight);
-  void (*few_rows)(const FewRows&);
+  void (*few_rows)(c10::ArrayRef<FewRows>);  // of an input with some weights, or one
   // Whether they write such a weight as numbers of a dtype.
   bool (*dequantizes)(const IntegerWeight& weight, at::ScalarType dtype);
   void (*dequantize)(const IntegerWeight& weight, const at::Tensor& target);

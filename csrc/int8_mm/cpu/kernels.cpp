@@ -42,7 +42,13 @@ void multiply(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output, 
 
 struct Cpu {
   template <typename T>
-  static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
+  static void product(c10::ArrayRef<ProductParams<T>> products) {
+    for (const ProductParams<T>& one : products) multiply_one(one);
+  }
+
+  template <typename T>
+  static void multiply_one(const ProductParams<T>& product) {
+    const auto& [f, r, output] = product;
     const CpuIsa isa = cpu_isa();
     const CpuKernel& kernel = kernel_of(isa);
     const int threads = at::get_num_threads();

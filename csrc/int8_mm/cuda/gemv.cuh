@@ -9,6 +9,7 @@
 #include "int8_mm/cuda/generic/pipeline.cuh"
 #include "int8_mm/cuda/scale_vectors.cuh"
 #include "machine/early_launch.cuh"
+#include "machine/several.cuh"
 
 namespace baraquant::int8_mm {
 
@@ -75,15 +76,18 @@ constexpr int kVectorBlocks = !aligned    ? 4
                               : rows <= 2 ? 8
                                           : 7;
 
-template <typename T, int rows, bool is_unsigned, bool aligned>
+template <typename T, int rows, bool is_unsigned, bool aligned, int most>
 __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
-    vector_kernel(const GenericParams<T> args, const int shares) {
+    vector_kernel(const __grid_constant__ Several<ProductParams<T>, most> several,
+                  const int shares) {
   constexpr int columns = rows == 1 ? 1 : 2;  // the input's rows are read from the cache each time
+  unsigned block = blockIdx.x;
+  const ProductParams<T>& args = several.of_block(block);
   const Operands& f = args.operands;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
   wait_for_last_kernel();
-  const int64_t n = (int64_t(blockIdx.x) * (kVectorWarps / shares) + warp / shares) * columns;
+  const int64_t n = (int64_t(block) * (kVectorWarps / shares) + warp / shares) * columns;
   if (n >= f.n) return;  // the same for all warps that share a row
 
   const Matrix<aligned> input{static_cast<const uint8_t*>(f.input), f.m, f.k};
@@ -109,28 +113,38 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
 // --- launchers -----------------------------------------------------------------------------------
 
 template <typename T, int rows>
-void launch_vector_rows(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
-  const bool early = is_compiled_for_hopper<&vector_kernel<T, rows, false, true>>();
+void launch_vector_rows(SpanOfProducts<T> products, int multiprocessors, cudaStream_t stream) {
+  const bool early = is_compiled_for_hopper<&vector_kernel<T, rows, false, true, 1>>();
   constexpr int columns = rows == 1 ? 1 : 2;
-  const Operands& f = args.operands;
+  const Operands& f = products[0].operands;
   const bool aligned = has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
-  const int64_t warps = divide_up(f.n, columns);
+  const auto warps_of = [](const ProductParams<T>& p) { return divide_up(p.operands.n, columns); };
+  int64_t warps = 0;
+  for (const auto& product : products) warps += warps_of(product);
   // Eight warps on a multiprocessor suffice to use its share of the memory bandwidth.
   const int shares = warps < int64_t(8) * multiprocessors ? kVectorWarps : 1;
-  const auto blocks = static_cast<unsigned>(divide_up(warps * shares, kVectorWarps));
-  with_flags(
-      [&](auto is_unsigned, auto is_aligned) {
-        launch_waiting(&vector_kernel<T, rows, is_unsigned(), is_aligned()>, early,
-                       {blocks, 32 * kVectorWarps}, stream, args, shares);
-      },
-      f.is_unsigned, aligned);
+  const auto launch = [&](auto most, auto is_unsigned, auto is_aligned) {
+    const auto several = Several<ProductParams<T>, most()>::of(products, [&](const auto& product) {
+      return divide_up(warps_of(product) * shares, kVectorWarps);
+    });
+    launch_waiting(&vector_kernel<T, rows, is_unsigned(), is_aligned(), most()>, early,
+                   {several.blocks(), 32 * kVectorWarps}, stream, several, shares);
+  };
+  if constexpr (sizeof(T) == 2) {
+    using Most = std::integral_constant<int, kMostTogether>;
+    if (products.size() > 1) return launch(Most(), std::false_type(), std::true_type());
+  }
+  const auto launch_one = [&](auto... flags) {
+    launch(std::integral_constant<int, 1>(), flags...);
+  };
+  with_flags(launch_one, f.is_unsigned, aligned);
 }
 
 template <typename T>
-void launch_vector(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream) {
+void launch_vector(SpanOfProducts<T> products, int multiprocessors, cudaStream_t stream) {
+  const int64_t m = products[0].operands.m;
   [&]<int... less>(std::integer_sequence<int, less...>) {
-    ((args.operands.m == less + 1 ? launch_vector_rows<T, less + 1>(args, multiprocessors, stream)
-                                  : void()),
+    ((m == less + 1 ? launch_vector_rows<T, less + 1>(products, multiprocessors, stream) : void()),
      ...);
   }(std::make_integer_sequence<int, kMaxVectorRows>());
 }

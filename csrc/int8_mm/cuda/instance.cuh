@@ -8,7 +8,7 @@
 
 #define BARAQUANT_OUTPUT_TYPE(T)                                                    \
   namespace baraquant::int8_mm {                                                    \
-  template void launch_generic(GenericTile, const GenericParams<T>&, cudaStream_t); \
-  template void launch_vector(const GenericParams<T>&, int, cudaStream_t);          \
-  template void launch_packed(const GenericParams<T>&, void*, int, cudaStream_t);   \
+  template void launch_generic(GenericTile, const ProductParams<T>&, cudaStream_t); \
+  template void launch_vector(SpanOfProducts<T>, int, cudaStream_t);                \
+  template void launch_packed(SpanOfProducts<T>, void*, int, cudaStream_t);         \
   }

@@ -104,7 +104,7 @@ struct HopperScratch {
 template <typename T>
 class HopperProduct {
  public:
-  HopperProduct(const GenericParams<T>& args, const Chip& chip, int tile)
+  HopperProduct(const ProductParams<T>& args, const Chip& chip, int tile)
       : kernel_(kernels_on_hopper(args.operands.is_grouped(), tile).of[hopper::kOutputIndex<T>]),
         given_(args.operands),
         makes_signed_(given_.is_unsigned),
@@ -189,7 +189,7 @@ class HopperProduct {
 };
 
 template <typename T>
-bool allows_hopper(const GenericParams<T>& args, const Chip& chip) {
+bool allows_hopper(const ProductParams<T>& args, const Chip& chip) {
   const Operands& f = args.operands;
   if (!kWithHopper || chip.major != 9 || chip.minor != 0 || sizeof(T) == 8) return false;
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
@@ -203,7 +203,7 @@ bool allows_hopper(const GenericParams<T>& args, const Chip& chip) {
 }
 
 template <typename T>
-Selection select(const GenericParams<T>& args, const Chip& chip) {
+Selection select(const ProductParams<T>& args, const Chip& chip) {
   const Operands& f = args.operands;
   const Situation situation{f.m,
                             f.n,
@@ -230,22 +230,36 @@ KernelPlan plan_of(const Rescaling<C>& r, const std::string& name, std::string t
   return plan;
 }
 
+// Whether one launch computes some products of an input, if it takes the kernel of each.
+template <typename T>
+bool share_launch(SpanOfProducts<T> products) {
+  const Operands& first = products[0].operands;
+  const auto is_like_first = [&](const ProductParams<T>& product) {
+    const Operands& f = product.operands;
+    if (f.is_grouped() || f.is_unsigned || f.is_packed() != first.is_packed()) return false;
+    if (!f.is_packed()) return has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
+    return f.packed.group_size == first.packed.group_size &&
+           (f.packed.zero_point == nullptr) == (first.packed.zero_point == nullptr);
+  };
+  return sizeof(T) == 2 && std::all_of(products.begin(), products.end(), is_like_first);
+}
+
 struct Cuda {
+  // In as few launches as can be.
   template <typename T>
-  static void product(const Operands& f, const Rescaling<ComputeType<T>>& r, T* output) {
+  static void product(c10::ArrayRef<ProductParams<T>> products) {
     const Chip chip = current_chip();
     if constexpr (std::is_same_v<T, int32_t>) {  // by the kernels for float32, which write its bits
-      return product<float>(f, r, reinterpret_cast<float*>(output));
+      for (const auto& [f, r, output] : products) {
+        multiply<float>({f, r, reinterpret_cast<float*>(output)}, chip);
+      }
     } else {
-      const GenericParams<T> args{f, r, output};
-      if (f.is_packed()) return packed(args, chip);
-      const Selection selection = select(args, chip);
-      if (selection.is_hopper()) {
-        on_hopper(args, chip, selection);
-      } else if (!only_planned([&] {
-                   return plan_of(r, selection.family_name(), selection.tile_name(), false);
-                 })) {
-        anywhere(args, chip, selection);
+      while (!products.empty()) {
+        const SpanOfProducts<T> next(products.data(),
+                                     std::min(products.size(), size_t{kMostTogether}));
+        const size_t done = multiply_together(next, chip) ? next.size() : 1;
+        if (done == 1) multiply(next[0], chip);
+        products = products.slice(done);
       }
     }
   }
@@ -257,14 +271,56 @@ struct Cuda {
         [] { return cuda_plan<ComputeType<T>>("int8_rescale", std::to_string(kRescaledPack)); });
     if (planned) return;
     int multiprocessors = attribute(cudaDevAttrMultiProcessorCount, c10::cuda::current_device());
-    const GenericParams<T> args{{.m = m, .n = n}, r, output};
+    const ProductParams<T> args{{.m = m, .n = n}, r, output};
     launch_rescale(sums, args, multiprocessors, c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
  private:
+  // Some products in one launch, where that can be.
   template <typename T>
-  static void packed(const GenericParams<T>& args, const Chip& chip) {
+  static bool multiply_together(SpanOfProducts<T> products, const Chip& chip) {
+    const Operands& first = products[0].operands;
+    const auto is_vector = [&](const ProductParams<T>& args) {
+      return select(args, chip).family == Family::kVector;
+    };
+    if (products.size() == 1 || !share_launch(products)) return false;
+    const bool is_packed = first.is_packed();
+    const bool takes = is_packed ? first.m <= few_rows::kTile
+                                 : std::all_of(products.begin(), products.end(), is_vector);
+    if (!takes) return false;
+    if (only_planned([&] {
+          return plan_of(products[0].rescaling, is_packed ? "packed" : "vector",
+                         is_packed ? "16x128" : "1x512", false);
+        })) {
+      return true;
+    }
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+    if (is_packed) {
+      launch_packed(products, /*arranged=*/nullptr, chip.multiprocessors, stream);
+    } else {
+      launch_vector(products, chip.multiprocessors, stream);
+    }
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    return true;
+  }
+
+  template <typename T>
+  static void multiply(const ProductParams<T>& args, const Chip& chip) {
+    if (args.operands.is_packed()) return packed(args, chip);
+    const Selection selection = select(args, chip);
+    if (selection.is_hopper()) {
+      on_hopper(args, chip, selection);
+    } else if (!only_planned([&] {
+                 return plan_of(args.rescaling, selection.family_name(), selection.tile_name(),
+                                false);
+               })) {
+      anywhere(args, chip, selection);
+    }
+  }
+
+  template <typename T>
+  static void packed(const ProductParams<T>& args, const Chip& chip) {
     const Operands& f = args.operands;
     const bool by_warpgroups = sizeof(T) < 8 && warpgroup_rows::takes(f.m);
     const int64_t bytes = by_warpgroups
@@ -278,13 +334,14 @@ struct Cuda {
     if (planned) return;
     at::Tensor arranged;
     if (by_warpgroups) arranged = scratch(bytes);
-    launch_packed(args, by_warpgroups ? arranged.mutable_data_ptr() : nullptr, chip.multiprocessors,
+    launch_packed(SpanOfProducts<T>(&args, 1),
+                  by_warpgroups ? arranged.mutable_data_ptr() : nullptr, chip.multiprocessors,
                   c10::cuda::getCurrentCUDAStream());
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   template <typename T>
-  static void on_hopper(const GenericParams<T>& args, const Chip& chip,
+  static void on_hopper(const ProductParams<T>& args, const Chip& chip,
                         const Selection& selection) {
     if constexpr (sizeof(T) < 8) {
       HopperProduct<T> product(args, chip, selection.tile);
@@ -297,10 +354,10 @@ struct Cuda {
   }
 
   template <typename T>
-  static void anywhere(const GenericParams<T>& args, const Chip& chip, const Selection& selection) {
+  static void anywhere(const ProductParams<T>& args, const Chip& chip, const Selection& selection) {
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     if (selection.family == Family::kVector) {
-      launch_vector(args, chip.multiprocessors, stream);
+      launch_vector(SpanOfProducts<T>(&args, 1), chip.multiprocessors, stream);
     } else {
       launch_generic(static_cast<GenericTile>(selection.tile), args, stream);
     }
@@ -308,10 +365,14 @@ struct Cuda {
   }
 };
 
-template <auto launch, typename Call>
-void on_device_of(const Call& call) {
+void product_cuda(c10::ArrayRef<ProductCall> calls) {
+  const c10::cuda::CUDAGuard guard(calls[0].output.device());
+  Launch<Cuda>::product(calls);
+}
+
+void rescale_cuda(const RescaleCall& call) {
   const c10::cuda::CUDAGuard guard(call.output.device());
-  launch(call);
+  Launch<Cuda>::rescale(call);
 }
 
 // Whether a kernel multiplies with the packed weight; else it is expanded first.
@@ -351,10 +412,9 @@ void force_kernel(std::string_view name) {
 }  // namespace
 
 const Kernels& cuda_kernels() {
-  static const Kernels kernels{&on_device_of<&Launch<Cuda>::product, ProductCall>,
-                               &takes_packed_cuda, [](const ProductCall&) { return false; },
-                               &weight_sums_cuda,
-                               &on_device_of<&Launch<Cuda>::rescale, RescaleCall>};
+  static const Kernels kernels{&product_cuda, &takes_packed_cuda,
+                               [](const ProductCall&) { return false; }, &weight_sums_cuda,
+                               &rescale_cuda};
   return kernels;
 }
 

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <span>
+
 #include "int8_mm/cuda/tiles.h"
 #include "int8_mm/operands.h"
 #include "machine/float_types.h"
@@ -13,29 +15,27 @@
 namespace baraquant::int8_mm {
 
 template <typename T>
-struct GenericParams {
-  Operands operands;
-  Rescaling<ComputeType<T>> rescaling;
-  T* output;
-};
+void launch_generic(GenericTile tile, const ProductParams<T>& args, cudaStream_t stream);
 
+// One product; or some of an input that one kernel takes, of which there are instances for types of 16
+// bits, with signed integers in aligned rows and weights of one form.
 template <typename T>
-void launch_generic(GenericTile tile, const GenericParams<T>& args, cudaStream_t stream);
+using SpanOfProducts = std::span<const ProductParams<T>>;
 
 // m is at most kMaxVectorRows.
 template <typename T>
-void launch_vector(const GenericParams<T>& args, int multiprocessors, cudaStream_t stream);
+void launch_vector(SpanOfProducts<T> products, int multiprocessors, cudaStream_t stream);
 
-// The product with a packed weight, which takes_packed() allows. With `arranged`, memory for the
-// input (few_rows/warpgroup_rows.cuh), warpgroups multiply.
+// Products with packed weights, which takes_packed() allows. With `arranged`, memory for the input
+// (few_rows/warpgroup_rows.cuh), warpgroups multiply one.
 template <typename T>
-void launch_packed(const GenericParams<T>& args, void* arranged, int multiprocessors,
+void launch_packed(SpanOfProducts<T> products, void* arranged, int multiprocessors,
                    cudaStream_t stream);
 
 // Turns sums [m, n] into outputs. A thread writes kRescaledPack neighbours of each of its rows.
 constexpr int kRescaledPack = 4;
 template <typename T>
-void launch_rescale(const int32_t* sums, const GenericParams<T>& args, int multiprocessors,
+void launch_rescale(const int32_t* sums, const ProductParams<T>& args, int multiprocessors,
                     cudaStream_t stream);
 
 void launch_weight_sums(const int8_t* weight, int64_t n, int64_t k, int32_t* sums,

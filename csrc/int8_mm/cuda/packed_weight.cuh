@@ -4,6 +4,10 @@
 // instruction takes).
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
 #include "few_rows/few_rows.cuh"
 #include "few_rows/warpgroup_rows.cuh"
 #include "int4/cuda/decode.cuh"
@@ -26,7 +30,7 @@ struct PackedProduct {
 
   int64_t m, n, k;
   bool input_is_newest;  // what ran last in the stream wrote the input, not the weight
-  GenericParams<T> args;
+  ProductParams<T> args;
   int64_t groups;
   int group_shift;
   bool stores_packs;  // of four outputs
@@ -197,23 +201,26 @@ struct PackedProduct {
 };
 
 template <typename T>
-void launch_packed(const GenericParams<T>& args, void* arranged, int multiprocessors,
+void launch_packed(SpanOfProducts<T> products, void* arranged, int multiprocessors,
                    cudaStream_t stream) {
-  const Operands& operands = args.operands;
+  const Operands& operands = products[0].operands;
   const int shift = few_rows::group_shift(operands.k, operands.packed.group_size);
-  const bool stores_packs = operands.n % 4 == 0 && is_aligned(args.output, 4 * sizeof(T));
   const auto launch = [&](auto is_unsigned, auto has_zero_point, auto scales_sums) {
     using Product = PackedProduct<T, is_unsigned(), has_zero_point(), scales_sums()>;
-    const Product product{operands.m, operands.n,
-                          operands.k, operands.input_is_newest,
-                          args,       operands.packed.groups(),
-                          shift,      stores_packs};
+    const auto product_of = [&](const ProductParams<T>& args) {
+      const Operands& f = args.operands;
+      const bool stores_packs = f.n % 4 == 0 && is_aligned(args.output, 4 * sizeof(T));
+      return Product{f.m,   f.n,         f.k, f.input_is_newest, args, f.packed.groups(),
+                     shift, stores_packs};
+    };
     if constexpr (!scales_sums() && sizeof(T) < 8) {
       if (arranged != nullptr) {
-        return warpgroup_rows::launch(product, arranged, multiprocessors, stream);
+        return warpgroup_rows::launch(product_of(products[0]), arranged, multiprocessors, stream);
       }
     }
-    few_rows::launch(product, multiprocessors, stream);
+    std::vector<Product> all;
+    std::transform(products.begin(), products.end(), std::back_inserter(all), product_of);
+    few_rows::launch<Product, sizeof(T) == 2 && !is_unsigned()>(all, multiprocessors, stream);
   };
   // As measured on an H200.
   const bool scales_sums = shift >= few_rows::kStepShift && operands.m <= 16;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 template <typename T>
-void launch_rescale(const int32_t* sums, const GenericParams<T>& args, int multiprocessors,
+void launch_rescale(const int32_t* sums, const ProductParams<T>& args, int multiprocessors,
                     cudaStream_t stream) {
   const int64_t m = args.operands.m, n = args.operands.n;
   const int64_t packs = divide_up(n, kRescaledPack);
@@ -73,9 +73,9 @@ void launch_rescale(const int32_t* sums, const GenericParams<T>& args, int multi
   rescale_kernel<T><<<grid, block, 0, stream>>>(sums, m, n, args.rescaling, args.output, aligned);
 }
 
-template void launch_rescale(const int32_t*, const GenericParams<float>&, int, cudaStream_t);
-template void launch_rescale(const int32_t*, const GenericParams<double>&, int, cudaStream_t);
-template void launch_rescale(const int32_t*, const GenericParams<Float16>&, int, cudaStream_t);
-template void launch_rescale(const int32_t*, const GenericParams<BFloat16>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const ProductParams<float>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const ProductParams<double>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const ProductParams<Float16>&, int, cudaStream_t);
+template void launch_rescale(const int32_t*, const ProductParams<BFloat16>&, int, cudaStream_t);
 
 }  // namespace baraquant::int8_mm

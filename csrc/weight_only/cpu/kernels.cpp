@@ -210,8 +210,10 @@ void with_type(at::ScalarType dtype, const F& f) {
   dtype == at::kFloat ? f(Type<float>{}) : f(Type<BFloat16>{});
 }
 
-void few_rows_cpu(const FewRows& call) {
-  with_type(call.input.scalar_type(), [&]<typename T>(Type<T>) { multiply<T>(call); });
+void few_rows_cpu(c10::ArrayRef<FewRows> calls) {
+  with_type(calls[0].input.scalar_type(), [&]<typename T>(Type<T>) {
+    for (const FewRows& call : calls) multiply<T>(call);
+  });
 }
 
 void dequantize_cpu(const IntegerWeight& weight, const at::Tensor& target) {

@@ -7,6 +7,9 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "frame/cuda_plan.cuh"
 #include "frame/elements.h"
 #include "machine/pack.cuh"
@@ -43,28 +46,36 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, bool has_zero_point, bool is_packed>
-void launch(const FewRows& call, const at::Tensor& arranged, int multiprocessors) {
+FloatProduct<T, has_zero_point, is_packed> product_of(const FewRows& call) {
   const IntegerWeight& weight = call.weight;
   const int64_t columns = weight.columns, groups = divide_up(columns, weight.group_size);
-  const FloatProduct<T, has_zero_point, is_packed> product{
-      .m = call.input.size(0),
-      .n = call.output.size(1),
-      .k = columns,
-      .input = elements<T>(call.input),
-      .values = elements<uint8_t>(weight.values),
-      .scale = elements<float>(weight.scale),
-      .zero_point = elements<int32_t>(weight.zero_point),
-      .groups = groups,
-      .group_shift = few_rows::group_shift(columns, weight.group_size),
-      .bias = elements<T>(call.bias),
-      .output = static_cast<T*>(call.output.mutable_data_ptr()),
-      .stores_packs =
-          call.output.size(1) % 4 == 0 && is_aligned(call.output.const_data_ptr(), 4 * sizeof(T))};
+  return {.m = call.input.size(0),
+          .n = call.output.size(1),
+          .k = columns,
+          .input = elements<T>(call.input),
+          .values = elements<uint8_t>(weight.values),
+          .scale = elements<float>(weight.scale),
+          .zero_point = elements<int32_t>(weight.zero_point),
+          .groups = groups,
+          .group_shift = few_rows::group_shift(columns, weight.group_size),
+          .bias = elements<T>(call.bias),
+          .output = static_cast<T*>(call.output.mutable_data_ptr()),
+          .stores_packs = call.output.size(1) % 4 == 0 &&
+                          is_aligned(call.output.const_data_ptr(), 4 * sizeof(T))};
+}
+
+template <typename T, bool has_zero_point, bool is_packed>
+void launch(c10::ArrayRef<FewRows> calls, const at::Tensor& arranged, int multiprocessors) {
+  using Product = FloatProduct<T, has_zero_point, is_packed>;
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
+  std::vector<Product> products;
+  for (const FewRows& call : calls) {
+    products.push_back(product_of<T, has_zero_point, is_packed>(call));
+  }
   if (arranged.defined()) {
-    warpgroup_rows::launch(product, arranged.mutable_data_ptr(), multiprocessors, stream);
+    warpgroup_rows::launch(products[0], arranged.mutable_data_ptr(), multiprocessors, stream);
   } else {
-    few_rows::launch(product, multiprocessors, stream);
+    few_rows::launch<Product, /*joins=*/true>(products, multiprocessors, stream);
   }
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
@@ -128,13 +139,27 @@ void dequantize_cuda(const IntegerWeight& weight, const at::Tensor& target) {
   }
 }
 
-void few_rows_cuda(const FewRows& call) {
-  const c10::cuda::CUDAGuard guard(call.output.device());
+// Whether one launch computes some products of an input, each with the order of sums that it has alone.
+bool share_launch(c10::ArrayRef<FewRows> calls, int multiprocessors) {
+  const auto is_wide = [&](const FewRows& call) {
+    return few_rows::is_wide(call.output.size(1), multiprocessors);
+  };
+  const FewRows& first = calls[0];
+  const auto is_like_first = [&](const FewRows& call) {
+    return call.weight.is_packed() == first.weight.is_packed() &&
+           call.weight.group_size == first.weight.group_size &&
+           call.weight.zero_point.defined() == first.weight.zero_point.defined() &&
+           is_wide(call) == is_wide(first);
+  };
+  return first.input.size(0) <= few_rows::kTile &&
+         std::all_of(calls.begin(), calls.end(), is_like_first);
+}
+
+// One product, or some that share a launch.
+void multiply(c10::ArrayRef<FewRows> calls, int multiprocessors) {
+  const FewRows& call = calls[0];
   const int64_t rows = call.input.size(0);
   const bool has_warpgroups = by_warpgroups(rows, call.output.size(1), call.weight.columns);
-  int multiprocessors = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                                        c10::cuda::current_device()));
   const int64_t bytes = has_warpgroups ? warpgroup_rows::arranged_bytes(
                                              rows, call.output.size(1), call.weight.columns,
                                              kColumns, 2, multiprocessors)
@@ -152,10 +177,23 @@ void few_rows_cuda(const FewRows& call) {
   if (has_warpgroups) arranged = at::empty({bytes}, call.input.options().dtype(at::kByte));
   const auto launch_as = [&](auto is_half, auto has_zero_point, auto is_packed) {
     using T = std::conditional_t<is_half(), Float16, BFloat16>;
-    launch<T, has_zero_point(), is_packed()>(call, arranged, multiprocessors);
+    launch<T, has_zero_point(), is_packed()>(calls, arranged, multiprocessors);
   };
   with_flags(launch_as, call.input.scalar_type() == at::kHalf, call.weight.zero_point.defined(),
              call.weight.is_packed());
+}
+
+void few_rows_cuda(c10::ArrayRef<FewRows> calls) {
+  const c10::cuda::CUDAGuard guard(calls[0].output.device());
+  int multiprocessors = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                                        c10::cuda::current_device()));
+  while (!calls.empty()) {
+    const auto next = calls.slice(0, std::min(calls.size(), size_t{kMostTogether}));
+    const size_t done = share_launch(next, multiprocessors) ? next.size() : 1;
+    multiply(calls.slice(0, done), multiprocessors);
+    calls = calls.slice(done);
+  }
 }
 
 }  // namespace

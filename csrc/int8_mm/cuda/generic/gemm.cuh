@@ -149,7 +149,7 @@ __device__ __forceinline__ void multiply_unaligned(Sums<G>& sums, const Copier<G
 // Of every 16 x 8 fragment, a thread has two neighbours in each of the rows lane / 4 and
 // lane / 4 + 8.
 template <typename G, typename T>
-__device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericParams<T>& args,
+__device__ __forceinline__ void write_sums(const Sums<G>& sums, const ProductParams<T>& args,
                                            const TilePlace& place, const WarpPlace<G>& warp) {
   using C = ComputeType<T>;
   const Operands& f = args.operands;
@@ -182,7 +182,7 @@ __device__ __forceinline__ void write_sums(const Sums<G>& sums, const GenericPar
 }
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-__device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const TilePlace& place) {
+__device__ __forceinline__ void compute_tile(const ProductParams<T>& args, const TilePlace& place) {
   extern __shared__ __align__(128) uint8_t generic_memory[];
   const WarpPlace<G> warp(static_cast<int>(threadIdx.x) / 32);
   const Copier<G> copier(args.operands, place, generic_memory);
@@ -201,7 +201,7 @@ __device__ __forceinline__ void compute_tile(const GenericParams<T>& args, const
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? G::blocks : 1)
-    generic_kernel(const GenericParams<T> args) {
+    generic_kernel(const ProductParams<T> args) {
   compute_tile<G, T, is_unsigned, aligned>(
       args, place_of_tile(blockIdx.x, args.operands.m, args.operands.n, G::m, G::n));
 }
@@ -215,7 +215,7 @@ int64_t max_group_tiles(const Operands& f) {
 
 // Writes zeros into a tile of the output.
 template <typename G, typename T>
-__device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const TilePlace& place) {
+__device__ __forceinline__ void clear_tile(const ProductParams<T>& args, const TilePlace& place) {
   const Operands& f = args.operands;
   for (int i = static_cast<int>(threadIdx.x); i < G::m * G::n; i += G::threads) {
     const int64_t m = place.m + i / G::n, n = place.n + i % G::n;
@@ -227,7 +227,7 @@ __device__ __forceinline__ void clear_tile(const GenericParams<T>& args, const T
 // is the number of rows of tiles of the grid.
 template <typename G, typename T, bool is_unsigned, bool aligned>
 __global__ void __launch_bounds__(G::threads, aligned ? G::blocks : 1)
-    grouped_generic_kernel(GenericParams<T> args, int64_t rows) {
+    grouped_generic_kernel(ProductParams<T> args, int64_t rows) {
   Operands& f = args.operands;
   TilePlace place = place_of_tile(blockIdx.x, rows * G::m, f.n, G::m, G::n);
   const GroupTile tile = find_group_tile(f, G::m, place.m / G::m);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(G::threads, aligned ? G::blocks : 1)
 // --- launchers -----------------------------------------------------------------------------------
 
 template <typename G, typename T, bool is_unsigned, bool aligned>
-void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
+void launch_generic_kernel(const ProductParams<T>& args, cudaStream_t stream) {
   const Operands& f = args.operands;
   const int64_t columns = divide_up(f.n, G::n);
   const auto launch = [&](auto kernel, int64_t rows, auto... more) {
@@ -260,7 +260,7 @@ void launch_generic_kernel(const GenericParams<T>& args, cudaStream_t stream) {
 }
 
 template <GenericTile tile, typename T>
-void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
+void launch_generic_tile(const ProductParams<T>& args, cudaStream_t stream) {
   using G = Geometry<tile>;
   const Operands& f = args.operands;
   const bool aligned = has_aligned_rows(f.input, f.k) && has_aligned_rows(f.weight, f.k);
@@ -272,7 +272,7 @@ void launch_generic_tile(const GenericParams<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void launch_generic(GenericTile tile, const GenericParams<T>& args, cudaStream_t stream) {
+void launch_generic(GenericTile tile, const ProductParams<T>& args, cudaStream_t stream) {
   [&]<size_t... i>(std::index_sequence<i...>) {
     ((kGenericTiles[i].tile == tile ? launch_generic_tile<kGenericTiles[i].tile>(args, stream)
                                     : void()),
