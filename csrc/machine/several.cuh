@@ -3,9 +3,9 @@
 // before. A launch costs as much time as a small call, and the last blocks of one leave a GPU half idle.
 #pragma once
 
-#include <span>
+#include <cuda_runtime.h>
 
-#include "machine/host_device.h"
+#include <span>
 
 namespace baraquant {
 
@@ -34,7 +34,7 @@ struct Several {
   unsigned blocks() const { return ends[most - 1]; }
 
   // The call of a block. The block's number becomes that among the call's own.
-  BARAQUANT_HD const Call& of_block(unsigned& block) const {
+  __device__ __forceinline__ const Call& of_block(unsigned& block) const {
     if constexpr (most == 1) return calls[0];
     int i = 0;
 #pragma unroll
