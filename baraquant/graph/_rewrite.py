@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Changes the calls of a graph. A call that is replaced keeps its node, and so an output its name."""
+"""Changes the calls of a graph. A call that is replaced keeps its node, and outputs their names."""
 
 from __future__ import annotations
 

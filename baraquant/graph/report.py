@@ -67,7 +67,7 @@ class Report(Table):
     def summary(self) -> str:
         """Return counts in one line."""
         merged = sum(len(one.users) for one in self.products)
-        products = f"; {merged} products in {len(self.products)} calls" if merged else ""
+        products = f"; {merged} products merged into {len(self.products)}" if merged else ""
         return (
             f"{len(self.fusions)} fused, {len(self.left_out)} left out; "
             f"{self.before} quantizations before, {self.after} now{products}"
