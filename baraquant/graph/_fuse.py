@@ -2,7 +2,7 @@
 """The pass: finds quantizations of the same value, decides which can be one, and makes them so.
 
 Graphs are functional only after they were decomposed; before that the pass looks at what a graph
-writes in place.
+writes in place. A call that is replaced keeps its node, so that outputs keep their names.
 
 ``quantized_linear(x)`` is ``int8_linear(q, s, z)`` with ``q, s, z =
 dynamic_range_quantize_per_token(x)``, bit for bit. If ``x`` is ``rms_norm(...)``, then ``q, s, z =
@@ -13,31 +13,36 @@ quantize_per_tensor(x, s, z)``, which no op computes together with another.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
-from ._merge import products
 from ._patterns import (
     FloatOp,
     PerToken,
     Quantization,
+    Quantized,
     Scheme,
     Static,
     arguments,
     float_op,
+    is_core,
     is_item,
     is_repeated,
+    items,
     op_name,
     quantization,
     quantizes,
 )
-from ._rewrite import Rewriter, output_dtype
-from ._views import keeps_tokens, root_of
+from ._views import keeps_tokens, replay, root_of, value_of
 from .report import Fusion, Report
 
 # Functions of Python in a graph compute with sizes.
@@ -95,6 +100,149 @@ def _may_alias(target: Any) -> bool:
     return any(result.alias_info is not None for result in target._schema.returns)
 
 
+T = TypeVar("T")
+# They describe the value or the call that a node had before.
+STALE = ("val", "tensor_meta", "eager_input_vals", "example_value")
+
+
+class Rewriter:
+    """Changes a graph, which autograd may still record; ``clean`` ends the changes."""
+
+    def __init__(self, graph: Graph, *, recorded: bool) -> None:
+        self.graph = graph
+        self.recorded = recorded
+        self._touched: set[Node] = set()
+
+    def share(self, value: Node, uses: list[Quantization], scheme: Scheme) -> None:
+        """Quantize a value once, in front of the first of its uses, which come in order."""
+        first = uses[0].node
+        # A graph after autograd has core ops alone, and Inductor takes no others.
+        core = not self.recorded or any(is_core(use) for use in uses)
+
+        def build() -> Quantized:
+            return scheme.quantize(self.graph, value, core=core)
+
+        quantized = self._insert(first, first.meta, build)
+        guarded = quantized
+        if self.recorded and any(use.product is not None for use in uses):
+            guarded = self._insert(first, first.meta, lambda: self._guarded(quantized, value))
+        for use in uses:
+            self._replace(use, quantized if use.product is None else guarded)
+
+    def fuse(self, op: FloatOp, uses: list[Quantization], scheme: PerToken) -> None:
+        """Replace a float op by its quantizing form, for all that read its output."""
+
+        def build() -> tuple[Node, Quantized]:
+            call = self.graph.call_function(*op.quantize(scheme))
+            return call, Quantized.by(self.graph, call)
+
+        call, quantized = self._insert(op.node, op.node.meta, build)
+        for use in uses:
+            self._replace(use, quantized)
+        for item in op.outputs(1):
+            item.args = (call, 3)
+        self._touched.update((op.node, *op.outputs(0)))
+
+    def clean(self) -> None:
+        """Erase what nobody reads any more."""
+        for node in reversed(list(self.graph.nodes)):
+            if node in self._touched and not node.users:
+                self.graph.erase_node(node)
+
+    def _guarded(self, quantized: Quantized, value: Node) -> Quantized:
+        # Integers carry no gradient, and the products have one. The empty slice changes no bit of
+        # the scale, but the scale now requires a gradient if the value does, and a product of
+        # integers refuses such a scale: the gradient is never dropped without a word.
+        call, aten = self.graph.call_function, torch.ops.aten
+        scale, empty = quantized.scale, call(aten.slice.Tensor, (value, -1, 0, 0))
+        if quantized.is_static:
+            scale = call(aten.reshape.default, (scale, [1]))
+            empty = call(aten.reshape.default, (empty, [0]))
+        return replace(quantized, scale=call(aten.cat.default, ([scale, empty], -1)))
+
+    def _insert(self, place: Node, meta: dict[str, Any], build: Callable[[], T]) -> T:
+        """Build nodes in front of a node, with a copy of a meta and values of their own."""
+        before = place.prev
+        with self.graph.inserting_before(place):
+            built = build()
+        node = before.next
+        while node is not place:
+            node.meta = {key: value for key, value in meta.items() if key not in STALE}
+            _set_value(node)
+            self._touched.add(node)
+            node = node.next
+        return built
+
+    def _replace(self, use: Quantization, source: Quantized) -> None:
+        """Let a use read what was quantized at once."""
+        node = use.node
+        self._touched.update((node, *use.views))
+
+        def see() -> Quantized:
+            integers = replay(self.graph, use.views, source.integers, of_scale=False)
+            if source.is_static:
+                return replace(source, integers=integers)
+            pair = source.scale, source.zero_point
+            return Quantized(
+                integers, *(replay(self.graph, use.views, one, of_scale=True) for one in pair)
+            )
+
+        seen = self._insert(node, node.meta, see)
+        if use.product is not None:
+            _take_integers(use, seen)
+            return
+        for index, output in enumerate((seen.integers, seen.scale, seen.zero_point)):
+            for item in items(node, index):
+                # The node stays, as its name may be that of an output of the graph.
+                item.target, item.args, item.kwargs = output.target, output.args, output.kwargs
+                _set_value(item)
+
+
+def _take_integers(quantization: Quantization, seen: Quantized) -> None:
+    """Make a product take integers instead of the value that it would quantize."""
+    node, schema = quantization.node, quantization.product._schema.arguments
+    given = {
+        **arguments(node),
+        "input": seen.integers,
+        "input_scale": seen.scale,
+        "dtype": output_dtype(quantization),
+    }
+    if quantization.scheme.has_zero_point:
+        given["input_zero_point"] = seen.zero_point
+    else:
+        given["weight_sum"] = None
+    named = {a.name: value for a in schema if (value := given.get(a.name)) is not None}
+    node.args = tuple(named.pop(a.name, None) for a in schema if not a.kwarg_only)
+    node.target, node.kwargs = quantization.product, named
+    node.meta.pop("eager_input_vals", None)
+
+
+def output_dtype(quantization: Quantization) -> torch.dtype | None:
+    """Return the dtype of a product; None if the graph does not have it."""
+    dtype: torch.dtype | None = arguments(quantization.node).get("dtype")
+    value = value_of(quantization.input)
+    return dtype if dtype is not None or value is None else value.dtype
+
+
+def _set_value(node: Node) -> None:
+    """Compute the fake value of a node, where its arguments have one."""
+    values = [argument.meta.get("val") for argument in node.all_input_nodes]
+    fake = next((value for value in tree_leaves(values) if isinstance(value, FakeTensor)), None)
+    if fake is None or any(value is None for value in values):
+        return
+    mode = fake.fake_mode
+
+    def value_in_mode(argument: Node) -> Any:
+        value = argument.meta["val"]
+        is_real = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+        return mode.from_tensor(value) if is_real else value
+
+    args, kwargs = map_arg((node.args, node.kwargs), value_in_mode)
+    assert callable(node.target)
+    with mode, torch.no_grad():
+        node.meta["val"] = node.target(*args, **kwargs)
+
+
 _GIVEN = "no op computes it together with a quantization whose scale is given"
 _WRITTEN = "the integers of a quantization are written in place"
 _BETWEEN = "the graph may write in place between its quantizations"
@@ -114,9 +262,7 @@ def fuse(graph: Graph, *, recorded: bool) -> Report:
             work.fuse_op(op)
     work.share_rest()
     work.rewriter.clean()
-    work.merge_products(graph)
-    after = work.before - work.saved
-    return Report(tuple(work.fusions), work.left_out, work.before, after, tuple(work.products))
+    return Report(tuple(work.fusions), work.left_out, work.before, work.before - work.saved)
 
 
 class _Pass:
@@ -124,8 +270,6 @@ class _Pass:
         self.rewriter = Rewriter(graph, recorded=recorded)
         self.stretches = stretches(graph)
         self.fusions: list[Fusion] = []
-        self.products: list[Fusion] = []
-        self.sources: dict[Node, str] = {}  # of products
         self.left_out: dict[str, str] = {}
         self.before = self.saved = 0
         self._merge_repeated(graph)
@@ -258,16 +402,6 @@ class _Pass:
         self._note(source, op, [use.node for use in uses])
         for use in uses:
             del self.rest[use.node]
-            self.sources[use.node] = _name(source)
-
-    def merge_products(self, graph: Graph) -> None:
-        """Make one call of the products that read the same integers, or the same input."""
-        for group in products(graph, self.stretches):
-            first = group.nodes[0]
-            source = self.sources.get(first) or _name(first.all_input_nodes[0])
-            names = tuple(map(_name, group.nodes))
-            self.products.append(Fusion(source, op_name(first), names))
-            group.merge(graph)
 
     def _note(self, source: Node, op: str, users: list[Node]) -> None:
         self.fusions.append(Fusion(_name(source), op, tuple(map(_name, users))))

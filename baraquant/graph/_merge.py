@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Products of one input that become one call: on a GPU, few rows then are one launch."""
+"""Products of one input become one call: on a GPU, those of few rows then are one launch.
+
+This is for graphs after autograd alone. In a recorded one a product may be called under autocast or
+``torch.vmap``, which the ops of several products do not know.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from ._fuse import STALE, stretches
 from ._patterns import arguments
-from ._rewrite import described
 from ._views import value_of
 
 _OPS = torch.ops.baraquant
@@ -24,67 +28,85 @@ _LISTS = {
 }
 
 
+def merge_products(graph: Graph) -> None:
+    """Make one call of the products of the same input, if nothing is written in place between."""
+    groups: list[_Products] = []
+    latest: dict[object, _Products] = {}
+    for node, stretch in stretches(graph).items():
+        if node.target not in _LISTS:
+            continue
+        product = _Product.read(node)
+        key = stretch, node.target, product.shared, product.kinds()
+        if key not in latest or not latest[key].takes(product):
+            latest[key] = _Products()
+            groups.append(latest[key])
+        latest[key].members.append(product)
+    for group in groups:
+        if len(group.members) > 1:
+            group.merge(graph)
+
+
 @dataclass(frozen=True)
-class Products:
-    """Calls of one product op with one input, in order.
+class _Product:
+    """A call of a product: the arguments that several products share, and its own."""
 
-    Attributes:
-        nodes: The calls.
-        lists: For each argument of the op, whether every call has one of its own.
-        values: The arguments of each call.
-    """
+    node: Node
+    shared: tuple[Any, ...]
+    own: tuple[Node | None, ...]
 
-    lists: tuple[bool, ...]
-    nodes: list[Node] = field(default_factory=list)
-    values: list[tuple[Any, ...]] = field(default_factory=list)
+    @classmethod
+    def read(cls, node: Node) -> _Product:
+        given = {"dtype": torch.float32, **arguments(node)}
+        values = [given[a.name] for a in node.target._schema.arguments]
+        pairs = list(zip(_are_lists(node), values, strict=True))
+        shared, own = (tuple(v for is_own, v in pairs if is_own is one) for one in (False, True))
+        return cls(node, shared, own)
 
-    def takes(self, own: list[Node]) -> bool:
-        """Whether a call with these arguments of its own can be computed with the first one."""
+    def kinds(self) -> tuple[str, ...]:
+        """Return what the own arguments have to be in all products of a call."""
+        dtypes = (getattr(value_of(one), "dtype", None) for one in self.own)
+        return tuple(
+            "None" if one is None else f"Tensor {dtype}"
+            for one, dtype in zip(self.own, dtypes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products that can be one call, in order."""
+
+    members: list[_Product] = field(default_factory=list)
+
+    def takes(self, product: _Product) -> bool:
+        """Whether a product can be computed where the first one is."""
+        first = self.members[0].node
         # An attribute is there from the start, wherever its node stands.
-        return not self.nodes or all(n.op == "get_attr" or n < self.nodes[0] for n in own)
+        return all(one is None or one.op == "get_attr" or one < first for one in product.own)
 
     def merge(self, graph: Graph) -> None:
-        """Make them one call, in front of the first."""
-        first = self.nodes[0]
+        """Make them one call, in front of the first; the node of each takes an output."""
+        first = self.members[0].node
+        shared = iter(self.members[0].shared)
+        own = iter(zip(*(product.own for product in self.members), strict=True))
         args = [
-            [value for value in values if value is not None] if is_list else values[0]
-            for is_list, *values in zip(self.lists, *self.values, strict=True)
+            [one for one in next(own) if one is not None] if is_list else next(shared)
+            for is_list in _are_lists(first)
         ]
         with graph.inserting_before(first):
             call = graph.call_function(_LISTS[first.target], tuple(args))
         for argument in call.all_input_nodes:
-            if argument.op == "get_attr" and argument > call:
+            if argument > call:
                 call.prepend(argument)
-        call.meta = described(first.meta)
-        if all("val" in node.meta for node in self.nodes):
-            call.meta["val"] = [node.meta["val"] for node in self.nodes]
-        for index, node in enumerate(self.nodes):
+        nodes = [product.node for product in self.members]
+        call.meta = {key: value for key, value in first.meta.items() if key not in STALE}
+        if all("val" in node.meta for node in nodes):
+            call.meta["val"] = [node.meta["val"] for node in nodes]
+        for index, node in enumerate(nodes):
             node.target, node.args, node.kwargs = operator.getitem, (call, index), {}
             node.meta.pop("eager_input_vals", None)
 
 
-def products(graph: Graph, stretches: dict[Node, int]) -> list[Products]:
-    """Find the products that can be one call: nothing is written in place between them."""
-    found: list[Products] = []
-    latest: dict[object, Products] = {}
-    for node in graph.nodes:
-        if node.target not in _LISTS:
-            continue
-        given = {"dtype": torch.float32, **arguments(node)}
-        values = tuple(given[a.name] for a in node.target._schema.arguments)
-        schema = _LISTS[node.target]._schema.arguments
-        lists = tuple(isinstance(a.type, torch.ListType) for a in schema)
-        pairs = list(zip(lists, values, strict=True))
-        # A list has no element that is None, and none of another dtype.
-        kinds = tuple(_kind(value) if is_list else value for is_list, value in pairs)
-        key = stretches[node], node.target, kinds
-        if key not in latest or not latest[key].takes([v for own, v in pairs if own and v]):
-            latest[key] = Products(lists)
-            found.append(latest[key])
-        latest[key].nodes.append(node)
-        latest[key].values.append(values)
-    return [group for group in found if len(group.nodes) > 1]
-
-
-def _kind(argument: Node | None) -> str:
-    return "" if argument is None else f"Tensor {getattr(value_of(argument), 'dtype', None)}"
+def _are_lists(product: Node) -> list[bool]:
+    """Return for each argument of a product whether the op of several takes a list of them."""
+    schema = _LISTS[product.target]._schema.arguments
+    return [isinstance(argument.type, torch.ListType) for argument in schema]

@@ -11,13 +11,12 @@ from .._table import Table
 
 @dataclass(frozen=True)
 class Fusion:
-    """One call that stands where several stood, or a quantization that the op before it does.
+    """One quantization that stands where several stood, or that is done by the op before it.
 
     Attributes:
-        source: The path of the module, or the name of the node, whose output is quantized, or
-            multiplied by several weights.
-        op: The op that quantizes now, such as ``rms_norm_quantize_per_token``, or the product.
-        users: The paths or names of those that quantized it before, or that multiply it.
+        source: The path of the module, or the name of the node, whose output is quantized.
+        op: The op that quantizes now, such as ``rms_norm_quantize_per_token``.
+        users: The paths or names of those that quantized it before.
     """
 
     source: str
@@ -39,25 +38,21 @@ class Report(Table):
             same input were not merged, by the path of the module or the name of the node.
         before: The number of quantizations before, those in products too.
         after: Their number now.
-        products: The products of the same integers, or of the same floating input, that are one
-            call now.
     """
 
-    titles = "output of", "is used by"
+    titles = "output of", "is quantized for"
 
     fusions: tuple[Fusion, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
     before: int = 0
     after: int = 0
-    products: tuple[Fusion, ...] = ()
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return sources and what reads them now; rows that only differ in numbers are one."""
         fused = [(fusion.source, f"-> {fusion}") for fusion in self.fusions]
-        products = [(one.source, f"-> {one} in one call") for one in self.products]
         left = [(name, f"left out: {reason}") for name, reason in self.left_out.items()]
         grouped: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for row in (*fused, *products, *left):
+        for row in (*fused, *left):
             grouped.setdefault((_pattern(row[0]), _pattern(row[1])), []).append(row)
         return [
             rows[0] if len(rows) == 1 else (f"{title} ({len(rows)})", text)
@@ -66,11 +61,9 @@ class Report(Table):
 
     def summary(self) -> str:
         """Return counts in one line."""
-        merged = sum(len(one.users) for one in self.products)
-        products = f"; {merged} products merged into {len(self.products)}" if merged else ""
         return (
             f"{len(self.fusions)} fused, {len(self.left_out)} left out; "
-            f"{self.before} quantizations before, {self.after} now{products}"
+            f"{self.before} quantizations before, {self.after} now"
         )
 
 
@@ -81,7 +74,6 @@ def merged(reports: list[Report]) -> Report:
         {name: reason for report in reports for name, reason in report.left_out.items()},
         sum(report.before for report in reports),
         sum(report.after for report in reports),
-        tuple(product for report in reports for product in report.products),
     )
 
 

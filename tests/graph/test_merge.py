@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Which products of one input become one call: the bits and the gradients stay as they are."""
+"""Which products of one input become one call, with the same bits."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 import baraquant
 from baraquant import ops
+from baraquant.graph import Fuse
 from tests.graph.blocks import assert_values_fit, merged
-from tests.graph.test_exported import Program, exported, outputs
+from tests.graph.test_exported import exported, outputs
 
 K, SIZES = 16, {"a": 8, "b": 8, "c": 24}
 X = torch.randn(2, 3, K, generator=torch.Generator().manual_seed(1))
@@ -161,64 +163,47 @@ CASES = {
 }  # fmt: skip
 
 
-def program_of(name: str, decompose: bool) -> tuple[Program, Case]:
+def module_of(name: str, decompose: bool = True) -> tuple[GraphModule, Case]:
+    """Graphs that are not functional are only seen here: Inductor's are."""
     case = CASES[name]
     program = exported(Model(case.function), X)
-    return (program.run_decompositions() if decompose else program), case
+    return (program.run_decompositions() if decompose else program).module(), case
+
+
+def fused(module: GraphModule) -> list[Tensor]:
+    """Fuse a graph as Inductor does, and run it."""
+    Fuse()(module.graph)
+    module.recompile()
+    return outputs(module, X)
 
 
 @pytest.mark.parametrize("decompose", (False, True), ids=("exported", "decomposed"))
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_one_call(name: str, decompose: bool) -> None:
-    program, case = program_of(name, decompose)
-    expected = outputs(program, X)
-    names = [node.name for node in program.graph.output_node().args[0]]  # type: ignore[union-attr]
-    report = baraquant.graph.fuse_(program)
-    assert_values_fit(program.graph)
+    module, case = module_of(name, decompose)
+    expected = outputs(module, X)
+    results = [node.name for node in module.graph.output_node().all_input_nodes]
+    found = fused(module)
+    assert_values_fit(module.graph)
     calls = case.decomposed if decompose and case.decomposed else case.calls
-    assert merged(program.graph) == calls
-    assert [(one.op, len(one.users)) for one in report.products] == calls
-    assert names == [node.name for node in program.graph.output_node().args[0]]  # type: ignore[union-attr]
-    for found, right in zip(outputs(program, X), expected, strict=True):
-        assert found.dtype == right.dtype and torch.equal(found, right)
-    assert baraquant.graph.fuse_(program).products == ()
+    assert merged(module.graph) == calls
+    assert results == [node.name for node in module.graph.output_node().all_input_nodes]
+    for one, right in zip(found, expected, strict=True):
+        assert one.dtype == right.dtype and torch.equal(one, right)
 
 
 def test_attributes_may_stand_anywhere() -> None:
     """As after a folding of constants, in front of what reads them."""
-    module = program_of("bias", False)[0].module()
+    module, _ = module_of("bias")
     for node in [n for n in module.graph.nodes if n.op == "get_attr" and n.users]:
         next(iter(node.users)).prepend(node)
     expected = outputs(module, X)
-    report = baraquant.graph.fuse_(module)
-    assert [len(one.users) for one in report.products] == [3]
-    assert all(map(torch.equal, outputs(module, X), expected))
+    assert all(map(torch.equal, fused(module), expected)) and merged(module.graph) == [(INT8, 3)]
 
 
-def test_report() -> None:
-    program, _ = program_of("quantized_linear", False)
-    names = ", ".join(f"quantized_linear{end}" for end in ("", "_1", "_2"))
-    assert str(baraquant.graph.fuse_(program)).splitlines() == [
-        f"x  -> {names} (dynamic_range_quantize_per_token)",
-        f"x  -> {names} (int8_linear) in one call",
-        "1 fused, 0 left out; 3 quantizations before, 1 now; 3 products merged into 1",
-    ]
-
-
-@pytest.mark.parametrize("name", ("floating", "floating groups"))
-def test_gradients_and_autocast(name: str) -> None:
-    """Of floating inputs; those of integers are refused as before (test_schemes)."""
-    program, _ = program_of(name, False)
-    results = []
-    for fused in (False, True):
-        if fused:
-            baraquant.graph.fuse_(program)
-        x = X.clone().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            lowered = [*program.module()(x), *program.module()(X)]
-        ys = [*program.module()(x), *lowered]
-        grads = [torch.autograd.grad(y.float().square().sum(), x)[0] for y in ys if y.grad_fn]
-        results.append([*ys, *grads])
-    for found, right in zip(*results, strict=True):
-        assert found.dtype == right.dtype and torch.equal(found, right)
-    assert {y.dtype for y in lowered} == {torch.bfloat16}
+@pytest.mark.parametrize("name", ("quantized_linear", "floating"))
+def test_exported_programs_keep_single_products(name: str) -> None:
+    """They may be called under autocast and vmap, which products of one weight know."""
+    program = exported(Model(CASES[name].function), X)
+    baraquant.graph.fuse_(program)
+    assert merged(program.graph) == []
