@@ -102,7 +102,7 @@ def _may_alias(target: Any) -> bool:
 
 T = TypeVar("T")
 # They describe the value or the call that a node had before.
-_STALE = ("val", "tensor_meta", "eager_input_vals", "example_value")
+STALE = ("val", "tensor_meta", "eager_input_vals", "example_value")
 
 
 class Rewriter:
@@ -167,7 +167,7 @@ class Rewriter:
             built = build()
         node = before.next
         while node is not place:
-            node.meta = {key: value for key, value in meta.items() if key not in _STALE}
+            node.meta = {key: value for key, value in meta.items() if key not in STALE}
             _set_value(node)
             self._touched.add(node)
             node = node.next

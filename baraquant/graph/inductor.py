@@ -13,6 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from ._fuse import fuse
+from ._merge import merge_products
 from ._patterns import INTEGER_PRODUCTS, is_own
 
 # AOTInductor of torch 2.11 hands a dtype on to a custom op as another one. The ops that quantize
@@ -31,8 +32,11 @@ class Fuse(CustomGraphPass):  # type: ignore[misc]
         )
 
     Layers with the same input share one quantization, and a float op of :mod:`baraquant.ops` that
-    only quantized layers read is computed together with it, as :func:`fuse_` describes. What the
-    model returns has the bits that it has when it is compiled without the pass. Graphs with
+    only quantized layers read is computed together with it, as :func:`fuse_` describes. Layers with
+    the same quantized input, or with floating inputs and weights of integers, are one call: on a
+    GPU, where there are few rows, one launch. AOTInductor cannot make that call, and layers stay
+    apart there. What the model returns has the bits that it has when it is compiled without the
+    pass. Graphs with
     symbolic shapes are fused too. In training the layers that are frozen and symmetric are fused;
     those that keep a mask for the gradient stay as they are.
 
@@ -60,6 +64,9 @@ class Fuse(CustomGraphPass):  # type: ignore[misc]
         if _IS_2_11 and V.aot_compilation:
             return
         fuse(graph, recorded=False)
+        # NB: AOTInductor hands a list without elements on as None, which no op takes for a list.
+        if not V.aot_compilation:
+            merge_products(graph)
         _write_out_dtypes(graph)
         _freeze_attributes(graph)
         graph.lint()

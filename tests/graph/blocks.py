@@ -3,6 +3,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -119,16 +120,35 @@ def quantizations(counted: Counter[str]) -> dict[str, int]:
 
 
 def counts(graph: Graph) -> Counter[str]:
-    """How often a graph calls each op of the library; core ops have the names of public ones."""
+    """How often a graph computes each op of the library; core ops have the names of public ones.
+
+    A call of several products counts as that many.
+    """
     public = {
         "_norm": "norm", "_norm_quantize": "norm_quantize", "_norm_residual": "norm",
         "_norm_residual_quantize": "norm_quantize", "_activation": "activation",
         "_activation_quantize": "activation_quantize", "_dynamic_quantize":
         "dynamic_range_quantize_per_token",
     }  # fmt: skip
-    targets = (n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload))
-    own = [one._schema.name.partition("::")[2] for one in targets if one.namespace == "baraquant"]
-    return Counter(public.get(name, name) for name in own)
+    found: Counter[str] = Counter()
+    for node, name in _own_calls(graph):
+        if name.endswith("_linears"):
+            found[name[1:-1]] += len(node.args[1])
+        else:
+            found[public.get(name, name)] += 1
+    return found
+
+
+def merged(graph: Graph) -> list[tuple[str, int]]:
+    """The calls of several products, by the op of one, and how many each is."""
+    calls = [(node, name) for node, name in _own_calls(graph) if name.endswith("_linears")]
+    return [(name[1:-1], len(node.args[1])) for node, name in calls]
+
+
+def _own_calls(graph: Graph) -> Iterator[tuple[Any, str]]:
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "baraquant":
+            yield node, node.target._schema.name.partition("::")[2]
 
 
 def assert_values_fit(graph: Graph) -> None:

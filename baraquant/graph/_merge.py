@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Products of one input become one call: on a GPU, those of few rows then are one launch.
+
+This is for graphs after autograd alone. In a recorded one a product may be called under autocast or
+``torch.vmap``, which the ops of several products do not know.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ._fuse import STALE, stretches
+from ._patterns import arguments
+from ._views import value_of
+
+_OPS = torch.ops.baraquant
+# A product, and the op of several. That takes the arguments in the order of the product: lists of
+# those that each weight has of its own, of which an empty one stands for None, and the others once.
+_LISTS = {
+    _OPS.int8_linear.default: _OPS._int8_linears.default,
+    _OPS.int4_linear.default: _OPS._int4_linears.default,
+    _OPS.weight_only_linear.default: _OPS._weight_only_linears.default,
+}
+
+
+def merge_products(graph: Graph) -> None:
+    """Make one call of the products of the same input, if nothing is written in place between."""
+    groups: list[_Products] = []
+    latest: dict[object, _Products] = {}
+    for node, stretch in stretches(graph).items():
+        if node.target not in _LISTS:
+            continue
+        product = _Product.read(node)
+        key = stretch, node.target, product.shared, product.kinds()
+        if key not in latest or not latest[key].takes(product):
+            latest[key] = _Products()
+            groups.append(latest[key])
+        latest[key].members.append(product)
+    for group in groups:
+        if len(group.members) > 1:
+            group.merge(graph)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A call of a product: the arguments that several products share, and its own."""
+
+    node: Node
+    shared: tuple[Any, ...]
+    own: tuple[Node | None, ...]
+
+    @classmethod
+    def read(cls, node: Node) -> _Product:
+        given = {"dtype": torch.float32, **arguments(node)}
+        values = [given[a.name] for a in node.target._schema.arguments]
+        pairs = list(zip(_are_lists(node), values, strict=True))
+        shared, own = (tuple(v for is_own, v in pairs if is_own is one) for one in (False, True))
+        return cls(node, shared, own)
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return what the own arguments have to be in all products of a call."""
+        dtypes = (getattr(value_of(one), "dtype", None) for one in self.own)
+        return tuple(
+            "None" if one is None else f"Tensor {dtype}"
+            for one, dtype in zip(self.own, dtypes, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Products:
+    """Products that can be one call, in order."""
+
+    members: list[_Product] = field(default_factory=list)
+
+    def takes(self, product: _Product) -> bool:
+        """Whether a product can be computed where the first one is."""
+        first = self.members[0].node
+        # An attribute is there from the start, wherever its node stands.
+        return all(one is None or one.op == "get_attr" or one < first for one in product.own)
+
+    def merge(self, graph: Graph) -> None:
+        """Make them one call, in front of the first; the node of each takes an output."""
+        first = self.members[0].node
+        shared = iter(self.members[0].shared)
+        own = iter(zip(*(product.own for product in self.members), strict=True))
+        args = [
+            [one for one in next(own) if one is not None] if is_list else next(shared)
+            for is_list in _are_lists(first)
+        ]
+        with graph.inserting_before(first):
+            call = graph.call_function(_LISTS[first.target], tuple(args))
+        for argument in call.all_input_nodes:
+            if argument > call:
+                call.prepend(argument)
+        nodes = [product.node for product in self.members]
+        call.meta = {key: value for key, value in first.meta.items() if key not in STALE}
+        if all("val" in node.meta for node in nodes):
+            call.meta["val"] = [node.meta["val"] for node in nodes]
+        for index, node in enumerate(nodes):
+            node.target, node.args, node.kwargs = operator.getitem, (call, index), {}
+            node.meta.pop("eager_input_vals", None)
+
+
+def _are_lists(product: Node) -> list[bool]:
+    """Return for each argument of a product whether the op of several takes a list of them."""
+    schema = _LISTS[product.target]._schema.arguments
+    return [isinstance(argument.type, torch.ListType) for argument in schema]
