@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ._fuse import STALE, stretches
-from ._patterns import arguments
+from ._patterns import arguments, is_repeated
 from ._views import value_of
 
 _OPS = torch.ops.baraquant
@@ -80,8 +80,7 @@ class _Products:
     def takes(self, product: _Product) -> bool:
         """Whether a product can be computed where the first one is."""
         first = self.members[0].node
-        # An attribute is there from the start, wherever its node stands.
-        return all(one is None or one.op == "get_attr" or one < first for one in product.own)
+        return all(one is None or _is_computable(one, first) for one in product.own)
 
     def merge(self, graph: Graph) -> None:
         """Make them one call, in front of the first; the node of each takes an output."""
@@ -94,9 +93,7 @@ class _Products:
         ]
         with graph.inserting_before(first):
             call = graph.call_function(_LISTS[first.target], tuple(args))
-        for argument in call.all_input_nodes:
-            if argument > call:
-                call.prepend(argument)
+        _compute_inputs(call, call)
         nodes = [product.node for product in self.members]
         call.meta = {key: value for key, value in first.meta.items() if key not in STALE}
         if all("val" in node.meta for node in nodes):
@@ -104,6 +101,25 @@ class _Products:
         for index, node in enumerate(nodes):
             node.target, node.args, node.kwargs = operator.getitem, (call, index), {}
             node.meta.pop("eager_input_vals", None)
+
+
+def _is_computable(node: Node, place: Node) -> bool:
+    """Whether a node of the same stretch is in front of another, or can be moved there.
+
+    Under autocast each layer casts its bias. An attribute is there from the start.
+    """
+    if node < place or node.op == "get_attr":
+        return True
+    is_moved = is_repeated(node) and node.target not in _LISTS
+    return is_moved and all(_is_computable(one, place) for one in node.all_input_nodes)
+
+
+def _compute_inputs(node: Node, place: Node) -> None:
+    """Move what a node reads in front of another."""
+    for one in node.all_input_nodes:
+        if one > place:
+            _compute_inputs(one, place)
+            place.prepend(one)
 
 
 def _are_lists(product: Node) -> list[bool]:

@@ -43,12 +43,15 @@ _PRODUCTS = {
 INTEGER_PRODUCTS = frozenset(_PRODUCTS.values())
 _EXPLICIT = _OPS.dynamic_range_quantize_per_token.default
 _CORE_EXPLICIT = _OPS._dynamic_quantize.default
-# What layers compute of one input before they quantize it, beside the library's own ops.
+# What layers compute of one input before they quantize or multiply it, beside the library's own
+# ops. Under autocast each casts it.
 _REPEATED = {
     operator.getitem,
     _ATEN.alias.default,
     _ATEN.detach.default,
     _ATEN.div.Tensor,
+    _ATEN._to_copy.default,
+    torch.ops.prims.convert_element_type.default,
 }
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]  # of an op: target, args, kwargs
 

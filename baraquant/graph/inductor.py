@@ -33,8 +33,8 @@ class Fuse(CustomGraphPass):  # type: ignore[misc]
 
     Layers with the same input share one quantization, and a float op of :mod:`baraquant.ops` that
     only quantized layers read is computed together with it, as :func:`fuse_` describes. Layers with
-    the same quantized input, or with floating inputs and weights of integers, are one call: on a
-    GPU, where there are few rows, one launch. AOTInductor cannot make that call, and layers stay
+    the same quantized input, or with one floating input and weights of integers, are one call: on
+    a GPU, where there are few rows, one launch. AOTInductor cannot make that call: layers stay
     apart there. What the model returns has the bits that it has when it is compiled without the
     pass. Graphs with
     symbolic shapes are fused too. In training the layers that are frozen and symmetric are fused;

@@ -21,15 +21,18 @@ from tests.graph.blocks import (
     EVERY,
     SCHEMES,
     WIDTH,
+    Attention,
     LlamaBlock,
     RMSNorm,
     counts,
+    merged,
     quantizations,
     quantized,
 )
 from tests.support.aot_inductor import packaged
 
 SEEN: list[Counter[str]] = []
+CALLS: list[list[tuple[str, int]]] = []  # of several products
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +40,7 @@ def compiler() -> Iterator[None]:
     """Compiled anew, so that the pass is called."""
     torch._dynamo.reset()
     SEEN.clear()
+    CALLS.clear()
     with torch._inductor.config.patch(force_disable_caches=True):
         yield
     torch._dynamo.reset()
@@ -45,6 +49,7 @@ def compiler() -> Iterator[None]:
 def look(graph: Graph) -> None:
     """What Inductor is left with: the custom pass that comes last."""
     SEEN.append(counts(graph))
+    CALLS.append(merged(graph))
 
 
 WITHOUT = {"post_grad_custom_post_pass": look}
@@ -81,6 +86,7 @@ def test_every_scheme(scheme: str, dtype: torch.dtype, device: str) -> None:
     model = quantized(blocks, scheme, dtype, device)
     found = assert_same_bits(model, [torch.randn(2, 8, WIDTH, dtype=dtype, device=device)])
     assert sum(quantizations(found).values()) == 8
+    assert [count for _, count in CALLS[-1]] == [3, 2, 3]
     if scheme in SCHEMES:
         products = {name.replace("int8", "int4").replace("ed_linear", "ed_int4_linear"): n
             for name, n in OF_BOTH.items()}  # fmt: skip
@@ -118,6 +124,27 @@ def test_under_autocast(device: str) -> None:
 
 
 @pytest.mark.inductor
+@pytest.mark.parametrize("name", ("W8A16", "W4A16"))
+def test_floating_inputs(name: str, device: str) -> None:
+    """Nothing is quantized, and products are one call, in the dtype of autocast."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention(WIDTH, bias=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast(x.device.type, dtype=torch.bfloat16):
+                return self.attention(x)
+
+    scheme = baraquant.W8A16() if name == "W8A16" else baraquant.W4A16(8, symmetric=False)
+    model = Model().eval()
+    baraquant.quantize_(model, scheme, progress=False)
+    assert_same_bits(model.to(device), [torch.randn(2, 8, WIDTH, device=device)])
+    assert CALLS[-1] == [("weight_only_linear", 3)]
+
+
+@pytest.mark.inductor
 def test_training_of_what_is_around(device: str) -> None:
     """An adapter beside frozen layers: the same output and gradients; masks stay in the graph."""
 
@@ -131,6 +158,7 @@ def test_training_of_what_is_around(device: str) -> None:
     for options in (WITHOUT, WITH):
         torch._dynamo.reset()
         SEEN.clear()
+        CALLS.clear()
         own = copy.deepcopy(model)
         y = torch.compile(own, options=options)(x)
         y.square().sum().backward()
@@ -143,6 +171,7 @@ def test_training_of_what_is_around(device: str) -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * most)
     forward = SEEN[0]
     assert forward["norm_quantize"] == 2 and forward["int8_linear"] == 6
+    assert CALLS[0] == [("int8_linear", 3), ("int8_linear", 2)]
     assert forward["norm"] == 2 and forward["_quantized_linear_with_mask"] == 7
 
 
@@ -174,6 +203,7 @@ def test_a_cache_is_written(device: str) -> None:
     for found, expected in zip(*states, strict=True):
         assert torch.equal(found, expected)
     assert SEEN[-1] == {"norm_quantize": 1, "int8_linear": 3}
+    assert CALLS[-1] == [("int8_linear", 3)]
 
 
 @pytest.mark.inductor
@@ -192,6 +222,7 @@ def test_package(tmp_path: Path, device: str) -> None:
             baraquant.graph.fuse_(program)
         runners[how] = packaged(program, tmp_path / f"{how}.pt2", device, **configs)
         assert (SEEN[-1] == OF_BOTH) == (how != "as it is"), how
+        assert CALLS[-1] == []
     for shape in ((2, 8), (1, 64), (5, 3)):
         x = torch.randn(*shape, WIDTH, device=device)
         expected = runners["as it is"](x)

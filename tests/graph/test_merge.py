@@ -109,6 +109,13 @@ def made_later(m: Model, x: Tensor) -> list[Tensor]:
     return [first, m.int8(q, s, "b", weight=m.get("b", "") + 1), m.int8(q, s, "c")]
 
 
+def cast(m: Model, x: Tensor) -> list[Tensor]:
+    return [
+        m.floating(x.bfloat16(), name, bias=m.get(name, "bias").double().bfloat16())
+        for name in SIZES
+    ]
+
+
 def made_of_the_first(m: Model, x: Tensor) -> list[Tensor]:
     first = m.floating(x, "a")
     return [first, ops.weight_only_linear(x, m.get("b", ""), first[0, 0].abs())]
@@ -155,6 +162,7 @@ CASES = {
         [(FLOATING, 2)]),
     "floating, packed or not": Case(lambda m, x: [m.floating(x, n, kind) for n in SIZES
         for kind in ("", "packed")], [(FLOATING, 3), (FLOATING, 3)]),
+    "cast": Case(cast, [], [(FLOATING, 3)]),  # in the exported graph by other ops
     "made later": Case(made_later, [(INT8, 2)]),
     "made of the first": Case(made_of_the_first, []),
     # Exported graphs write in place; in decomposed ones that is an output.
