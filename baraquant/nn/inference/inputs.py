@@ -4,7 +4,7 @@
 A layer is one of these classes and one of :mod:`.weights`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
+from .merged import merged_output
 from .weights import IntegerLinear
 
 
@@ -67,9 +68,14 @@ class DynamicInput(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
-            self._check_per_token()
-            return self._output_of(input)
+        if not torch.jit.is_scripting():
+            if self._merged is not None:
+                output = merged_output(self, input)
+                if output is not None:
+                    return output
+            if isinstance(input, QuantizedInput):
+                self._check_per_token()
+                return self._output_of(input)
         return self._output_of_floats(input)
 
     def _output_of_floats(self, input: Tensor) -> Tensor:
@@ -129,16 +135,39 @@ class DynamicInput(IntegerLinear):
             ValueError: The layer's inputs have one scale in all (``granularity="per_tensor"``).
         """
         self._check_per_token()
-        rows = input.detach()
-        if self.rotate > 0:
+        return self._integers_of(input)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _integers_of(self, input: Tensor) -> QuantizedInput:
+        rows, ends = input.detach(), (self.quant_min, self.quant_max)
+        if self.per_token and self.rotate > 0:
             return QuantizedInput(*self._rotated_integers(rows), input.dtype)
-        integers = ops.dynamic_range_quantize_per_token(
-            rows if self.smooth is None else rows / self.smooth,
-            self.quant_min,
-            self.quant_max,
-            symmetric=self.symmetric,
+        rows = self._rotated(rows) if self.smooth is None else rows / self.smooth
+        if self.per_token:
+            integers = ops.dynamic_range_quantize_per_token(rows, *ends, symmetric=self.symmetric)
+            return QuantizedInput(*integers, input.dtype)
+        scale, zero = ops.choose_qparams_per_tensor(rows, *ends, symmetric=self.symmetric)
+        zero_point = None if self.symmetric else zero
+        values = ops.quantize_per_tensor(rows, scale, zero_point, *ends)
+        return QuantizedInput(values, scale, zero, input.dtype)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merge_state(self) -> tuple[Any, ...]:
+        options = (*self._weight_options(), self.granularity)
+        return options, (self._buffers["smooth"],), self._weight_tensors()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merged_outputs(
+        self, owns: list[tuple[Tensor | None, ...]], input: Tensor | QuantizedInput
+    ) -> list[Tensor]:
+        if isinstance(input, QuantizedInput):
+            self._check_per_token()
+        else:
+            input = self._integers_of(input)
+        values, scale, zero, dtype = input
+        return self._products_of_integers(
+            owns, values, scale, None if self.symmetric else zero, dtype
         )
-        return QuantizedInput(*integers, input.dtype)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_per_token(self) -> None:
@@ -179,6 +208,10 @@ class StaticInput(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting() and self._merged is not None:
+            output = merged_output(self, input)
+            if output is not None:
+                return output
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
         rows = self._rotated(input)
@@ -197,3 +230,22 @@ class StaticInput(IntegerLinear):
         """Return the shapes and the scheme, for ``repr``."""
         input = self._input_repr("per_tensor", "static", self.smooth_scale)
         return f"{super().extra_repr()}, {input}"
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merge_state(self) -> tuple[Any, ...]:
+        names = "act_scale", "act_zero_point", "smooth_scale"
+        inputs = tuple(self._buffers[name] for name in names)
+        return self._weight_options(), inputs, self._weight_tensors()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merged_outputs(
+        self, owns: list[tuple[Tensor | None, ...]], input: Tensor
+    ) -> list[Tensor]:
+        rows, ends = self._rotated(input.detach()), (self.quant_min, self.quant_max)
+        scale, zero, smooth_scale = self.act_scale, self.act_zero_point, self.smooth_scale
+        if smooth_scale is None:
+            values = ops.quantize_per_tensor(rows, scale, zero, *ends)
+        else:
+            zeros = None if zero is None else zero.expand(smooth_scale.shape)
+            values = ops.quantize_per_channel(rows, smooth_scale, zeros, -1, *ends)
+        return self._products_of_integers(owns, values, scale, zero, input.dtype)

@@ -14,7 +14,21 @@ from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import Dequantizes
+from .merged import lists_of, merged_output
 from .weights import LaysOutWeight
+
+
+def _rounding_of(rounder: nn.Module) -> tuple[Any, tuple[Tensor | None, ...]]:
+    """Return what is equal for modules that round alike, and the tensors that have to be equal."""
+    if type(rounder) is nn.Identity:
+        return None, ()
+    has_hooks = rounder._forward_pre_hooks or rounder._forward_hooks or "forward" in vars(rounder)
+    if type(rounder) is not FakeQuantize or rounder.is_observed or has_hooks:
+        return id(rounder), ()
+    options = (rounder.mode, rounder._rounds, rounder.symmetric, rounder.scale_dtype)
+    grid = (rounder.granularity, rounder.axis, rounder.group_size)
+    limits = (rounder.quant_min, rounder.quant_max)
+    return (options, grid, limits), tuple(rounder._buffers.values())
 
 
 class WeightOnlyLinear(Dequantizes, LaysOutWeight):
@@ -82,6 +96,10 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting() and self._merged is not None:
+            output = merged_output(self, input)
+            if output is not None:
+                return output
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:
             bias = bias.to(input.dtype)
@@ -102,6 +120,29 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         return f"{nn.Linear.extra_repr(self)}, {self._scheme()}{self.rotate_repr()}"
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merge_state(self) -> tuple[Any, ...]:
+        own, rounder = self._parameters, self._modules["input_fake_quant"]
+        names = "weight_zero_point", "bias"
+        weight = self._integers(), self._buffers["weight_scale"], *(own[name] for name in names)
+        rounding, inputs = _rounding_of(rounder)
+        return (self.in_features, self.rotate, self.group_size, rounding), inputs, weight
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _merged_outputs(
+        self, owns: list[tuple[Tensor | None, ...]], input: Tensor
+    ) -> list[Tensor]:
+        weights, scales, zero_points, biases = lists_of(owns)
+        outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears.default(
+            self.input_fake_quant(self._rotated(input)),
+            weights,
+            scales,
+            [bias.to(input.dtype) for bias in biases],
+            zero_points,
+            self.group_size,
+        )
+        return outputs
 
 
 class WeightOnlyInt4Linear(WeightOnlyLinear):

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from ... import ops
 from ...configs import integer_range
+from ..shared.product import matching_bias
 from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
+from .merged import lists_of
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -28,6 +30,7 @@ class LaysOutWeight(HoldsIntegers):
     out_features: int
     transposed: bool
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
+    _merged = None  # the LinearGroup that computes the layer, and its place there
 
     def set_layout(self, transposed: bool) -> None:
         """Set the layout in which ``weight`` is read."""
@@ -74,7 +77,9 @@ class IntegerLinear(LaysOutWeight):
 
     * ``_dynamic_product(rows, bias, dtype)`` of rows that get a scale for each token,
     * ``_static_product(rows, scale, bias, zero_point, smooth_scale, dtype)`` with one scale,
-    * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers.
+    * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers,
+    * ``_products_of_integers(owns, integers, scale, zero_point, dtype)``: the same for several
+      layers, of which each has its ``_weight_tensors()`` in the list.
     """
 
     __constants__: tuple[str, ...] = (
@@ -127,6 +132,11 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
+    def _weight_options(self) -> tuple[Any, ...]:
+        """Return what layers that are computed by one call have in common, beside their tensors."""
+        group_size = getattr(self, "group_size", None)
+        return self.in_features, self.rotate, self.bits, self.symmetric, group_size
+
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
 
@@ -148,6 +158,27 @@ class Int8Rows(IntegerLinear):
     """Stores an int8 for each weight."""
 
     qweight: Tensor
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _weight_tensors(self) -> tuple[Tensor | None, ...]:
+        own = self._parameters
+        return own["qweight"], self._buffers["weight_scale"], own["bias"]
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _products_of_integers(
+        self,
+        owns: list[tuple[Tensor | None, ...]],
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        weights, scales, biases = lists_of(owns)
+        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        outputs: list[Tensor] = torch.ops.baraquant._int8_linears.default(
+            integers, weights, scale, scales, biases, zero_point, [], dtype
+        )
+        return outputs
 
     def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
         """Check and keep the integers; return their shape."""
@@ -221,6 +252,30 @@ class Int4Factors(IntegerLinear):
     group_factor: Tensor
     group_zero_point: Tensor | None
     group_size: int
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _weight_tensors(self) -> tuple[Tensor | None, ...]:
+        own = self._parameters
+        integers = own["packed"], self._buffers["weight_scale"], own["bias"]
+        return *integers, own["group_factor"], own["group_zero_point"]
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _products_of_integers(
+        self,
+        owns: list[tuple[Tensor | None, ...]],
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        packed, scales, biases, factors, group_zeros = lists_of(owns)
+        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        size = self.group_size
+        outputs: list[Tensor] = torch.ops.baraquant._int4_linears.default(
+            integers, packed, scale, scales, factors, size, biases, group_zeros, zero_point, [],
+            dtype,
+        )  # fmt: skip
+        return outputs
 
     def _store(
         self,
