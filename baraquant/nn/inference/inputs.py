@@ -4,7 +4,7 @@
 A layer is one of these classes and one of :mod:`.weights`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
-from .merged import merged_output
+from .merged import Columns, State, merged_output
 from .weights import IntegerLinear
 
 
@@ -135,14 +135,14 @@ class DynamicInput(IntegerLinear):
             ValueError: The layer's inputs have one scale in all (``granularity="per_tensor"``).
         """
         self._check_per_token()
-        return self._integers_of(input)
+        return self._integers_of(input.detach())
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _integers_of(self, input: Tensor) -> QuantizedInput:
-        rows, ends = input.detach(), (self.quant_min, self.quant_max)
         if self.per_token and self.rotate > 0:
-            return QuantizedInput(*self._rotated_integers(rows), input.dtype)
-        rows = self._rotated(rows) if self.smooth is None else rows / self.smooth
+            return QuantizedInput(*self._rotated_integers(input), input.dtype)
+        smooth, ends = self._buffers["smooth"], (self.quant_min, self.quant_max)
+        rows = self._rotated(input) if smooth is None else input / smooth
         if self.per_token:
             integers = ops.dynamic_range_quantize_per_token(rows, *ends, symmetric=self.symmetric)
             return QuantizedInput(*integers, input.dtype)
@@ -152,22 +152,20 @@ class DynamicInput(IntegerLinear):
         return QuantizedInput(values, scale, zero, input.dtype)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merge_state(self) -> tuple[Any, ...]:
-        options = (*self._weight_options(), self.granularity)
-        return options, (self._buffers["smooth"],), self._weight_tensors()
+    def _merge_state(self) -> State:
+        return self._state_with(self.granularity, ("smooth",))
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merged_outputs(
-        self, owns: list[tuple[Tensor | None, ...]], input: Tensor | QuantizedInput
+        self, columns: Columns, input: Tensor | QuantizedInput
     ) -> list[Tensor]:
         if isinstance(input, QuantizedInput):
             self._check_per_token()
         else:
             input = self._integers_of(input)
         values, scale, zero, dtype = input
-        return self._products_of_integers(
-            owns, values, scale, None if self.symmetric else zero, dtype
-        )
+        zero_point = None if self.symmetric else zero
+        return self._products_of_integers(columns, values, scale, zero_point, dtype)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_per_token(self) -> None:
@@ -232,20 +230,16 @@ class StaticInput(IntegerLinear):
         return f"{super().extra_repr()}, {input}"
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merge_state(self) -> tuple[Any, ...]:
-        names = "act_scale", "act_zero_point", "smooth_scale"
-        inputs = tuple(self._buffers[name] for name in names)
-        return self._weight_options(), inputs, self._weight_tensors()
+    def _merge_state(self) -> State:
+        return self._state_with(None, ("act_scale", "act_zero_point", "smooth_scale"))
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merged_outputs(
-        self, owns: list[tuple[Tensor | None, ...]], input: Tensor
-    ) -> list[Tensor]:
-        rows, ends = self._rotated(input.detach()), (self.quant_min, self.quant_max)
-        scale, zero, smooth_scale = self.act_scale, self.act_zero_point, self.smooth_scale
+    def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
+        rows, ends, own = self._rotated(input), (self.quant_min, self.quant_max), self._buffers
+        scale, zero, smooth_scale = own["act_scale"], own["act_zero_point"], own["smooth_scale"]
         if smooth_scale is None:
             values = ops.quantize_per_tensor(rows, scale, zero, *ends)
         else:
             zeros = None if zero is None else zero.expand(smooth_scale.shape)
             values = ops.quantize_per_channel(rows, smooth_scale, zeros, -1, *ends)
-        return self._products_of_integers(owns, values, scale, zero, input.dtype)
+        return self._products_of_integers(columns, values, scale, zero, input.dtype)

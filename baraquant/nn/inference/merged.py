@@ -3,265 +3,325 @@
 
 The layers of a group keep their tensors and their places in the model. The first one that is called
 computes the outputs of all, and each of the others gets its own when it is called with the same
-input. What makes an output wrong is compared at each call: the input and its version, and the
-layer's own tensors, their versions and options. Whatever differs is computed again, and whatever is
-no plain call in eager mode (a graph that is made, a gradient, autocast, a subclass of tensors, a
+input. Whatever could make an output another one is compared at each call: the input and its
+version, and the tensors of the layers and their versions. What differs is computed again. And what
+is no plain call in eager mode (a graph that is made, a gradient, autocast, a subclass of tensors, a
 hook) each layer computes by itself.
+
+It has to cost less than the calls that it saves. So what layers have in common is compared once,
+and again when a layer holds other tensors or was set an attribute.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ..shared.straight_through import makes_graph
-
-# How often in a row layers of a group may read another input than the one before them, until they
-# become a group of their own.
+# How often in a row layers of a group may not read the input of those before them, until they are
+# a group of their own.
 _PATIENCE = 3
-_PLAIN = (Tensor, nn.Parameter)
-_Tensors = tuple[Tensor | None, ...]
+_PLAIN = (Tensor, nn.Parameter, type(None))
+
+Columns: TypeAlias = list[list[Tensor]]  # of each tensor of a layer, those of some layers
+Slots: TypeAlias = list[tuple[dict[str, Any], str]]
 
 
 class State(NamedTuple):
     """What the output of a layer depends on, beside its input.
 
     Attributes:
-        kind: Plain values. Layers of one kind may be computed by one call.
-        inputs: What makes integers of an input; equal in layers that are computed by one call.
-        own: The weight, its scale, the bias and what else belongs to the weight.
+        kind: Plain values, equal in layers that one call may compute.
+        own: Where the layer holds its weight, the scale, the bias and what else belongs to them.
+        inputs: Where it holds the tensors by which an input becomes integers; they are equal in
+            layers that one call may compute.
+        is_fixed: Whether ``kind`` changes only where an attribute of the layer itself is set.
     """
 
     kind: tuple[Any, ...]
-    inputs: _Tensors
-    own: _Tensors
+    own: Slots
+    inputs: Slots
+    is_fixed: bool = True
+
+
+class _Member:
+    """A layer of a group, with the tensors that it held when the group looked at it."""
+
+    __slots__ = ("floats", "kind", "layer", "own", "places", "state", "versioned")
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = weakref.ref(layer)
+        self.state: State = layer._merge_state()
+        slots = (*self.state.own, *self.state.inputs)
+        self.places = [(held, name, held[name]) for held, name in slots]
+        self.own = [held[name] for held, name in self.state.own]
+        tensors = [tensor for _, _, tensor in self.places if tensor is not None]
+        self.versioned = [tensor for tensor in tensors if not tensor.is_inference()]
+        self.floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        signs = [None if one is None else (one.dtype, one.device) for one in self.own]
+        self.kind = (type(layer), self.state.kind, signs)
+
+    def is_plain(self) -> bool:
+        """Whether its tensors are no subclasses, as those are that lie on several processes."""
+        return all(type(tensor) in _PLAIN for _, _, tensor in self.places)
+
+    def is_same(self) -> bool:
+        """Whether the layer holds the same tensors."""
+        for held, name, tensor in self.places:  # noqa: SIM110 - a generator takes twice as long
+            if held.get(name) is not tensor:
+                return False
+        return True
 
     def versions(self) -> list[int]:
-        """Return a number for each tensor that changes when the tensor is written to."""
-        return [_version(tensor) for tensor in (*self.inputs, *self.own)]
+        """Return numbers that change when the tensors are written to."""
+        return [tensor._version for tensor in self.versioned]
 
-    def is_same(self, other: State) -> bool:
-        """Whether another state has the same tensors and values."""
-        pairs = zip((*self.inputs, *self.own), (*other.inputs, *other.own), strict=True)
-        return self.kind == other.kind and all(a is b for a, b in pairs)
+    def requires_grad(self) -> bool:
+        """Whether a gradient is asked for."""
+        return any([tensor.requires_grad for tensor in self.floats])
+
+    def fits(self, other: _Member) -> bool:
+        """Whether one call may compute two layers."""
+        if self.kind != other.kind:
+            return False
+        pairs = zip(self.state.inputs, other.state.inputs, strict=True)
+        return all(_equal(one[name], two[name]) for (one, name), (two, _) in pairs)
 
 
-def state_of(layer: Any) -> State | None:
-    """Return the state of a layer; None if one of its tensors is not where it is expected.
+class _Plan:
+    """Some layers that one call computes, by their places, as long as it holds.
 
-    Tools put subclasses, or tensors that are computed, in the place of parameters.
+    It holds the tensors of the layers, but not the layers.
     """
-    try:
-        options, inputs, own = layer._merge_state()
-    except KeyError:
-        return None
-    tensors = [tensor for tensor in (*inputs, *own) if tensor is not None]
-    if any(type(tensor) not in _PLAIN for tensor in tensors):
-        return None
-    places = tuple(None if tensor is None else (tensor.dtype, tensor.device) for tensor in own)
-    return State((type(layer), options, places), inputs, own)
+
+    def __init__(self, members: dict[int, _Member]) -> None:
+        self.members = members
+        owns = zip(*[member.own for member in members.values()], strict=True)
+        self.columns: Columns = [[] if column[0] is None else [*column] for column in owns]
+        layers = [member.layer() for member in members.values()]
+        self.hooks = [
+            hooks
+            for layer in layers
+            if layer is not None
+            for hooks in (layer._forward_pre_hooks, layer._forward_hooks)
+        ]
+        self._is_fixed = all(member.state.is_fixed for member in members.values())
+        held = [one for m in members.values() for _, _, one in m.places if one is not None]
+        self._tensors = held
+        self._compared = [
+            held[name]
+            for m in members.values()
+            for held, name in m.state.inputs
+            if isinstance(held[name], Tensor) and not held[name].is_inference()
+        ]
+        self._state = self._now()
+
+    def _now(self) -> tuple[list[int], list[int]]:
+        # The data of a parameter may be swapped, for those of another dtype or device too.
+        pointers = [tensor.data_ptr() for tensor in self._tensors]
+        return pointers, [tensor._version for tensor in self._compared]
+
+    def holds(self) -> bool:
+        """Whether one call may still compute the layers."""
+        if not self._is_fixed:
+            return False
+        for member in self.members.values():
+            if member.layer() is None or not member.is_same():
+                return False
+        return self._now() == self._state
 
 
-class _Waiting(NamedTuple):
+class _Waiting:
     """Outputs that were computed and not asked for yet.
 
-    Attributes:
+    Args:
         input: The input.
         mark: What tells whether the input is as it was.
-        outputs: By the place of a layer: its output, its state, and the versions of its tensors.
+        outputs: By the place of a layer: its output, the layer, and the versions of its tensors.
     """
 
-    input: Any
-    mark: tuple[Any, ...]
-    outputs: dict[int, tuple[Tensor, State, list[int]]]
+    __slots__ = ("input", "mark", "outputs")
+
+    def __init__(self, input: Any, mark: Any, outputs: dict[int, tuple[Tensor, _Member, Any]]):
+        self.input, self.mark, self.outputs = input, mark, outputs
 
 
 class LinearGroup:
     """Layers that read one input. Each holds ``(group, place)`` in its attribute ``_merged``.
 
     A group refers weakly to its layers, and a copy of one, by ``copy.deepcopy`` or from a file,
-    refers to none: a layer enters it when it is called. Each thread has its own outputs.
+    refers to none: a layer enters it when it is called, and computes by itself until all have
+    entered. Each thread has its own outputs.
 
     Args:
         size: The number of layers.
     """
 
     def __init__(self, size: int) -> None:
-        self._members: list[weakref.ref[Any] | None] = [None] * size
+        self._layers: list[weakref.ref[Any] | None] = [None] * size
         self._of_thread = threading.local()
-        self._compared: dict[tuple[int, int], tuple[Tensor, Tensor, int, int, bool]] = {}
+        self._plan: _Plan | None = None
         self._misses = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LinearGroup, (len(self._members),)
+        return LinearGroup, (len(self._layers),)
 
     @staticmethod
-    def of(layers: Iterable[nn.Module]) -> None:
-        """Put layers into a new group."""
-        layers = list(layers)
+    def of(layers: Sequence[nn.Module]) -> None:
+        """Put layers into a new group; a single one into none."""
         group = LinearGroup(len(layers))
         for place, layer in enumerate(layers):
-            group._members[place] = weakref.ref(layer)
-            vars(layer)["_merged"] = group, place
+            group._layers[place] = weakref.ref(layer)
+            vars(layer)["_merged"] = (group, place) if len(layers) > 1 else None
 
-    def layers(self) -> list[nn.Module]:
-        """Return the layers that are known."""
-        return [found for one in self._members if one is not None and (found := one()) is not None]
+    def forget(self) -> None:
+        """Look at the layers again at the next call."""
+        self._plan = None
 
     def output(self, layer: Any, place: int, input: Any) -> Tensor | None:
         """Return the output of a layer, or None if it computes by itself."""
-        tensors = _tensors_of(input)
-        if tensors is None or not self._holds(layer, place):
+        mark = _mark_of(input)
+        if mark is None:
             return None
-        state = _callable_state(layer)
-        if state is None or _needs_gradient(tensors, state):
-            return None
-        waiting, mark = getattr(self._of_thread, "waiting", None), _mark(tensors)
+        waiting = getattr(self._of_thread, "waiting", None)
         if waiting is not None:
             if waiting.input is input and waiting.mark == mark:
                 found = waiting.outputs.pop(place, None)
                 if not waiting.outputs:
                     self._of_thread.waiting, self._misses = None, 0
                 if found is not None:
-                    output, before, versions = found
-                    is_same = before.is_same(state) and versions == state.versions()
-                    return output if is_same else None
+                    output, member, versions = found
+                    return output if self._is_of(layer, member, versions) else None
             else:
                 self._of_thread.waiting = None
-                if self._separates(waiting.outputs):
-                    return merged_output(layer, input)
-        return self._compute(layer, place, state, input, tensors, mark)
-
-    def _holds(self, layer: Any, place: int) -> bool:
-        """Whether a layer has a place, which it takes if no other one has it."""
-        reference = self._members[place]
-        known = None if reference is None else reference()
-        if known is None:
-            self._members[place] = weakref.ref(layer)
-        return known is layer or known is None
-
-    def _compute(
-        self, layer: Any, place: int, state: State, input: Any, tensors: list[Tensor], mark: Any
-    ) -> Tensor | None:
-        """Compute the outputs of all layers of one kind; keep those of the others."""
-        states = {place: state}
-        for other, reference in enumerate(self._members):
-            member = None if other == place or reference is None else reference()
-            found = None if member is None else _callable_state(member)
-            if found is not None and self._fits(state, found):
-                if not _needs_gradient(tensors, found):
-                    states[other] = found
-        if len(states) == 1:
+                self._misses += 1
+                if self._misses >= _PATIENCE:
+                    self._separate(waiting.outputs)
+                    return None
+        plan = self._plan
+        if plan is None or place not in plan.members or not plan.holds():
+            plan = self._plan = self._planned(layer, place)
+        if plan is None or any(plan.hooks) or plan.members[place].layer() is not layer:
             return None
-        outputs = layer._merged_outputs([one.own for one in states.values()], input)
-        by_place = dict(zip(states, outputs, strict=True))
-        own: Tensor = by_place.pop(place)
-        kept = {p: (one, states[p], states[p].versions()) for p, one in by_place.items()}
+        members = plan.members
+        if torch.is_grad_enabled() and any([one.requires_grad() for one in members.values()]):
+            return None
+        stamps = [member.versions() for member in members.values()]
+        outputs = layer._merged_outputs(plan.columns, input)
+        kept = dict(zip(members, zip(outputs, members.values(), stamps, strict=True), strict=True))
+        own: Tensor = kept.pop(place)[0]
         self._of_thread.waiting = _Waiting(input, mark, kept)
         return own
 
-    def _fits(self, state: State, other: State) -> bool:
-        """Whether one call may compute two layers."""
-        pairs = zip(state.inputs, other.inputs, strict=True)
-        return state.kind == other.kind and all(a is b or self._equal(a, b) for a, b in pairs)
-
-    def _equal(self, a: Tensor | None, b: Tensor | None) -> bool:
-        """Whether two tensors are equal. They are read once, and again when one has changed."""
-        if a is None or b is None or a.is_inference() or b.is_inference():
+    def _is_of(self, layer: Any, member: _Member, versions: list[int]) -> bool:
+        """Whether an output is the one that a layer would compute now."""
+        if member.layer() is not layer or not member.is_same() or member.versions() != versions:
             return False
-        key, now = (id(a), id(b)), (a._version, b._version)
-        known = self._compared.get(key)
-        if known is None or known[0] is not a or known[1] is not b or known[2:4] != now:
-            if a.is_cuda and torch.cuda.is_current_stream_capturing():
-                return False  # it would have to wait for the device
-            if len(self._compared) > len(self._members) ** 2:
-                self._compared.clear()
-            known = self._compared[key] = a, b, *now, equal(a, b)
-        return known[4]
+        plan = self._plan
+        if plan is None or member not in plan.members.values() or not member.state.is_fixed:
+            now = member_of(layer)  # an attribute may have been set since
+            if now is None or not now.fits(member):
+                return False
+        return not (torch.is_grad_enabled() and member.requires_grad())
 
-    def _separates(self, missed: Iterable[int]) -> bool:
-        """Note that layers did not read an input; whether they became a group of their own."""
-        self._misses += 1
-        if self._misses < _PATIENCE:
-            return False
-        self._misses = 0
-        others = set(missed)
-        apart = [one for p in others if (one := self._members[p]) is not None]
-        for p in others:
-            self._members[p] = None
-        LinearGroup.of(layer for one in apart if (layer := one()) is not None)
-        return True
+    def _planned(self, layer: Any, place: int) -> _Plan | None:
+        """Look at the layers. Those that do not fit this one become a group of their own."""
+        reference = self._layers[place]
+        if reference is None or reference() is None:
+            self._layers[place] = weakref.ref(layer)
+        known = [None if one is None else one() for one in self._layers]
+        if None in self._layers or known[place] is not layer:
+            return None
+        layers = {other: one for other, one in enumerate(known) if one is not None}
+        if len(layers) == 1:
+            LinearGroup.of([layer])
+            return None
+        found = {other: member_of(one) for other, one in layers.items()}
+        members = {other: one for other, one in found.items() if one is not None}
+        own = members.get(place)
+        if own is None or len(members) < 2 or _is_capturing(own):
+            return None
+        misfits = [other for other, member in members.items() if not own.fits(member)]
+        if misfits:
+            self._separate(misfits)
+            return None
+        return _Plan(members)
+
+    def _separate(self, places: Iterable[int]) -> None:
+        """Make two groups of this one."""
+        parts: tuple[list[nn.Module], list[nn.Module]] = ([], [])
+        for place, reference in enumerate(self._layers):
+            layer = None if reference is None else reference()
+            if layer is not None:
+                parts[place in places].append(layer)
+        for part in parts:
+            LinearGroup.of(part)
 
 
 def merged_output(layer: Any, input: Any) -> Tensor | None:
     """Return the output of a layer in a group, or None if the layer computes by itself."""
-    if torch.compiler.is_compiling() or not _is_eager():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
         return None
-    group, place = layer._merged
-    output: Tensor | None = group.output(layer, place, input)
+    merged, is_replaced = layer._merged, "forward" in vars(layer)
+    if merged is None or is_replaced:
+        return None
+    output: Tensor | None = merged[0].output(layer, merged[1], input)
     return output
 
 
-def equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same numbers, dtype and device, and have numbers at all."""
+def member_of(layer: Any) -> _Member | None:
+    """Return a layer as one of a group; None if it has to compute by itself.
+
+    Tools put subclasses, or tensors that are computed, in the place of parameters. Those that keep
+    tensors elsewhere replace ``forward``, as accelerate does.
+    """
+    if "forward" in vars(layer):
+        return None
+    try:
+        member = _Member(layer)
+    except KeyError:
+        return None
+    return member if member.is_plain() else None
+
+
+def _mark_of(input: Any) -> Any:
+    """Return what is another value once an input was written to, or other outputs are wanted.
+
+    None: it requires a gradient, or is no plain tensor, nor a QuantizedInput of plain tensors.
+    """
+    if type(input) is Tensor:
+        if input.requires_grad and torch.is_grad_enabled():
+            return None
+        version = -1 if input.is_inference() else input._version
+        stream = torch._C._cuda_getCurrentRawStream(input.device.index) if input.is_cuda else 0
+        place = input.data_ptr(), input.shape, input.dtype
+        return version, stream, torch.is_inference_mode_enabled(), place
+    if not isinstance(input, tuple):
+        return None
+    marks = [_mark_of(one) for one in input[:3]]
+    return None if None in marks else marks
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None or a.is_inference() or b.is_inference():
+        return False  # it may be written to, and nobody knows
     alike = (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape)
     return alike and not a.is_meta and bool(torch.equal(a, b))
 
 
-def lists_of(owns: list[_Tensors]) -> list[list[Any]]:
-    """Return the tensors of layers as lists with one of each layer; empty where they have none."""
-    return [[] if column[0] is None else [*column] for column in zip(*owns, strict=True)]
-
-
-def _version(tensor: Tensor | None) -> int:
-    return -1 if tensor is None or tensor.is_inference() else tensor._version
-
-
-def _tensors_of(input: Any) -> list[Tensor] | None:
-    """Return the tensors of an input, if they are plain; of a QuantizedInput all three."""
-    if type(input) is Tensor:
-        return [input]
-    if not isinstance(input, tuple):
-        return None
-    tensors = [one for one in input if isinstance(one, Tensor)]
-    return tensors if tensors and all(type(one) is Tensor for one in tensors) else None
-
-
-def _mark(tensors: list[Tensor]) -> tuple[Any, ...]:
-    """Return what is another value if an input was written to, or another output is wanted."""
-    first = tensors[0]
-    stream = torch._C._cuda_getCurrentRawStream(first.device.index) if first.is_cuda else 0
-    state = [(_version(one), one.data_ptr(), one.dtype, one.shape) for one in tensors]
-    return stream, torch.is_inference_mode_enabled(), state
-
-
-def _callable_state(layer: Any) -> State | None:
-    """Return the state of a layer that may be computed when another one is called.
-
-    Hooks may fetch its tensors, or change them; so may a forward that was replaced.
-    """
-    if layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer):
-        return None
-    return state_of(layer)
-
-
-def _needs_gradient(tensors: list[Tensor], state: State) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    given = (*tensors, *state.inputs, *state.own)
-    return any(one is not None and one.requires_grad for one in given)
-
-
-def _is_eager() -> bool:
-    """Whether a call computes numbers, in the dtype of its input, and nothing records it."""
-    return not (
-        makes_graph()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+def _is_capturing(member: _Member) -> bool:
+    """Whether a CUDA graph is captured, in which nothing can wait for a comparison."""
+    is_on_gpu = any(tensor.is_cuda for tensor in member.floats)
+    return is_on_gpu and torch.cuda.is_current_stream_capturing()

@@ -14,21 +14,19 @@ from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import Dequantizes
-from .merged import lists_of, merged_output
+from .merged import Columns, Slots, State, merged_output
 from .weights import LaysOutWeight
 
 
-def _rounding_of(rounder: nn.Module) -> tuple[Any, tuple[Tensor | None, ...]]:
-    """Return what is equal for modules that round alike, and the tensors that have to be equal."""
-    if type(rounder) is nn.Identity:
-        return None, ()
+def _rounding_of(rounder: nn.Module) -> tuple[Any, Slots]:
+    """Return what is equal for modules that round alike, and where tensors are that have to be."""
     has_hooks = rounder._forward_pre_hooks or rounder._forward_hooks or "forward" in vars(rounder)
     if type(rounder) is not FakeQuantize or rounder.is_observed or has_hooks:
-        return id(rounder), ()
-    options = (rounder.mode, rounder._rounds, rounder.symmetric, rounder.scale_dtype)
-    grid = (rounder.granularity, rounder.axis, rounder.group_size)
-    limits = (rounder.quant_min, rounder.quant_max)
-    return (options, grid, limits), tuple(rounder._buffers.values())
+        return id(rounder), []
+    options = rounder.mode, rounder._rounds, rounder.symmetric, rounder.scale_dtype
+    grid = rounder.granularity, rounder.axis, rounder.group_size
+    ends = rounder.quant_min, rounder.quant_max
+    return (options, grid, ends), [(rounder._buffers, name) for name in rounder._buffers]
 
 
 class WeightOnlyLinear(Dequantizes, LaysOutWeight):
@@ -122,18 +120,19 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         return f"{nn.Linear.extra_repr(self)}, {self._scheme()}{self.rotate_repr()}"
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merge_state(self) -> tuple[Any, ...]:
+    def _merge_state(self) -> State:
         own, rounder = self._parameters, self._modules["input_fake_quant"]
-        names = "weight_zero_point", "bias"
-        weight = self._integers(), self._buffers["weight_scale"], *(own[name] for name in names)
+        weight = own, "packed" if "packed" in own else "qweight"
+        others = (self._buffers, "weight_scale"), (own, "weight_zero_point"), (own, "bias")
+        options = self.in_features, self.rotate, self.group_size
+        if rounder is None or type(rounder) is nn.Identity:
+            return State(options, [weight, *others], [])
         rounding, inputs = _rounding_of(rounder)
-        return (self.in_features, self.rotate, self.group_size, rounding), inputs, weight
+        return State((*options, rounding), [weight, *others], inputs, is_fixed=False)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merged_outputs(
-        self, owns: list[tuple[Tensor | None, ...]], input: Tensor
-    ) -> list[Tensor]:
-        weights, scales, zero_points, biases = lists_of(owns)
+    def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
+        weights, scales, zero_points, biases = columns
         outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears.default(
             self.input_fake_quant(self._rotated(input)),
             weights,

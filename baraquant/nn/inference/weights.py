@@ -4,10 +4,12 @@
 A layer is one of these classes and one of :mod:`.inputs`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
@@ -16,7 +18,7 @@ from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
-from .merged import lists_of
+from .merged import Columns, Slots, State
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -53,6 +55,20 @@ class LaysOutWeight(HoldsIntegers):
         weight = self.dequantized_weight()
         return weight.t() if self.transposed else weight
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self._forget_merged()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._forget_merged()
+        return self
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _forget_merged(self) -> None:
+        if self._merged is not None:
+            self._merged[0].forget()
+
     def _rotated(self, rows: Tensor) -> Tensor:
         """Return an input as the integers need it, or a weight in the other basis."""
         return ops.hadamard(rows, self.rotate) if self.rotate > 0 else rows
@@ -78,8 +94,8 @@ class IntegerLinear(LaysOutWeight):
     * ``_dynamic_product(rows, bias, dtype)`` of rows that get a scale for each token,
     * ``_static_product(rows, scale, bias, zero_point, smooth_scale, dtype)`` with one scale,
     * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers,
-    * ``_products_of_integers(owns, integers, scale, zero_point, dtype)``: the same for several
-      layers, of which each has its ``_weight_tensors()`` in the list.
+    * ``_products_of_integers(columns, integers, scale, zero_point, dtype)``: the same for several
+      layers, with a list of the tensors of all for each tensor of ``_weight_state()``.
     """
 
     __constants__: tuple[str, ...] = (
@@ -132,10 +148,16 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
-    def _weight_options(self) -> tuple[Any, ...]:
-        """Return what layers that are computed by one call have in common, beside their tensors."""
-        group_size = getattr(self, "group_size", None)
-        return self.in_features, self.rotate, self.bits, self.symmetric, group_size
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
+        raise NotImplementedError
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _state_with(self, option: Any, names: tuple[str, ...]) -> State:
+        """Return the state of the layer, whose input has an option and buffers of these names."""
+        options, own = self._weight_state()
+        kind = (self.in_features, self.rotate, self.bits, self.symmetric, option, *options)
+        return State(kind, own, [(self._buffers, name) for name in names])
 
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
@@ -160,20 +182,20 @@ class Int8Rows(IntegerLinear):
     qweight: Tensor
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _weight_tensors(self) -> tuple[Tensor | None, ...]:
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
         own = self._parameters
-        return own["qweight"], self._buffers["weight_scale"], own["bias"]
+        return (), [(own, "qweight"), (self._buffers, "weight_scale"), (own, "bias")]
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _products_of_integers(
         self,
-        owns: list[tuple[Tensor | None, ...]],
+        columns: Columns,
         integers: Tensor,
         scale: Tensor,
         zero_point: Tensor | None,
         dtype: torch.dtype,
     ) -> list[Tensor]:
-        weights, scales, biases = lists_of(owns)
+        weights, scales, biases = columns
         biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
         outputs: list[Tensor] = torch.ops.baraquant._int8_linears.default(
             integers, weights, scale, scales, biases, zero_point, [], dtype
@@ -254,21 +276,21 @@ class Int4Factors(IntegerLinear):
     group_size: int
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _weight_tensors(self) -> tuple[Tensor | None, ...]:
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
         own = self._parameters
-        integers = own["packed"], self._buffers["weight_scale"], own["bias"]
-        return *integers, own["group_factor"], own["group_zero_point"]
+        first = [(own, "packed"), (self._buffers, "weight_scale"), (own, "bias")]
+        return (self.group_size,), [*first, (own, "group_factor"), (own, "group_zero_point")]
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _products_of_integers(
         self,
-        owns: list[tuple[Tensor | None, ...]],
+        columns: Columns,
         integers: Tensor,
         scale: Tensor,
         zero_point: Tensor | None,
         dtype: torch.dtype,
     ) -> list[Tensor]:
-        packed, scales, biases, factors, group_zeros = lists_of(owns)
+        packed, scales, biases, factors, group_zeros = columns
         biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
         size = self.group_size
         outputs: list[Tensor] = torch.ops.baraquant._int4_linears.default(
