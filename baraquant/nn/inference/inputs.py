@@ -69,10 +69,9 @@ class DynamicInput(IntegerLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
         if not torch.jit.is_scripting():
-            if self._merged is not None:
-                output = merged_output(self, input)
-                if output is not None:
-                    return output
+            output = None if self._merged is None else merged_output(self, input)
+            if output is not None:
+                return output
             if isinstance(input, QuantizedInput):
                 self._check_per_token()
                 return self._output_of(input)
@@ -137,7 +136,6 @@ class DynamicInput(IntegerLinear):
         self._check_per_token()
         return self._integers_of(input.detach())
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _integers_of(self, input: Tensor) -> QuantizedInput:
         if self.per_token and self.rotate > 0:
             return QuantizedInput(*self._rotated_integers(input), input.dtype)
@@ -151,14 +149,10 @@ class DynamicInput(IntegerLinear):
         values = ops.quantize_per_tensor(rows, scale, zero_point, *ends)
         return QuantizedInput(values, scale, zero, input.dtype)
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merge_state(self) -> State:
         return self._state_with(self.granularity, ("smooth",))
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _merged_outputs(
-        self, columns: Columns, input: Tensor | QuantizedInput
-    ) -> list[Tensor]:
+    def _merged_outputs(self, columns: Columns, input: Tensor | QuantizedInput) -> list[Tensor]:
         if isinstance(input, QuantizedInput):
             self._check_per_token()
         else:
@@ -206,8 +200,8 @@ class StaticInput(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting() and self._merged is not None:
-            output = merged_output(self, input)
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
             if output is not None:
                 return output
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
@@ -229,11 +223,9 @@ class StaticInput(IntegerLinear):
         input = self._input_repr("per_tensor", "static", self.smooth_scale)
         return f"{super().extra_repr()}, {input}"
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merge_state(self) -> State:
         return self._state_with(None, ("act_scale", "act_zero_point", "smooth_scale"))
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
         rows, ends, own = self._rotated(input), (self.quant_min, self.quant_max), self._buffers
         scale, zero, smooth_scale = own["act_scale"], own["act_zero_point"], own["smooth_scale"]

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 # How often in a row layers of a group may not read the input of those before them, until they are
 # a group of their own.
@@ -69,8 +70,10 @@ class _Member:
         """Whether its tensors are no subclasses, as those are that lie on several processes."""
         return all(type(tensor) in _PLAIN for _, _, tensor in self.places)
 
-    def is_same(self) -> bool:
-        """Whether the layer holds the same tensors."""
+    def is_same(self, layer: Any) -> bool:
+        """Whether this is the layer, and holds the same tensors."""
+        if self.layer() is not layer or layer is None:
+            return False
         for held, name, tensor in self.places:  # noqa: SIM110 - a generator takes twice as long
             if held.get(name) is not tensor:
                 return False
@@ -82,7 +85,7 @@ class _Member:
 
     def requires_grad(self) -> bool:
         """Whether a gradient is asked for."""
-        return any([tensor.requires_grad for tensor in self.floats])
+        return any(tensor.requires_grad for tensor in self.floats)
 
     def fits(self, other: _Member) -> bool:
         """Whether one call may compute two layers."""
@@ -130,7 +133,7 @@ class _Plan:
         if not self._is_fixed:
             return False
         for member in self.members.values():
-            if member.layer() is None or not member.is_same():
+            if not member.is_same(member.layer()):
                 return False
         return self._now() == self._state
 
@@ -205,21 +208,21 @@ class LinearGroup:
         plan = self._plan
         if plan is None or place not in plan.members or not plan.holds():
             plan = self._plan = self._planned(layer, place)
-        if plan is None or any(plan.hooks) or plan.members[place].layer() is not layer:
+        if plan is None or any(plan.hooks) or not plan.members[place].is_same(layer):
             return None
         members = plan.members
-        if torch.is_grad_enabled() and any([one.requires_grad() for one in members.values()]):
+        if torch.is_grad_enabled() and any(one.requires_grad() for one in members.values()):
             return None
         stamps = [member.versions() for member in members.values()]
-        outputs = layer._merged_outputs(plan.columns, input)
+        outputs: list[Tensor] = layer._merged_outputs(plan.columns, input)
         kept = dict(zip(members, zip(outputs, members.values(), stamps, strict=True), strict=True))
-        own: Tensor = kept.pop(place)[0]
+        own = kept.pop(place)[0]
         self._of_thread.waiting = _Waiting(input, mark, kept)
         return own
 
     def _is_of(self, layer: Any, member: _Member, versions: list[int]) -> bool:
         """Whether an output is the one that a layer would compute now."""
-        if member.layer() is not layer or not member.is_same() or member.versions() != versions:
+        if not member.is_same(layer) or member.versions() != versions:
             return False
         plan = self._plan
         if plan is None or member not in plan.members.values() or not member.state.is_fixed:
@@ -270,6 +273,7 @@ def merged_output(layer: Any, input: Any) -> Tensor | None:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._is_any_autocast_enabled()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
     ):
         return None
     merged, is_replaced = layer._merged, "forward" in vars(layer)

@@ -94,8 +94,8 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting() and self._merged is not None:
-            output = merged_output(self, input)
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
             if output is not None:
                 return output
         bias = self.bias
@@ -119,7 +119,6 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         """Return the shapes and the scheme, for ``repr``."""
         return f"{nn.Linear.extra_repr(self)}, {self._scheme()}{self.rotate_repr()}"
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merge_state(self) -> State:
         own, rounder = self._parameters, self._modules["input_fake_quant"]
         weight = own, "packed" if "packed" in own else "qweight"
@@ -130,7 +129,6 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         rounding, inputs = _rounding_of(rounder)
         return State((*options, rounding), [weight, *others], inputs, is_fixed=False)
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
         weights, scales, zero_points, biases = columns
         outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears.default(

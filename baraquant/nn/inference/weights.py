@@ -32,7 +32,7 @@ class LaysOutWeight(HoldsIntegers):
     out_features: int
     transposed: bool
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
-    _merged = None  # the LinearGroup that computes the layer, and its place there
+    _merged: Any = None  # the LinearGroup that computes the layer, and its place there
 
     def set_layout(self, transposed: bool) -> None:
         """Set the layout in which ``weight`` is read."""
@@ -64,7 +64,6 @@ class LaysOutWeight(HoldsIntegers):
         self._forget_merged()
         return self
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _forget_merged(self) -> None:
         if self._merged is not None:
             self._merged[0].forget()
@@ -148,11 +147,21 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
+        """Return options of the weight that layers computed by one call share, and its tensors."""
         raise NotImplementedError
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _products_of_integers(
+        self,
+        columns: Columns,
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        """Return the products of an input with the weights of several layers."""
+        raise NotImplementedError
+
     def _state_with(self, option: Any, names: tuple[str, ...]) -> State:
         """Return the state of the layer, whose input has an option and buffers of these names."""
         options, own = self._weight_state()
@@ -181,12 +190,10 @@ class Int8Rows(IntegerLinear):
 
     qweight: Tensor
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
         own = self._parameters
         return (), [(own, "qweight"), (self._buffers, "weight_scale"), (own, "bias")]
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _products_of_integers(
         self,
         columns: Columns,
@@ -275,13 +282,11 @@ class Int4Factors(IntegerLinear):
     group_zero_point: Tensor | None
     group_size: int
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
         own = self._parameters
         first = [(own, "packed"), (self._buffers, "weight_scale"), (own, "bias")]
         return (self.group_size,), [*first, (own, "group_factor"), (own, "group_zero_point")]
 
-    @torch.jit.unused  # type: ignore[untyped-decorator]
     def _products_of_integers(
         self,
         columns: Columns,
