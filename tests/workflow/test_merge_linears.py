@@ -351,6 +351,26 @@ def test_nothing_is_stale(case):
         assert_same_bits(one, other, f"output {index}")
 
 
+BAD = {
+    "width": torch.ones(2, 7), "integers": torch.ones(2, WIDTH, dtype=torch.int32),
+    "float64": torch.ones(2, WIDTH, dtype=torch.float64), "no dimension": torch.tensor(1.0),
+    "sparse": torch.ones(2, WIDTH).to_sparse(), "complex": torch.ones(2, WIDTH) * 1j,
+    "none": None, "tuple": (torch.ones(2, WIDTH),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "static", "W4A8 factors", "W4A16"])
+@pytest.mark.parametrize("input", BAD)
+def test_errors_are_those_of_the_layer(input, scheme):
+    model, texts = quantized(scheme), []
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError)) as error:
+            model.q_proj(BAD[input])
+        texts.append(str(error.value))
+        baraquant.merge_linears_(model)
+    assert texts[0] == texts[1]
+
+
 def test_copies_are_merged():
     model, x = quantized(), numbers(2, 5, WIDTH)
     baraquant.merge_linears_(model)

@@ -50,6 +50,7 @@ class DynamicInput(IntegerLinear):
 
     __constants__ = (*IntegerLinear.__constants__, "granularity", "per_token")
 
+    _integer_input = (QuantizedInput,)
     smooth: Tensor | None
     granularity: str
     per_token: bool

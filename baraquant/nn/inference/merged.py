@@ -187,7 +187,7 @@ class LinearGroup:
 
     def output(self, layer: Any, place: int, input: Any) -> Tensor | None:
         """Return the output of a layer, or None if it computes by itself."""
-        mark = _mark_of(input)
+        mark = _mark_of(input, layer._integer_input)
         if mark is None:
             return None
         waiting = getattr(self._of_thread, "waiting", None)
@@ -214,7 +214,10 @@ class LinearGroup:
         if torch.is_grad_enabled() and any(one.requires_grad() for one in members.values()):
             return None
         stamps = [member.versions() for member in members.values()]
-        outputs: list[Tensor] = layer._merged_outputs(plan.columns, input)
+        try:
+            outputs: list[Tensor] = layer._merged_outputs(plan.columns, input)
+        except (TypeError, ValueError, IndexError, NotImplementedError):
+            return None  # the layer's own call says what is wrong with the input
         kept = dict(zip(members, zip(outputs, members.values(), stamps, strict=True), strict=True))
         own = kept.pop(place)[0]
         self._of_thread.waiting = _Waiting(input, mark, kept)
@@ -298,19 +301,20 @@ def member_of(layer: Any) -> _Member | None:
     return member if member.is_plain() else None
 
 
-def _mark_of(input: Any) -> Any:
+def _mark_of(input: Any, integer_input: tuple[type[Any], ...] = ()) -> Any:
     """Return what is another value once an input was written to, or other outputs are wanted.
 
-    None: it requires a gradient, or is no plain tensor, nor a QuantizedInput of plain tensors.
+    None: it requires a gradient, or is neither a plain tensor nor, of such tensors, an instance of
+    ``integer_input``.
     """
     if type(input) is Tensor:
-        if input.requires_grad and torch.is_grad_enabled():
+        if input.layout != torch.strided or (input.requires_grad and torch.is_grad_enabled()):
             return None
         version = -1 if input.is_inference() else input._version
         stream = torch._C._cuda_getCurrentRawStream(input.device.index) if input.is_cuda else 0
         place = input.data_ptr(), input.shape, input.dtype
         return version, stream, torch.is_inference_mode_enabled(), place
-    if not isinstance(input, tuple):
+    if not isinstance(input, integer_input):
         return None
     marks = [_mark_of(one) for one in input[:3]]
     return None if None in marks else marks

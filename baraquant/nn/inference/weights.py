@@ -32,6 +32,7 @@ class LaysOutWeight(HoldsIntegers):
     out_features: int
     transposed: bool
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
+    _integer_input: tuple[type, ...] = ()  # what the layer takes in place of floats
     _merged: Any = None  # the LinearGroup that computes the layer, and its place there
 
     def set_layout(self, transposed: bool) -> None:
