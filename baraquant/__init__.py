@@ -51,6 +51,8 @@ from baraquant.schemes import (  # noqa: E402
 )
 from baraquant.workflow.fused_ops import use_fused_ops_  # noqa: E402
 from baraquant.workflow.layers import register_layer  # noqa: E402
+from baraquant.workflow.merge_linears import merge_linears_, split_linears_  # noqa: E402
+from baraquant.workflow.optimize import optimize_for_inference_  # noqa: E402
 from baraquant.workflow.passes import Pass, register_pass  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
@@ -95,8 +97,10 @@ __all__ = [
     "export",
     "graph",
     "load_",
+    "merge_linears_",
     "nn",
     "ops",
+    "optimize_for_inference_",
     "plan",
     "planning",
     "qat",
@@ -106,6 +110,7 @@ __all__ = [
     "register_pass",
     "save",
     "sensitivity",
+    "split_linears_",
     "use_fused_ops_",
 ]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,33 +13,11 @@ from torch import Tensor, nn
 from .. import nn as bnn
 from ..nn.shared.range import qparams_of_range
 from ..workflow.layers import is_prepared
+from ..workflow.shared_inputs import fused_paths
 from ..workflow.view import check_is_module
 
-# Names of layers that vLLM computes as one, where they are children of one module.
-FUSED = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("query", "key", "value"),
-    ("wq", "wk", "wv"),
-    ("gate_proj", "up_proj"),
-    ("w1", "w3"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_b", "in_proj_a"),
-)
 _STATIC = (bnn.StaticQuantizedLinear, bnn.StaticQuantizedInt4Linear)
 _CALLER = "baraquant.export.tie_fused_scales"
-
-
-def fused_paths(paths: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the groups of paths that a server fuses, each with at least two."""
-    known = set(paths)
-    parents = dict.fromkeys(path.rpartition(".")[0] for path in known)
-    for parent in sorted(parents):
-        prefix = f"{parent}." if parent else ""
-        for names in FUSED:
-            group = [f"{prefix}{name}" for name in names if f"{prefix}{name}" in known]
-            if len(group) > 1:
-                yield group
 
 
 def tie_fused_scales(model: nn.Module) -> list[list[str]]:

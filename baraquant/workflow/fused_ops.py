@@ -72,7 +72,7 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
         {'1': 'GELU', '2': 'LayerNorm'}
     """
     chosen_by = filter_of(filter_fn)
-    report = replace_modules(model, _CALLER, _decide, chosen_by, _is_candidate)
+    report = swap_for_fused(model, _CALLER, chosen_by)
     if report.changed and isinstance(chosen_by, Filter):
         chosen_by.warn_if_useless(_CALLER)
     if not report.changed:
@@ -81,6 +81,11 @@ def use_fused_ops_(model: nn.Module, filter_fn: FilterFn | None = None) -> Repor
             f"swap, but {type(model).__name__} has none{report.reasons()}"
         )
     return report
+
+
+def swap_for_fused(model: nn.Module, caller: str, filter_fn: FilterFn | None = None) -> Report:
+    """Swap what can be swapped, which may be nothing."""
+    return replace_modules(model, caller, _decide, filter_fn, _is_candidate)
 
 
 def swap_fused(model: nn.Module, caller: str, paths: set[str]) -> None:

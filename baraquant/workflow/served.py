@@ -56,6 +56,7 @@ _LINEAR: dict[tuple[type[StoredWeight], str], type[nn.Module]] = {
     (Int4Integers, "dynamic"): bnn.QuantizedInt4Linear,
     (Int4Integers, "static"): bnn.StaticQuantizedInt4Linear,
 }
+LINEAR_LAYERS = tuple(_LINEAR.values())
 
 
 def served_linear(

@@ -12,7 +12,7 @@ from torch.fx import Graph
 
 import baraquant
 from baraquant import W4A8, W8A8, SmoothQuant, W8A8Static, ops
-from baraquant.export.fused import fused_paths
+from baraquant.workflow.shared_inputs import fused_paths
 from tests.support.schemes import described
 
 WIDTH, HIDDEN, HEADS = 32, 48, 4

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import QuantizedExperts
+from ...workflow.shared_inputs import fused_paths
 from .._layers import IntegerLayer
-from ..fused import fused_paths
 from .scheme import PACKED, Scheme
 
 SERVERS = ("vllm", "sglang", "transformers")

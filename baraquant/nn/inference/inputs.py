@@ -14,6 +14,7 @@ from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
+from .merged import Columns, State, merged_output
 from .weights import IntegerLinear
 
 
@@ -49,6 +50,7 @@ class DynamicInput(IntegerLinear):
 
     __constants__ = (*IntegerLinear.__constants__, "granularity", "per_token")
 
+    _integer_input = (QuantizedInput,)
     smooth: Tensor | None
     granularity: str
     per_token: bool
@@ -67,9 +69,13 @@ class DynamicInput(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
-            self._check_per_token()
-            return self._output_of(input)
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
+            if output is not None:
+                return output
+            if isinstance(input, QuantizedInput):
+                self._check_per_token()
+                return self._output_of(input)
         return self._output_of_floats(input)
 
     def _output_of_floats(self, input: Tensor) -> Tensor:
@@ -129,16 +135,32 @@ class DynamicInput(IntegerLinear):
             ValueError: The layer's inputs have one scale in all (``granularity="per_tensor"``).
         """
         self._check_per_token()
-        rows = input.detach()
-        if self.rotate > 0:
-            return QuantizedInput(*self._rotated_integers(rows), input.dtype)
-        integers = ops.dynamic_range_quantize_per_token(
-            rows if self.smooth is None else rows / self.smooth,
-            self.quant_min,
-            self.quant_max,
-            symmetric=self.symmetric,
-        )
-        return QuantizedInput(*integers, input.dtype)
+        return self._integers_of(input.detach())
+
+    def _integers_of(self, input: Tensor) -> QuantizedInput:
+        if self.per_token and self.rotate > 0:
+            return QuantizedInput(*self._rotated_integers(input), input.dtype)
+        smooth, ends = self._buffers["smooth"], (self.quant_min, self.quant_max)
+        rows = self._rotated(input) if smooth is None else input / smooth
+        if self.per_token:
+            integers = ops.dynamic_range_quantize_per_token(rows, *ends, symmetric=self.symmetric)
+            return QuantizedInput(*integers, input.dtype)
+        scale, zero = ops.choose_qparams_per_tensor(rows, *ends, symmetric=self.symmetric)
+        zero_point = None if self.symmetric else zero
+        values = ops.quantize_per_tensor(rows, scale, zero_point, *ends)
+        return QuantizedInput(values, scale, zero, input.dtype)
+
+    def _merge_state(self) -> State:
+        return self._state_with(self.granularity, ("smooth",))
+
+    def _merged_outputs(self, columns: Columns, input: Tensor | QuantizedInput) -> list[Tensor]:
+        if isinstance(input, QuantizedInput):
+            self._check_per_token()
+        else:
+            input = self._integers_of(input)
+        values, scale, zero, dtype = input
+        zero_point = None if self.symmetric else zero
+        return self._products_of_integers(columns, values, scale, zero_point, dtype)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_per_token(self) -> None:
@@ -179,6 +201,10 @@ class StaticInput(IntegerLinear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
+            if output is not None:
+                return output
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
         rows = self._rotated(input)
@@ -197,3 +223,16 @@ class StaticInput(IntegerLinear):
         """Return the shapes and the scheme, for ``repr``."""
         input = self._input_repr("per_tensor", "static", self.smooth_scale)
         return f"{super().extra_repr()}, {input}"
+
+    def _merge_state(self) -> State:
+        return self._state_with(None, ("act_scale", "act_zero_point", "smooth_scale"))
+
+    def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
+        rows, ends, own = self._rotated(input), (self.quant_min, self.quant_max), self._buffers
+        scale, zero, smooth_scale = own["act_scale"], own["act_zero_point"], own["smooth_scale"]
+        if smooth_scale is None:
+            values = ops.quantize_per_tensor(rows, scale, zero, *ends)
+        else:
+            zeros = None if zero is None else zero.expand(smooth_scale.shape)
+            values = ops.quantize_per_channel(rows, smooth_scale, zeros, -1, *ends)
+        return self._products_of_integers(columns, values, scale, zero, input.dtype)

@@ -14,7 +14,19 @@ from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import Dequantizes
+from .merged import Columns, Slots, State, merged_output
 from .weights import LaysOutWeight
+
+
+def _rounding_of(rounder: nn.Module) -> tuple[Any, Slots]:
+    """Return what is equal for modules that round alike, and where tensors are that have to be."""
+    has_hooks = rounder._forward_pre_hooks or rounder._forward_hooks or "forward" in vars(rounder)
+    if type(rounder) is not FakeQuantize or rounder.is_observed or has_hooks:
+        return id(rounder), []
+    options = rounder.mode, rounder._rounds, rounder.symmetric, rounder.scale_dtype
+    grid = rounder.granularity, rounder.axis, rounder.group_size
+    ends = rounder.quant_min, rounder.quant_max
+    return (options, grid, ends), [(rounder._buffers, name) for name in rounder._buffers]
 
 
 class WeightOnlyLinear(Dequantizes, LaysOutWeight):
@@ -82,6 +94,10 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
+            if output is not None:
+                return output
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:
             bias = bias.to(input.dtype)
@@ -102,6 +118,28 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
     def extra_repr(self) -> str:
         """Return the shapes and the scheme, for ``repr``."""
         return f"{nn.Linear.extra_repr(self)}, {self._scheme()}{self.rotate_repr()}"
+
+    def _merge_state(self) -> State:
+        own, rounder = self._parameters, self._modules["input_fake_quant"]
+        weight = own, "packed" if "packed" in own else "qweight"
+        others = (self._buffers, "weight_scale"), (own, "weight_zero_point"), (own, "bias")
+        options = self.in_features, self.rotate, self.group_size
+        if rounder is None or type(rounder) is nn.Identity:
+            return State(options, [weight, *others], [])
+        rounding, inputs = _rounding_of(rounder)
+        return State((*options, rounding), [weight, *others], inputs, is_fixed=False)
+
+    def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
+        weights, scales, zero_points, biases = columns
+        outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears.default(
+            self.input_fake_quant(self._rotated(input)),
+            weights,
+            scales,
+            [bias.to(input.dtype) for bias in biases],
+            zero_points,
+            self.group_size,
+        )
+        return outputs
 
 
 class WeightOnlyInt4Linear(WeightOnlyLinear):

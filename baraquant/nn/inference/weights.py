@@ -4,17 +4,21 @@
 A layer is one of these classes and one of :mod:`.inputs`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
+from ..shared.product import matching_bias
 from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
+from .merged import Columns, Slots, State
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -28,6 +32,8 @@ class LaysOutWeight(HoldsIntegers):
     out_features: int
     transposed: bool
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
+    _integer_input: tuple[type, ...] = ()  # what the layer takes in place of floats
+    _merged: Any = None  # the LinearGroup that computes the layer, and its place there
 
     def set_layout(self, transposed: bool) -> None:
         """Set the layout in which ``weight`` is read."""
@@ -49,6 +55,19 @@ class LaysOutWeight(HoldsIntegers):
     def _weight_as_laid_out(self) -> Tensor:
         weight = self.dequantized_weight()
         return weight.t() if self.transposed else weight
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self._forget_merged()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._forget_merged()
+        return self
+
+    def _forget_merged(self) -> None:
+        if self._merged is not None:
+            self._merged[0].forget()
 
     def _rotated(self, rows: Tensor) -> Tensor:
         """Return an input as the integers need it, or a weight in the other basis."""
@@ -74,7 +93,9 @@ class IntegerLinear(LaysOutWeight):
 
     * ``_dynamic_product(rows, bias, dtype)`` of rows that get a scale for each token,
     * ``_static_product(rows, scale, bias, zero_point, smooth_scale, dtype)`` with one scale,
-    * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers.
+    * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers,
+    * ``_products_of_integers(columns, integers, scale, zero_point, dtype)``: the same for several
+      layers, with a list of the tensors of all for each tensor of ``_weight_state()``.
     """
 
     __constants__: tuple[str, ...] = (
@@ -127,6 +148,27 @@ class IntegerLinear(LaysOutWeight):
                 "mixes the features that a smoothing divides"
             )
 
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
+        """Return options of the weight that layers computed by one call share, and its tensors."""
+        raise NotImplementedError
+
+    def _products_of_integers(
+        self,
+        columns: Columns,
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        """Return the products of an input with the weights of several layers."""
+        raise NotImplementedError
+
+    def _state_with(self, option: Any, names: tuple[str, ...]) -> State:
+        """Return the state of the layer, whose input has an option and buffers of these names."""
+        options, own = self._weight_state()
+        kind = (self.in_features, self.rotate, self.bits, self.symmetric, option, *options)
+        return State(kind, own, [(self._buffers, name) for name in names])
+
     def _dequantized(self) -> Tensor:
         return ops.dequantize_per_channel(self._int8_weight(), self.weight_scale, None, 0)
 
@@ -148,6 +190,25 @@ class Int8Rows(IntegerLinear):
     """Stores an int8 for each weight."""
 
     qweight: Tensor
+
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
+        own = self._parameters
+        return (), [(own, "qweight"), (self._buffers, "weight_scale"), (own, "bias")]
+
+    def _products_of_integers(
+        self,
+        columns: Columns,
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        weights, scales, biases = columns
+        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        outputs: list[Tensor] = torch.ops.baraquant._int8_linears.default(
+            integers, weights, scale, scales, biases, zero_point, [], dtype
+        )
+        return outputs
 
     def _store(self, qweight: Tensor, bias: Tensor | None) -> tuple[int, int]:
         """Check and keep the integers; return their shape."""
@@ -221,6 +282,28 @@ class Int4Factors(IntegerLinear):
     group_factor: Tensor
     group_zero_point: Tensor | None
     group_size: int
+
+    def _weight_state(self) -> tuple[tuple[Any, ...], Slots]:
+        own = self._parameters
+        first = [(own, "packed"), (self._buffers, "weight_scale"), (own, "bias")]
+        return (self.group_size,), [*first, (own, "group_factor"), (own, "group_zero_point")]
+
+    def _products_of_integers(
+        self,
+        columns: Columns,
+        integers: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        dtype: torch.dtype,
+    ) -> list[Tensor]:
+        packed, scales, biases, factors, group_zeros = columns
+        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        size = self.group_size
+        outputs: list[Tensor] = torch.ops.baraquant._int4_linears.default(
+            integers, packed, scale, scales, factors, size, biases, group_zeros, zero_point, [],
+            dtype,
+        )  # fmt: skip
+        return outputs
 
     def _store(
         self,
