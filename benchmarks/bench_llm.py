@@ -47,7 +47,7 @@ PLAIN, QUANTIZE = "plain", "quantize"
 # What is done to a quantized model of ours, and to the floating one, before it is measured.
 VARIANTS: dict[str, tuple[Callable[[nn.Module], object], ...]] = {
     PLAIN: (),
-    "fused": (baraquant.use_fused_ops_,),
+    "optimized": (baraquant.optimize_for_inference_,),
 }
 REPLAYS = 8  # tokens that are decoded in a measurement
 COMPILE_FOR = 900  # seconds into the run: nothing is compiled after that

@@ -7,6 +7,7 @@ This is for graphs after autograd alone. In a recorded one a product may be call
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ def merge_products(graph: Graph) -> None:
     for node, stretch in stretches(graph).items():
         if node.target not in _LISTS:
             continue
+        _leave_out_bias(node)
         product = _Product.read(node)
         key = stretch, node.target, product.shared, product.kinds()
         if key not in latest or not latest[key].takes(product):
@@ -44,6 +46,19 @@ def merge_products(graph: Graph) -> None:
     for group in groups:
         if len(group.members) > 1:
             group.merge(graph)
+
+
+def _leave_out_bias(product: Node) -> None:
+    """Leave out a bias of -0.0, which changes no bit: it stands for none in exported graphs.
+
+    torch 2.11 takes every graph that it compiles for an exported one.
+    """
+    bias = arguments(product).get("bias")
+    if not isinstance(bias, Node) or bias.target is not torch.ops.aten.full.default:
+        return
+    if bias.args[1] == 0.0 and math.copysign(1.0, bias.args[1]) < 0:
+        product.args = tuple(None if one is bias else one for one in product.args)
+        product.kwargs = {k: None if one is bias else one for k, one in product.kwargs.items()}
 
 
 @dataclass(frozen=True)

@@ -53,10 +53,10 @@ def test_runs_whole(tmp_path: Path) -> None:
 
 
 def test_a_part_is_chosen() -> None:
-    asked = ["--schemes", "W8A8", "--variants", "fused", "--rows", "3", "--prompts"]
+    asked = ["--schemes", "W8A8", "--variants", "optimized", "--rows", "3", "--prompts"]
     rows = bench_llm.main([*COMMAND, *asked])
     assert {(row.op, row.variant) for row in rows} == {
-        *(("float32", "plain"), ("float32", "fused"), ("W8A8", "fused"))
+        *(("float32", "plain"), ("float32", "optimized"), ("W8A8", "optimized"))
     }
     assert {row.case for row in rows} == {"quantize", "decode 3"}
     for wrong in (["--size", "3b"], ["--prompts", "16"], ["--schemes", "W3A3"]):
@@ -113,7 +113,9 @@ def options_of(device: str, layers: int | None = 8) -> argparse.Namespace:
 def test_targets() -> None:
     own = {scheme.name: scheme for scheme in schemes("")}
 
-    def targets(name: str, case: str, variant: str = "fused", **options: object) -> list[object]:
+    def targets(
+        name: str, case: str, variant: str = "optimized", **options: object
+    ) -> list[object]:
         models = Models(options_of("cuda", **options))  # type: ignore[arg-type]
         return models.targets("compiled", "8b", own[name], variant, case)
 
@@ -127,12 +129,12 @@ def test_targets() -> None:
 def test_cells() -> None:
     target = TakesAtMost("bfloat16", 0.52)
     names = ("compiled", "W8A8", "decode 16", "bfloat16", [16, 1], None, [target])
-    row = LlmRow(*names, model="8b of 8 layers", variant="fused", baseline="bfloat16")
+    row = LlmRow(*names, model="8b of 8 layers", variant="optimized", baseline="bfloat16")
     row.fill({"baraquant": 1e-3, "bfloat16": 2e-3}, "baraquant")
     row.held = {"model": 3 << 30, "peak": 5 << 30}
     assert dict(zip(LLM.columns([row]), LLM.cells(row), strict=True)) == {
         "scheme": "W8A8",
-        "variant": "fused",
+        "variant": "optimized",
         "model": "8b of 8 layers bfloat16, compiled",
         "run": "decode 16",
         "ms": "1.000",
@@ -148,7 +150,7 @@ def test_cells() -> None:
 
 @pytest.mark.inductor
 def test_models_compile() -> None:
-    command = [*COMMAND, "--what", "compiled", "--variants", "fused", "--schemes", "W8A8"]
+    command = [*COMMAND, "--what", "compiled", "--variants", "optimized", "--schemes", "W8A8"]
     rows = bench_llm.main([*command, "--rows", "1", "--prompts"])
     assert not [(row.op, row.error) for row in rows if row.error]
 

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 import baraquant
 from baraquant import ops
 from baraquant.graph import Fuse
+from baraquant.graph._merge import merge_products
 from tests.graph.blocks import assert_values_fit, merged
 from tests.graph.test_exported import exported, outputs
 
@@ -215,3 +216,22 @@ def test_exported_programs_keep_single_products(name: str) -> None:
     program = exported(Model(CASES[name].function), X)
     baraquant.graph.fuse_(program)
     assert merged(program.graph) == []
+
+
+def test_a_bias_of_negative_zeros_is_none() -> None:
+    """torch 2.11 takes every graph for an exported one, in which such a bias stands for none."""
+    graph = Graph()
+    x, *weights = (graph.placeholder(name) for name in ("x", "w", "s", "v", "t"))
+    outputs = []
+    for value, pair in ((-0.0, weights[:2]), (-0.0, weights[2:]), (0.0, weights[:2])):
+        bias = graph.call_function(torch.ops.aten.full.default, ([8], value))
+        outputs.append(
+            graph.call_function(torch.ops.baraquant.weight_only_linear.default, (x, *pair, bias))
+        )
+    graph.output(tuple(outputs))
+    merge_products(graph)
+    (call,) = graph.find_nodes(
+        op="call_function", target=torch.ops.baraquant._weight_only_linears.default
+    )
+    assert call.args == (x, weights[::2], weights[1::2], [], [], None)
+    assert outputs[2].args[3].target is torch.ops.aten.full.default
