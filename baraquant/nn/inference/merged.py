@@ -28,6 +28,11 @@ from torch.autograd import forward_ad
 _PATIENCE = 3
 _PLAIN = (Tensor, nn.Parameter, type(None))
 
+# Each look-up of a name counts.
+_tracing, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack
+_is_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._functorch.peek_interpreter_stack
+
 Columns: TypeAlias = list[list[Tensor]]  # of each tensor of a layer, those of some layers
 Slots: TypeAlias = list[tuple[dict[str, Any], str]]
 
@@ -272,10 +277,10 @@ def merged_output(layer: Any, input: Any) -> Tensor | None:
     """Return the output of a layer in a group, or None if the layer computes by itself."""
     if (
         torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _tracing() is not None
+        or _dispatch_modes() > 0
+        or _is_autocast()
+        or _transforms() is not None
         or forward_ad._current_level >= 0
     ):
         return None
