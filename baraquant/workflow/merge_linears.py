@@ -33,7 +33,7 @@ def merge_linears_(model: nn.Module, example_inputs: Any = None) -> Report:
     ``q_proj``, ``k_proj`` and ``v_proj`` read one tensor, and so do ``gate_proj`` and ``up_proj``.
     When the first of them is called, it quantizes the input once and computes the outputs of all by
     one op, and the others give theirs when they are called. For few rows on a GPU the op is one
-    kernel. On a CPU the layers take as long as before. No bit of a result changes.
+    kernel. On a CPU it brings nothing. No bit of a result changes.
 
     Nothing else changes: each layer stays where it is, with its own weight, and the state dict is
     the same. Copies of the model have its groups. Files do not: call this again after
@@ -56,8 +56,8 @@ def merge_linears_(model: nn.Module, example_inputs: Any = None) -> Report:
     Note:
         A tensor that was made under ``torch.inference_mode()`` has no version. If a model writes
         into such an input in place between the calls of ``q_proj`` and ``k_proj``, the latter gives
-        the output for the input before. No model of transformers does that, and with
-        ``example_inputs`` such layers are found and left out.
+        the output for the input before. With ``example_inputs`` such layers are found, and left
+        out.
 
     Args:
         model: The model, with layers for inference. It may hold adapters of PEFT.

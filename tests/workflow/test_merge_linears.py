@@ -371,6 +371,18 @@ def test_errors_are_those_of_the_layer(input, scheme):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.filterwarnings("ignore:.*no faster")
+def test_a_module_that_rounds_the_input_of_one_layer_is_switched_off():
+    model, x = quantized("rounded static"), numbers(2, 5, WIDTH)
+    plain = copy.deepcopy(model)
+    baraquant.merge_linears_(model)
+    model(x)
+    for one in (model, plain):
+        one.k_proj.input_fake_quant.disable_fake_quant()
+    for _ in range(3):
+        assert_same_bits(model(x), plain(x))
+
+
 def test_copies_are_merged():
     model, x = quantized(), numbers(2, 5, WIDTH)
     baraquant.merge_linears_(model)

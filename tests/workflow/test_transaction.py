@@ -106,6 +106,12 @@ def prepared(parts: Parts) -> Model:
     return model
 
 
+def served(parts: Parts) -> Model:
+    model = built(parts)
+    baraquant.quantize_(model, W8A8())
+    return model
+
+
 def _quantize(scheme: Any) -> Callable[[nn.Module], Any]:
     return lambda m: baraquant.quantize_(m, scheme, calibration=DATA, progress=False)
 
@@ -138,8 +144,10 @@ CALLS: Calls = {
     "rotated": (built, _prepare(ROTATED)),
     "convert_": (prepared, baraquant.qat.convert_),
     "use_fused_ops_": (built, baraquant.use_fused_ops_),
+    "optimize_for_inference_": (
+        served, lambda m: baraquant.optimize_for_inference_(m, DATA[0])),
     "load_": (built, _load),
-}
+}  # fmt: skip
 LOOKS: Calls = {
     "calibrate": (built, _watch),
     "sensitivity": (built, lambda m: baraquant.sensitivity(

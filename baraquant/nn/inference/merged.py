@@ -117,7 +117,6 @@ class _Plan:
             if layer is not None
             for hooks in (layer._forward_pre_hooks, layer._forward_hooks)
         ]
-        self._is_fixed = all(member.state.is_fixed for member in members.values())
         held = [one for m in members.values() for _, _, one in m.places if one is not None]
         self._tensors = held
         self._compared = [
@@ -135,10 +134,11 @@ class _Plan:
 
     def holds(self) -> bool:
         """Whether one call may still compute the layers."""
-        if not self._is_fixed:
-            return False
         for member in self.members.values():
-            if not member.is_same(member.layer()):
+            layer: Any = member.layer()
+            if not member.is_same(layer):
+                return False
+            if not member.state.is_fixed and layer._merge_state().kind != member.state.kind:
                 return False
         return self._now() == self._state
 
