@@ -12,6 +12,7 @@ from torch import nn
 import baraquant
 from baraquant import W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
 from tests.support.bits import assert_same_bits
+from tests.support.cuda import capture
 from tests.support.optional_packages import package
 from tests.support.schemes import described
 from tests.support.threads import side_by_side
@@ -528,3 +529,30 @@ def test_models_of_transformers(name):
         for _ in range(3):
             for output, wanted in zip(tiny.outputs(model, inputs), expected, strict=True):
                 assert_same_bits(output, wanted)
+
+
+ON_A_GPU = {
+    "W8A8": W8A8(), "static": W8A8Static(), "W4A8": W4A8(32), "W4A16": W4A16(32), "W8A16": W8A16(),
+}  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ON_A_GPU.values(), ids=ON_A_GPU)
+@torch.no_grad()
+def test_on_a_gpu(scheme, cuda):
+    """Where few rows are one kernel, also in a CUDA graph."""
+    torch.manual_seed(1)
+    model = Block(width=256, kv=64).eval().to(cuda, torch.bfloat16)
+    for tokens in (1, 5, 20):
+        x = numbers(1, tokens, 256).to(cuda, torch.bfloat16)
+        if tokens == 1:
+            baraquant.quantize_(model, scheme, calibration=[x], progress=False)
+        before = model(x)
+        baraquant.merge_linears_(model)
+        after, counts = calls(model, x)
+        assert counts.total() == 2
+        assert_same_bits(after, before)
+        graph, captured = capture(lambda x=x: model(x))
+        graph.replay()
+        assert_same_bits(captured, before)
+        baraquant.split_linears_(model)
