@@ -111,7 +111,9 @@ template <typename Storage>
 struct HadamardStage {
   using T = Storage;
   using Params = HadamardParams<T>;
-  static constexpr int kMaxLanesLog2 = fused::kMaxLanesLog2, kMaxPacks = 8;
+  static constexpr bool kOnlyQuantized = false;
+  static constexpr int threads(int) { return kTeam<T>; }
+  static constexpr int registers(int) { return 255; }
 
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,

@@ -20,29 +20,61 @@ __device__ __forceinline__ double add_team(double sum, const Mapping& mapping, d
   return sum;
 }
 
-// The sums of a thread's lanes. A missing element is +0, which changes no sum, since none is -0.
-template <typename T>
-struct LaneSums {
-  double at[kPack<T>] = {};
+// Adds the sums of a thread's lanes in pairs of neighbours; sum_of(i) gives that of lane i.
+template <int lanes, typename SumOf>
+__device__ __forceinline__ double add_lanes(const SumOf& sum_of, int first = 0) {
+  if constexpr (lanes == 1) {
+    return sum_of(first);
+  } else {
+    const double sum = add_lanes<lanes / 2>(sum_of, first);
+    return sum + add_lanes<lanes / 2>(sum_of, first + lanes / 2);
+  }
+}
 
-  __device__ __forceinline__ void add(const Numbers<T>& x) {
+// A thread's share of a row. sum(add) is over its elements x, of which each turns a sum into
+// add(sum, x). A missing element is +0; with `only_present` it is left out. This share is in
+// registers, and one lane is finished before the next, so that few sums are alive.
+template <typename T, int packs>
+struct HeldShare {
+  RowWords<T> (&row)[packs];
+  const Place& place;
+
+  template <bool only_present, typename Add>
+  __device__ __forceinline__ double sum(const Add& add) const {
+    const int left = static_cast<int>(place.length - place.offset(0, kPack<T>));
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) at[i] += widened(x.at[i]);
+    for (int p = 0; p < packs; ++p) forget_conversions<T>(row[p]);
+    return add_lanes<kPack<T>>([&](int i) {
+      double sum = 0;
+#pragma unroll
+      for (int p = 0; p < packs; ++p) {
+        const auto x = to_compute<ComputeType<T>>(row[p].get(i));
+        if (!only_present || p * kMaxLanes + i < left) sum = add(sum, x);
+      }
+      return sum;
+    });
   }
-  __device__ __forceinline__ void add_squares(const Numbers<T>& x) {
+};
+
+// This one is in memory, and is read for each sum.
+template <typename T>
+struct ReadShare {
+  const T* row;
+  const Place& place;
+
+  template <bool only_present, typename Add>
+  __device__ __forceinline__ double sum(const Add& add) const {
+    double of_lanes[kPack<T>] = {};
+    for (int p = 0; place.count(p, kPack<T>) > 0; ++p) {
+      RowWords<T> words;
+      load_pack(words, row, place, p);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) at[i] = plus_square(at[i], x.at[i]);
-  }
-  // NB: recursive, since a loop over `left` was not unrolled, which put the sums into memory.
-  template <int left = kPack<T> / 2>
-  __device__ __forceinline__ double added_in_pairs() {
-    if constexpr (left >= 1) {
-#pragma unroll
-      for (int i = 0; i < left; ++i) at[i] = at[2 * i] + at[2 * i + 1];
-      return added_in_pairs<left / 2>();
-    } else {
-      return at[0];
+      for (int i = 0; i < kPack<T>; ++i) {
+        const auto x = to_compute<ComputeType<T>>(words.get(i));
+        if (i < place.count(p, kPack<T>)) of_lanes[i] = add(of_lanes[i], x);
+      }
     }
+    return add_lanes<kPack<T>>([&](int i) { return of_lanes[i]; });
   }
 };
 
@@ -52,31 +84,25 @@ __device__ __forceinline__ void subtract(Numbers<T>& x, ComputeType<T> mean) {
   for (int i = 0; i < kPack<T>; ++i) x.at[i] = x.at[i] - mean;
 }
 
-// for_each_pack(f) calls f(words, p) for the packs of the thread, in turn.
-template <typename T, typename ForEachPack>
-__device__ __forceinline__ Moments<ComputeType<T>> moments_of(const ForEachPack& for_each_pack,
+// NB: a missing +0 changes no sum, since none is -0; its difference from the mean would.
+template <typename T, typename Share>
+__device__ __forceinline__ Moments<ComputeType<T>> moments_of(const Share& share,
                                                               const NormParams<T>& args,
-                                                              const Mapping& mapping,
-                                                              const Place& place) {
+                                                              const Mapping& mapping) {
   using C = ComputeType<T>;
   __shared__ double of_warps[2][kWarp];
   C mean(0);
+  double squares;
   if (args.centered) {
-    LaneSums<T> sums;
-    for_each_pack([&](const RowWords<T>& words, int) { sums.add(Numbers<T>(words)); });
-    mean = mean_of<C>(add_team(sums.added_in_pairs(), mapping, of_warps[0]), args.rows.length);
+    const auto add = [](double sum, C x) { return sum + widened(x); };
+    const double sum = add_team(share.template sum<false>(add), mapping, of_warps[0]);
+    mean = mean_of<C>(sum, args.rows.length);
+    const auto add_square = [&](double sum, C x) { return plus_square(sum, x - mean); };
+    squares = share.template sum<true>(add_square);
+  } else {
+    squares = share.template sum<false>([](double sum, C x) { return plus_square(sum, x); });
   }
-  LaneSums<T> squares;
-  for_each_pack([&](const RowWords<T>& words, int p) {
-    Numbers<T> x(words);
-    if (args.centered) {
-      subtract(x, mean);
-      x.clear_from(place.count(p, kPack<T>));
-    }
-    squares.add_squares(x);
-  });
-  return moments(mean, add_team(squares.added_in_pairs(), mapping, of_warps[1]), args.rows.length,
-                 args.eps);
+  return moments(mean, add_team(squares, mapping, of_warps[1]), args.rows.length, args.eps);
 }
 
 // Reads pack p, adds the residual to it and writes the sum.
@@ -151,33 +177,35 @@ __device__ __forceinline__ void normalize(RowWords<T>& words, const NormParams<T
   }
   y.clear_from(place.count(p, kPack<T>));
   y.write(words);
+  forget_conversions<T>(words);
 }
 
 template <typename Storage>
 struct NormStage {
   using T = Storage;
   using Params = NormParams<T>;
-  static constexpr int kMaxLanesLog2 = fused::kMaxLanesLog2, kMaxPacks = 8;
+  static constexpr bool kOnlyQuantized = false;
+  static constexpr int threads(int) { return kTeam<T>; }
+  static constexpr int registers(int packs) { return 40 + 8 * packs; }
 
   template <int packs>
   __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
                                               const Mapping& mapping, const Place& place) {
 #pragma unroll
     for (int p = 0; p < packs; ++p) load_sum(row[p], args, place, p);
-    const auto for_each_pack = [&](const auto& f) {
+    const auto moments = moments_of<T>(HeldShare<T, packs>{row, place}, args, mapping);
 #pragma unroll
-      for (int p = 0; p < packs; ++p) f(row[p], p);
-    };
-    const auto moments = moments_of<T>(for_each_pack, args, mapping, place);
-#pragma unroll
-    for (int p = 0; p < packs; ++p) normalize(row[p], args, place, p, moments);
+    for (int p = 0; p < packs; ++p) {
+      forget_conversions<T>(row[p]);
+      normalize(row[p], args, place, p, moments);
+    }
   }
 };
 
 // For rows that no registers hold: reads them again for each sum. A thread reads of the sum with
 // the residual what it wrote itself.
 template <typename T>
-__global__ void __launch_bounds__(kMaxThreads<T, kMaxLanesLog2>)
+__global__ void __launch_bounds__(kTeam<T>)
     long_norm_kernel(const NormParams<T> args, const Mapping mapping) {
   const Rows<T>& rows = args.rows;
   const Place place(mapping, rows.count, rows.length);
@@ -190,14 +218,7 @@ __global__ void __launch_bounds__(kMaxThreads<T, kMaxLanesLog2>)
     }
     source = args.residual_out + place.row * rows.length;
   }
-  const auto for_each_pack = [&](const auto& f) {
-    for (int p = 0; p < packs; ++p) {
-      RowWords<T> words;
-      load_pack(words, source, place, p);
-      f(words, p);
-    }
-  };
-  const auto moments = moments_of<T>(for_each_pack, args, mapping, place);
+  const auto moments = moments_of<T>(ReadShare<T>{source, place}, args, mapping);
   T* const output = rows.output + place.row * rows.length;
   for (int p = 0; p < packs; ++p) {
     RowWords<T> words;

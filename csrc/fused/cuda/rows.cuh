@@ -2,9 +2,15 @@
 // Reads rows once, makes new rows of them in registers, and stores these or quantizes them at once:
 // load, make, find the range, choose, quantize, store. A stage (norm.cu, activation.cu,
 // hadamard.cu) is what makes a row. A team of threads shares a row. Its size depends on the length
-// alone, since the order of the sums does (math.h): every thread holds one pack of neighbours of
-// each 2^Stage::kMaxLanesLog2 elements. If a row ends within a pack or is not aligned, its packs are
-// loaded and stored element by element; the arithmetic stays the same.
+// alone where the order of the sums does (math.h): every thread holds one pack of neighbours of each
+// kMaxLanes elements. If a row ends within a pack or is not aligned, its packs are loaded and stored
+// element by element; the arithmetic stays the same.
+//
+// Note [Rows in flight]
+// A row waits for memory, then for its range, and then it is written. A multiprocessor is busy
+// meanwhile if it has about four rows, so the number of registers is limited to what lets it hold
+// them. To stay below it, a stage keeps a row as packed words, converts them anew in each phase
+// (forget_conversions), and finishes one pack before the next.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +31,12 @@ template <typename T>
 constexpr int kPack = 32 / static_cast<int>(sizeof(T));  // 32 bytes, as in elementwise/cuda.cuh
 // Rows of short teams share a block of this many threads.
 constexpr int kSharedThreads = 256;
-template <typename T, int max_lanes_log2>
-constexpr int kMaxThreads = std::max((1 << max_lanes_log2) / kPack<T>, kSharedThreads);
+// The most packs of a thread; longer rows do not fit into registers.
+constexpr int kMaxPacks = 8;
+// The threads of a team of kMaxLanes lanes, which is the largest but for few rows.
+template <typename T>
+constexpr int kTeam = kMaxLanes / kPack<T>;
+static_assert(kTeam<BFloat16> >= kSharedThreads);
 
 template <typename T>
 using RowWords = Words<T, kPack<T>>;
@@ -82,6 +92,20 @@ Mapping map_rows(int64_t length, int max_lanes_log2) {
   return m;
 }
 
+// Makes the compiler take the words for new ones. NB: otherwise it keeps the numbers that it once
+// converted, which take twice the registers of 16-bit words.
+template <typename T>
+__device__ __forceinline__ void forget_conversions(RowWords<T>& words) {
+#pragma unroll
+  for (int w = 0; w < words.kCount; ++w) {
+    if constexpr (sizeof(T) == 8) {
+      asm volatile("" : "+l"(words.at[w]));
+    } else {
+      asm volatile("" : "+r"(words.at[w]));
+    }
+  }
+}
+
 // The place of a thread.
 struct Place {
   int64_t row = 0;
@@ -125,12 +149,9 @@ __device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, con
                                            int p) {
   const int count = place.count(p, kPack<T>);
   if (place.whole && count > 0) {
-    *reinterpret_cast<RowWords<T>*>(row + place.offset(p, kPack<T>)) = words;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kPack<T>; ++i) {
-    if (i < count) row[place.offset(p, kPack<T>) + i] = words.get(i);
+    store_words(words, row, place.offset(p, kPack<T>));
+  } else {
+    store_some_words(words, row, place.offset(p, kPack<T>), count);
   }
 }
 
@@ -203,9 +224,16 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
 }
 
 // Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
-// Stage::kMaxPacks: the most packs of a thread; longer rows do not fit into registers.
+// Stage::threads(packs): the most threads of a block. Stage::registers(packs): those of a thread.
+template <typename Stage, int packs>
+constexpr int kMaxThreads = Stage::threads(packs);
+template <typename Stage, int packs>
+constexpr int kMinBlocksExact = 65536 / (Stage::registers(packs) * Stage::threads(packs));
+template <typename Stage, int packs>
+constexpr int kMinBlocks = kMinBlocksExact<Stage, packs> > 1 ? kMinBlocksExact<Stage, packs> : 0;
+
 template <typename Stage, int packs, bool quantized>
-__global__ void __launch_bounds__(kMaxThreads<typename Stage::T, Stage::kMaxLanesLog2>)
+__global__ void __launch_bounds__(kMaxThreads<Stage, packs>, kMinBlocks<Stage, packs>)
     rows_kernel(const typename Stage::Params args, const Mapping mapping) {
   using T = typename Stage::T;
   let_next_kernel_begin();
@@ -249,18 +277,20 @@ template <typename Stage, int packs>
 void launch_packs(const typename Stage::Params& args, const Mapping& mapping, cudaStream_t stream) {
   const auto grid = static_cast<unsigned>(mapping.grid(args.rows.count));
   const auto threads = static_cast<unsigned>(mapping.threads);
-  if (args.rows.values) {
-    rows_kernel<Stage, packs, true><<<grid, threads, 0, stream>>>(args, mapping);
-  } else {
-    rows_kernel<Stage, packs, false><<<grid, threads, 0, stream>>>(args, mapping);
+  if constexpr (!Stage::kOnlyQuantized) {
+    if (!args.rows.values) {
+      rows_kernel<Stage, packs, false><<<grid, threads, 0, stream>>>(args, mapping);
+      return;
+    }
   }
+  rows_kernel<Stage, packs, true><<<grid, threads, 0, stream>>>(args, mapping);
 }
 
 // Calls launch_packs with the least number of packs, a power of two, that is at least `needed`.
 template <typename Stage, int packs = 1>
 void launch_needed(int needed, const typename Stage::Params& args, const Mapping& mapping,
                    cudaStream_t stream) {
-  if constexpr (packs == Stage::kMaxPacks) {
+  if constexpr (packs == kMaxPacks) {
     launch_packs<Stage, packs>(args, mapping, stream);
   } else if (needed <= packs) {
     launch_packs<Stage, packs>(args, mapping, stream);
@@ -272,11 +302,12 @@ void launch_needed(int needed, const typename Stage::Params& args, const Mapping
 // Returns false, having launched nothing, if the rows do not fit in the registers.
 template <typename Stage>
 bool launch_rows(const typename Stage::Params& args, bool whole, const char* name,
-                 const char* accumulator, cudaStream_t stream) {
+                 const char* accumulator, cudaStream_t stream,
+                 int max_lanes_log2 = kMaxLanesLog2) {
   using T = typename Stage::T;
   const Rows<T>& rows = args.rows;
-  if (rows.length > int64_t(Stage::kMaxPacks) << Stage::kMaxLanesLog2) return false;
-  Mapping mapping = map_rows<T>(rows.length, Stage::kMaxLanesLog2);
+  if (rows.length > kMaxPacks * kMaxLanes) return false;
+  Mapping mapping = map_rows<T>(rows.length, max_lanes_log2);
   mapping.whole = whole && are_whole(rows);
   const int64_t needed = divide_up(rows.length, int64_t(kPack<T>) << mapping.team_log2);
   const int packs = 1 << log2_up(needed, 8);
