@@ -54,15 +54,16 @@ struct ActivationStage {
     }
   }
 
-  // An activation is some twenty to eighty instructions. If there are few rows, each is shared by
-  // as many threads as a block may have.
+  // An activation is some twenty to eighty instructions. If there are few rows, or long ones, each is
+  // shared by as many threads as a block may have.
   static int max_lanes_log2(const Rows<T>& rows) {
     constexpr int64_t kLanes = kFewRowsThreads * kPack<T>;
     int multiprocessors = 0;
     cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
                            c10::cuda::current_device());
-    const bool few = rows.count <= multiprocessors && rows.length <= kFewRowsPacks * kLanes;
-    return few ? log2_up(kLanes, 14) : kMaxLanesLog2;
+    const bool few = rows.count <= multiprocessors, is_long = rows.length > 4 * kMaxLanes;
+    const bool fits = rows.length <= kFewRowsPacks * kLanes;
+    return (few || is_long) && fits ? log2_up(kLanes, 14) : kMaxLanesLog2;
   }
 };
 
