@@ -302,8 +302,7 @@ void launch_needed(int needed, const typename Stage::Params& args, const Mapping
 // Returns false, having launched nothing, if the rows do not fit in the registers.
 template <typename Stage>
 bool launch_rows(const typename Stage::Params& args, bool whole, const char* name,
-                 const char* accumulator, cudaStream_t stream,
-                 int max_lanes_log2 = kMaxLanesLog2) {
+                 const char* accumulator, cudaStream_t stream, int max_lanes_log2 = kMaxLanesLog2) {
   using T = typename Stage::T;
   const Rows<T>& rows = args.rows;
   if (rows.length > kMaxPacks * kMaxLanes) return false;
