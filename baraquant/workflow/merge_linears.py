@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -19,7 +20,24 @@ from .transaction import changes_model, in_one_transaction, keep
 from .view import check_is_module, check_model
 
 _MERGE, _SPLIT = "baraquant.merge_linears_", "baraquant.split_linears_"
-_NAMES = (*FUSED, ("to_q", "to_k", "to_v"))
+# And names of models that no server fuses. Each call compares what the layers read.
+_NAMES = (
+    *FUSED,
+    ("q", "k", "v"),
+    ("to_q", "to_k", "to_v"),
+    ("Wq", "Wk", "Wv"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("linear_q", "linear_k", "linear_v"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("query_key", "value"),
+    ("k_head", "v_head"),
+    ("sampling_offsets", "attention_weights"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("linear_x", "linear_y"),
+    ("wi_0", "wi_1"),
+)
+_NEAR = 4  # inputs that are held while an example runs
 _ALONE = "no other layer reads its input"
 _UNNAMED = f"{_ALONE}, by the names; example_inputs shows what layers read"
 _DIFFERENT = "the scheme, the bias or the scale of its input differs from those beside it"
@@ -62,9 +80,10 @@ def merge_linears_(model: nn.Module, example_inputs: Any = None) -> Report:
     Args:
         model: The model, with layers for inference. It may hold adapters of PEFT.
         example_inputs: What to call the model with, in evaluation mode and without gradients, to
-            see which layers read one tensor, one after the other: a tuple or list of arguments, a
-            mapping of keyword arguments, or a tensor. None: they are found by the names that models
-            of transformers, diffusers and Meta use, where they are children of one module.
+            see which layers read one tensor, one after the other, or, if they are children of one
+            module, with few layers in between: a tuple or list of arguments, a mapping of keyword
+            arguments, or a tensor. None: they are found by the names that models of transformers,
+            diffusers and Meta use, where they are children of one module.
 
     Returns:
         A report of the layers that are computed by one call, and of the other quantized linear
@@ -181,18 +200,28 @@ def _alike(paths: list[str], layers: Mapping[str, nn.Module]) -> list[list[str]]
 
 def _named(layers: Mapping[str, nn.Module]) -> list[list[str]]:
     """Return the paths of layers whose names say that they read one input."""
-    # PEFT's layers have the name of the layer that they hold.
-    at = {path.removesuffix(".base_layer"): path for path in layers}
+    at = {_name(path): path for path in layers}
     return [[at[path] for path in group] for group in fused_paths(at, _NAMES)]
 
 
+def _name(path: str) -> str:
+    """Return the path of a layer, without what PEFT adds for the layer that its own holds."""
+    return path.removesuffix(".base_layer")
+
+
+def _parent(path: str) -> str:
+    return _name(path).rpartition(".")[0]
+
+
 class _Readers:
-    """Notes which layers read one tensor, one after the other, with no write in between."""
+    """Notes which layers read one tensor with no write in between.
+
+    They are called one after the other, or they are children of one module and few are in between.
+    """
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
-        self._input: Any = self  # which no layer reads
-        self._versions: list[int] = []
+        self._near: deque[tuple[Any, list[int], list[str]]] = deque(maxlen=_NEAR)
 
     def note(self, path: str, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of the layer at a path."""
@@ -201,10 +230,13 @@ class _Readers:
         versions = [
             one._version for one in tensors if isinstance(one, Tensor) and not one.is_inference()
         ]
-        if input is not self._input or versions != self._versions or path in self.groups[-1]:
-            self._input, self._versions = input, versions
-            self.groups.append([])
-        self.groups[-1].append(path)
+        for read, then, group in self._near:
+            is_near = group is self._near[-1][2] or _parent(group[0]) == _parent(path)
+            if is_near and read is input and then == versions and path not in group:
+                group.append(path)
+                return
+        self.groups.append([path])
+        self._near.append((input, versions, self.groups[-1]))
 
 
 def _observed(

@@ -16,7 +16,6 @@ from tests.support.cuda import capture
 from tests.support.optional_packages import package
 from tests.support.schemes import described
 from tests.support.threads import side_by_side
-from tests.support.tiny_transformers import build as tiny
 
 WIDTH = 32
 # The names of q, k, v, the output, and the layers behind them; those that read one input.
@@ -444,6 +443,21 @@ def test_layers_that_read_another_tensor_form_a_group_of_their_own():
     assert [*baraquant.merge_linears_(model, {"x": x, "other": x}).changed] != []
 
 
+def test_layers_of_one_module_are_found_with_others_in_between():
+    class Latent(CrossAttention):
+        def forward(self, x):
+            return self.v_proj(self.q_proj(x)) + self.k_proj(x)
+
+    model, x = Latent().eval(), numbers(3, 8)
+    baraquant.quantize_(model, W8A8())
+    expected = model(x)
+    assert [*baraquant.merge_linears_(model, (x,)).changed] == ["q_proj", "k_proj"]
+    for _ in range(4):
+        after, counts = calls(model, x)
+        assert_same_bits(after, expected)
+        assert counts["_int8_linears"] == 1
+
+
 def test_layers_between_which_the_input_is_written_to_are_not_merged():
     class Writes(Block):
         def forward(self, x):
@@ -509,26 +523,6 @@ def test_files_do_not_note_it(tmp_path):
     assert not calls(fresh, x)[1]
     baraquant.merge_linears_(fresh)
     assert_same_bits(fresh(x), before)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore:.*no faster", "ignore:std")
-@pytest.mark.parametrize("name", tiny.TINY)
-def test_models_of_transformers(name):
-    package("transformers")
-    inputs, model = tiny.TINY[name].inputs(), tiny.liven(tiny.build(name))
-    baraquant.quantize_(model, W8A8(), progress=False)
-    expected = tiny.outputs(model, inputs)
-    for example in (None, inputs):
-        try:
-            report = baraquant.merge_linears_(model, example)
-        except ValueError as error:
-            assert "expected a model with quantized linear layers that read one" in str(error)
-            continue
-        assert report.changed
-        for _ in range(3):
-            for output, wanted in zip(tiny.outputs(model, inputs), expected, strict=True):
-                assert_same_bits(output, wanted)
 
 
 ON_A_GPU = {

@@ -2,6 +2,7 @@
 """What is checked of a cell, but for loading, which another process does (loading.py)."""
 
 import copy
+import functools
 import time
 import traceback
 import warnings
@@ -138,7 +139,9 @@ class Examination:
         if before is not None:
             self._check("gradients", lambda: self._same_gradients(converted, before))
         if told is not None:
-            self._check("generates", lambda: self._same_tokens(converted, told))
+            same = functools.partial(self._same_tokens, converted, told)
+            self._check("generates", same)
+            self._check("merged", lambda: expect_same_merged(converted, self.inputs, same))
         self._save("converted", converted)
 
     def _has_gradient(self) -> bool:
@@ -297,6 +300,21 @@ def expect_same(got: list[Tensor], wanted: list[Tensor]) -> None:
             away = float((a.double() - b.double()).abs().nan_to_num().max())
             told = f"{int(wrong.sum())} of {a.numel()} values differ, by up to {away:.3g}"
             raise AssertionError(f"output {position}: {told}")
+
+
+def expect_same_merged(model: nn.Module, inputs: Inputs, expect: Callable[[], None]) -> None:
+    """What is expected holds with the layers merged that read one input, and apart again.
+
+    They are found by their names, and by what they read.
+    """
+    for example in (None, inputs):
+        try:
+            baraquant.merge_linears_(model, example)
+        except ValueError as error:
+            assert " has none" in str(error), described(error)
+        expect()
+    baraquant.split_linears_(model)
+    expect()
 
 
 def one_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import baraquant
 from tests.support.tiny_transformers import build as tiny
 from tests.zoo.architecture import cast
 from tests.zoo.cells import Cell
-from tests.zoo.checks import described, expect_same
+from tests.zoo.checks import described, expect_same, expect_same_merged
 
 
 def load_back(cell: Cell, folder: Path, device: str) -> dict[str, str]:
@@ -76,5 +76,10 @@ def _load(cell: Cell, file: Path, way: str, expected: list[torch.Tensor], device
         expect_refused(target, file, errors[0])
         return
     model = baraquant.load_(target, file).eval().to(device)
-    got = tiny.outputs(model, cast(row.inputs(), dtype, device))
-    expect_same([t.cpu() for t in got], expected)
+    inputs = cast(row.inputs(), dtype, device)
+
+    def expect() -> None:
+        expect_same([t.cpu() for t in tiny.outputs(model, inputs)], expected)
+
+    expect()
+    expect_same_merged(model, inputs, expect)

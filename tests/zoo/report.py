@@ -29,7 +29,8 @@ model is.
 that the report gives |
 | converted = evaluated | after training, the converted model has the bits of the prepared one |
 | loaded = saved | a new process loads the file and gets the bits of the model that was saved, \
-both with a function that builds the model and with a model on the meta device |
+both with a function that builds the model and with a model on the meta device, and also after \
+`merge_linears_` |
 | generates | `generate` gives the same tokens before and after conversion, both with a cache \
 and without one |
 
