@@ -33,7 +33,7 @@ NAME = re.compile(
 MARK = re.compile(r"^<!--=([\w.-]+)-->\n(.*?)^<!--/-->$", re.DOTALL | re.MULTILINE)
 FIELD = re.compile(r"\{([^{}:]+?)(?: / ([^{}:]+?))?(?: in (\S+?))?(?::([^{}]*))?\}")
 UNITS: dict[str | None, float] = {"µs": 1e6, "ms": 1e3, "%": 100, "MB": 1e-6, "GB": 1e-9}
-UNITS |= {"MiB": 2**-20, "all": 1, None: 1}
+UNITS |= {"MiB": 2**-20, "GiB": 2**-30, "all": 1, None: 1}
 MACHINES = {"GPU": ("h100", "h200"), "CPU": ("cpu", "epyc")}
 MISSING = "–"
 Row = dict[str, Any]

@@ -57,7 +57,8 @@ NEEDED = {"_compressed_tensors": ("huggingface_hub",), "baraquant.peft": ("peft"
 NEEDED |= {"AutoModelForCausalLM": ("transformers",), "TrainingArguments": ("accelerate",)}
 NEEDED |= {"to_gguf": ("gguf", "transformers"), "to_onnx": ("onnx", "onnxscript", "onnxruntime")}
 # Classes of transformers, accelerate, huggingface_hub and PyTorch that the pages name.
-FOREIGN = {"Accelerator", "AveragedModel", "PyTorchModelHubMixin", "Trainer"}
+FOREIGN = {"Accelerator", "AveragedModel", "CompileConfig", "PyTorchModelHubMixin", "StaticCache"}
+FOREIGN |= {"Trainer"}
 ARGUMENTS = {"filter_fn", "scale_rule"}  # in the documents as what a reader hands over
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning"),
