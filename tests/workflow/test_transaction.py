@@ -89,6 +89,11 @@ class Model(nn.Module):
         return self.head(self.pruned(self.calls[0](x)))
 
 
+class Pair(nn.ModuleDict):
+    def forward(self, input: Tensor) -> Tensor:
+        return self["gate_proj"](input) * self["up_proj"](input)
+
+
 DATA = [torch.randint(0, 16, (2, 4), generator=torch.Generator().manual_seed(0)) for _ in range(2)]
 ROTATED = replace(W8A8(), rotate=16)
 
@@ -107,8 +112,19 @@ def prepared(parts: Parts) -> Model:
 
 
 def served(parts: Parts) -> Model:
+    """A quantized model, of which two layers read one input."""
     model = built(parts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model.pair = Pair({name: nn.Linear(16, 16) for name in ("gate_proj", "up_proj")})
+    model.layers.insert(0, model.pair)
     baraquant.quantize_(model, W8A8())
+    return model
+
+
+def merged(parts: Parts) -> Model:
+    model = served(parts)
+    baraquant.merge_linears_(model)
     return model
 
 
@@ -145,7 +161,11 @@ CALLS: Calls = {
     "convert_": (prepared, baraquant.qat.convert_),
     "use_fused_ops_": (built, baraquant.use_fused_ops_),
     "optimize_for_inference_": (
-        served, lambda m: baraquant.optimize_for_inference_(m, DATA[0])),
+        served, lambda m: baraquant.optimize_for_inference_(m)),
+    "merge_linears_": (served, baraquant.merge_linears_),
+    "merge_linears_ by an example": (
+        served, lambda m: baraquant.merge_linears_(m, DATA[0])),
+    "split_linears_": (merged, baraquant.split_linears_),
     "load_": (built, _load),
 }  # fmt: skip
 LOOKS: Calls = {
