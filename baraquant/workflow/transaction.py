@@ -157,7 +157,10 @@ def undone() -> Iterator[None]:
         yield
     finally:  # if this does not come about, the outer transaction undoes it
         own.undo(mark)
-        _current.set(before)
+        # NB: or this comes late, where an exception kept the context from its end: when the garbage
+        # collector finds it, maybe within another transaction.
+        if _current.get() is own:
+            _current.set(before)
 
 
 def run_to_end() -> None:

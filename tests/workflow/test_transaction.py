@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import baraquant
 from baraquant import AWQ, GPTQ, W4A16, W8A8, SmoothQuant, W8A8Static
 from baraquant.workflow import transaction
+from baraquant.workflow.calibration.run import evaluating
 from baraquant.workflow.smoothquant import smoothing
 from cpp_programs import PATIENCE
 from tests.support.checks.refused import refused
@@ -504,6 +505,31 @@ def test_a_hook_that_raises_leaves_the_float_model(monkeypatch: pytest.MonkeyPat
     assert tried.changed() == []
     handle.remove()
     tried.again()
+
+
+def test_a_context_that_is_collected_late_changes_no_other_call() -> None:
+    """An exception between a block and its end leaves the end to the garbage collector."""
+    suspended = []
+
+    @transaction.in_one_transaction
+    def interrupted(model: nn.Module) -> None:
+        context = evaluating(model)
+        context.__enter__()
+        suspended.append(context)
+        raise InjectedError
+
+    @transaction.in_one_transaction
+    def later(model: nn.Module) -> None:
+        with torch.no_grad():
+            suspended.clear()
+            assert not torch.is_grad_enabled()
+        transaction.switch_off_fast_path()
+        raise InjectedError
+
+    for call in (interrupted, later):
+        with pytest.raises(InjectedError):
+            call(nn.Linear(4, 4))
+        assert torch.backends.mha.get_fastpath_enabled() and torch.is_grad_enabled()
 
 
 def test_two_threads_leave_the_fused_attention_on() -> None:

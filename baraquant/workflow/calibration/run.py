@@ -305,8 +305,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             undo_by(setattr, module, "training", module.training)
         switch_off_fast_path()
         model.eval()
-        with torch.no_grad():
-            yield
+        undo_by(torch._C._set_grad_enabled, torch.is_grad_enabled())
+        torch._C._set_grad_enabled(False)
+        yield
 
 
 # ---- The bar on the terminal, with rich if it is installed --------------------------------------
