@@ -129,23 +129,21 @@ def test_the_bits_of_each_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_each_alone(kind: str, device: str) -> None:
-    grads = []
+    found = []
     for one_by_one in (False, True):
         together, singles = calls(kind, 3, (24, 8), 64, torch.float32, more=True)
-        leaves = []
-        for op, args, kwargs in [together] if not one_by_one else singles:
-            biases = args[-4] if op is OPS._int8_linears else None
-            if op is OPS._int4_linears:
-                biases = args[6]
-            if op is OPS._weight_only_linears:
-                biases = args[3]
-            found = [kwargs["bias"]] if one_by_one else biases
-            leaves += [bias.requires_grad_() for bias in found]
-            results = op(*args, **kwargs)
-            for result in [results] if one_by_one else results:
-                result.sin().sum().backward()
-        grads.append([leaf.grad for leaf in leaves])
-    for left, right in zip(*grads, strict=True):
+        biases, results = [], []
+        for call in singles if one_by_one else [together]:
+            op, args, kwargs = moved(call, device)
+            names = [argument.name for argument in op.default._schema.arguments]
+            own = [kwargs["bias"]] if one_by_one else args[names.index("biases")]
+            biases += [bias.requires_grad_() for bias in own]
+            made = op(*args, **kwargs)
+            results += [made] if one_by_one else made
+        for result in results:
+            result.sin().sum().backward()
+        found.append([bias.grad for bias in biases])
+    for left, right in zip(*found, strict=True):
         assert_same_bits(left, right)
 
 
