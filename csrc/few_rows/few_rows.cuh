@@ -55,6 +55,7 @@
 #include <type_traits>
 
 #include "machine/async_copy.cuh"
+#include "machine/bulk_copy.cuh"
 #include "machine/early_launch.cuh"
 #include "machine/integers.h"
 #include "machine/pack.cuh"
@@ -222,6 +223,9 @@ template <typename Product, int tiles>
 constexpr int kBlocks =
     Product::kInputWords > 2 && Product::kWeightWords == 1 && tiles == 1 ? 3 : 2;
 
+// About as many as run at once. The kernel before it has ended when the others begin.
+constexpr unsigned kFirstBlocks = 256;
+
 // The shared memory of a block.
 template <typename Product, int tiles, int along_n>
 union Shared {
@@ -274,7 +278,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
     few_rows_kernel(const __grid_constant__ Several<Product, most> several) {
   using Sum = typename Product::Sum;
   constexpr int along_k = kWarps / along_n, kRows = 16 * along_n;
-  constexpr int kOutputs = kRows * kTile * tiles;  // of the block
+  constexpr int kOutputs = kRows * kTile * tiles;              // of the block
+  constexpr int64_t kChunkBytes = 16 * Product::kWeightWords;  // of kColumns
   constexpr uint32_t kWarpStep = 4 * Product::kColumns, kStep = kWarpStep * along_k;
   extern __shared__ uint4 memory[];
   auto& shared = *reinterpret_cast<Shared<Product, tiles, along_n>*>(memory);
@@ -284,6 +289,14 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int part = warp / along_n, place_n = warp % along_n;
   const int64_t n = int64_t(block) * kRows, m = int64_t(blockIdx.y) * kTile * tiles;
+  if (threadIdx.x < kRows && n + threadIdx.x < product.n) {
+    const int64_t row = n + threadIdx.x;
+    product.prefetch(row);
+    if (blockIdx.x < kFirstBlocks) {
+      prefetch_row<1024>(product.rows(row, row).values(0),
+                         product.k / Product::kColumns * kChunkBytes);
+    }
+  }
   if (!product.input_is_newest) wait_for_last_kernel();
 
   const uint32_t first = static_cast<uint32_t>(part) * kWarpStep;
@@ -295,8 +308,8 @@ __global__ void __launch_bounds__(32 * kWarps, kBlocks<Product, tiles>)
     for (int d = 0; d < kDepth<Product> - 1; ++d) thread.copy_weight(d, d * kStep);
   };
   begin_copies();
-  if (threadIdx.x < kRows && n + threadIdx.x < product.n) product.prefetch(n + threadIdx.x);
   if (product.input_is_newest) wait_for_last_kernel();
+  let_next_kernel_begin();
 
   Sum sums[tiles][4] = {};
   const bool again = multiply<true>(product, thread, first, kStep, sums);

@@ -35,4 +35,19 @@ __device__ __forceinline__ void copy_bulk_async(void* to, const void* from, uint
 #endif
 }
 
+// Asks for the first bytes of a row of a weight, which has a multiple of 16 and is aligned to 16. They
+// go to the cache that all multiprocessors share, which sees each store: so a kernel may ask before it
+// waits for a kernel that writes them. One thread calls this. NB: more bytes than memory brings while
+// the kernel waits delay the kernel that it waits for.
+template <int most>
+__device__ __forceinline__ void prefetch_row(const void* row, int64_t bytes) {
+  static_assert(most % 16 == 0);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if (bytes == 0) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(row),
+               "r"(static_cast<uint32_t>(bytes < most ? bytes : most))
+               : "memory");
+#endif
+}
+
 }  // namespace baraquant

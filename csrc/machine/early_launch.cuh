@@ -2,6 +2,9 @@
 // Programmatic dependent launch, on Hopper and later: a kernel that is launched early begins while
 // the kernel before it in the stream still runs, prepares itself, and then waits for it. That saves
 // about a microsecond.
+//
+// A kernel that is launched early first waits and then lets the next one begin. So of the kernels
+// before one that begins, only the last may still run, also where several in a row are early.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,6 +52,15 @@ bool is_compiled_for_hopper() {
   return found;
 }
 
+// Whether a kernel of that many blocks gains from an early launch. NB: if a multiprocessor takes
+// several, those that come while it is still busy go elsewhere, and one gets more than another.
+inline bool gains_from_early_launch(int64_t blocks) {
+  int device = 0, multiprocessors = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  return blocks <= multiprocessors;
+}
+
 // Calls f with flags that are known when it is compiled, as std::true_type or std::false_type.
 template <typename F>
 void with_flags(const F& f) {
@@ -67,10 +79,11 @@ struct LaunchShape {
   dim3 grid;
   int threads;
   size_t shared_bytes = 0;         // that are allocated at the launch
-  unsigned blocks_of_cluster = 1;  // along z; more than one needs is_compiled_for_hopper()
+  unsigned blocks_of_cluster = 1;  // more than one needs is_compiled_for_hopper()
 };
 
-// Launches a kernel that calls wait_for_last_kernel(). `early` needs is_compiled_for_hopper().
+// Launches a kernel that calls wait_for_last_kernel(). `early` needs is_compiled_for_hopper(). The
+// blocks of a cluster are neighbours along z, or along x if the grid has no length along z.
 template <typename... Args>
 void launch_waiting(void (*kernel)(Args...), bool early, const LaunchShape& shape,
                     cudaStream_t stream, Args... args) {
@@ -82,7 +95,9 @@ void launch_waiting(void (*kernel)(Args...), bool early, const LaunchShape& shap
   }
   if (shape.blocks_of_cluster > 1) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count++].val.clusterDim = {1, 1, shape.blocks_of_cluster};
+    const unsigned blocks = shape.blocks_of_cluster;
+    const bool along_z = shape.grid.z > 1;
+    attributes[count++].val.clusterDim = {along_z ? 1 : blocks, 1, along_z ? blocks : 1};
   }
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;

@@ -8,6 +8,7 @@
 
 #include "int8_mm/cuda/generic/pipeline.cuh"
 #include "int8_mm/cuda/scale_vectors.cuh"
+#include "machine/bulk_copy.cuh"
 #include "machine/early_launch.cuh"
 #include "machine/several.cuh"
 
@@ -76,6 +77,9 @@ constexpr int kVectorBlocks = !aligned    ? 4
                               : rows <= 2 ? 8
                                           : 7;
 
+// About as many as run at once. The kernel before it has ended when the others begin.
+constexpr unsigned kFirstBlocks = 1024;
+
 template <typename T, int rows, bool is_unsigned, bool aligned, int most>
 __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned>)
     vector_kernel(const __grid_constant__ Several<ProductParams<T>, most> several,
@@ -86,12 +90,15 @@ __global__ void __launch_bounds__(32 * kVectorWarps, kVectorBlocks<rows, aligned
   const Operands& f = args.operands;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int share = warp % shares;
-  wait_for_last_kernel();
   const int64_t n = (int64_t(block) * (kVectorWarps / shares) + warp / shares) * columns;
-  if (n >= f.n) return;  // the same for all warps that share a row
-
   const Matrix<aligned> input{static_cast<const uint8_t*>(f.input), f.m, f.k};
   const Matrix<aligned> weight{reinterpret_cast<const uint8_t*>(f.weight), f.n, f.k};
+  const bool leads = aligned && blockIdx.x < kFirstBlocks && share == 0 && lane < columns;
+  if (leads && n + lane < f.n) prefetch_row<512>(weight.base + (n + lane) * f.k, f.k);
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  if (n >= f.n) return;  // the same for all warps that share a row
+
   int sums[rows][columns] = {};
   add_depth<rows, columns, is_unsigned, aligned>(sums, input, weight, n, share, shares);
   auto& flat = reinterpret_cast<int (&)[rows * columns]>(sums);

@@ -135,6 +135,7 @@ template <typename Op, int packs, int max_threads = kMaxRowThreads, int blocks =
 __global__ void __launch_bounds__(max_threads, blocks) rows_kernel(const RowsParams<Op> args) {
   using C = typename Op::C;
   using Fastest = affine::FastestGrid<C>;
+  wait_for_last_kernel();
   let_next_kernel_begin();
   const RowMapping& mapping = args.mapping;
   __shared__ ClusterMail<typename Op::First> mail;
@@ -187,8 +188,8 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
                      s.length % kPack == 0 && start_at_multiples(s, kPack);
   args.fast_range = affine::fastest_accepts_range(args.rule.range);
   Chip chip = chip_of(device);
-  chip.clusters =
-      s.length > kMaxPacksOfBlock * kPack && is_compiled_for_hopper<&rows_kernel<Op, 1>>();
+  const bool is_hopper = is_compiled_for_hopper<&rows_kernel<Op, 1>>();
+  chip.clusters = s.length > kMaxPacksOfBlock * kPack && is_hopper;
   RowLimits limits{kMaxRowPacks<Op>};
   limits.copies = sizeof(typename Op::Result) >= sizeof(typename Op::First);
   if (Op::kMask == affine::Mask::kWrite && kPack < 8) limits.min_team = 8 / kPack;
@@ -204,20 +205,14 @@ bool rows_cuda(RowsParams<Op> args, int device, cudaStream_t stream) {
     return true;
   }
 
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {1u << args.mapping.blocks_log2, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(args.mapping.grid(s.count)));
-  config.blockDim = dim3(static_cast<unsigned>(args.mapping.threads));
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = args.mapping.blocks_log2 > 0 ? 1 : 0;
+  const LaunchShape shape{static_cast<unsigned>(args.mapping.grid(s.count)), args.mapping.threads,
+                          0, 1u << args.mapping.blocks_log2};
   auto kernel = args.mapping.packs == 1 ? &rows_kernel<Op, 1> : &rows_kernel<Op, 2>;
   if constexpr (kMaxRowPacks<Op> == 4) {
     if (args.mapping.packs == 4) kernel = &rows_kernel<Op, 4>;
   }
-  cudaLaunchKernelEx(&config, kernel, args);
+  const bool early = is_hopper && gains_from_early_launch(shape.grid.x);
+  launch_waiting(kernel, early, shape, stream, args);
   return true;
 }
 
