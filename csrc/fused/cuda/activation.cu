@@ -31,46 +31,78 @@ __device__ __forceinline__ void make_pack(RowWords<T>& words, const ActivationPa
   x.write(words);
 }
 
-template <typename Storage>
-struct ActivationStage {
-  using T = Storage;
-  using Params = ActivationParams<T>;
-  static constexpr bool kOnlyQuantized = true;
-  static constexpr int kFewRowsThreads = 1024, kFewRowsPacks = 2;
-  static constexpr int threads(int packs) {
-    return packs <= kFewRowsPacks ? kFewRowsThreads : kTeam<T>;
+// A row in the shared memory of a launch. A thread reads and writes its own packs alone, which needs
+// no barrier. NB: the halves of a pack lie a block's width apart, so that the threads of a warp meet
+// no bank twice.
+template <typename T>
+class HeldRow {
+ public:
+  static __device__ __forceinline__ RowWords<T> get(int p) {
+    const Half halves[] = {*half(p, 0), *half(p, 1)};
+    RowWords<T> words;
+    memcpy(&words, halves, sizeof(words));
+    return words;
   }
-  static constexpr int registers(int packs) { return 40 + 8 * packs; }
-
-  template <int packs>
-  __device__ static __forceinline__ void make(RowWords<T> (&row)[packs], const Params& args,
-                                              const Mapping&, const Place& place) {
-    const T* const input = args.rows.input.row(place.row);
-#pragma unroll
-    for (int p = 0; p < packs; ++p) load_pack(row[p], input, place, p);
-#pragma unroll
-    for (int p = 0; p < packs; ++p) {
-      if (place.count(p, kPack<T>) > 0) make_pack(row[p], args, place, p);
-    }
+  static __device__ __forceinline__ void set(int p, const RowWords<T>& words) {
+    Half halves[2];
+    memcpy(halves, &words, sizeof(words));
+    *half(p, 0) = halves[0];
+    *half(p, 1) = halves[1];
   }
 
-  // An activation is some twenty to eighty instructions. If there are few rows, or long ones, each is
-  // shared by as many threads as a block may have.
-  static int max_lanes_log2(const Rows<T>& rows) {
-    constexpr int64_t kLanes = kFewRowsThreads * kPack<T>;
-    int multiprocessors = 0;
-    cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
-                           c10::cuda::current_device());
-    const bool few = rows.count <= multiprocessors, is_long = rows.length > 4 * kMaxLanes;
-    const bool fits = rows.length <= kFewRowsPacks * kLanes;
-    return (few || is_long) && fits ? log2_up(kLanes, 14) : kMaxLanesLog2;
+ private:
+  using Half = ::int4;
+  static_assert(sizeof(RowWords<T>) == 2 * sizeof(Half));
+  static __device__ __forceinline__ Half* half(int p, int h) {
+    extern __shared__ Half held[];
+    return held + (2 * p + h) * blockDim.x + threadIdx.x;
   }
 };
+
+// An activation is some twenty to eighty instructions, which take as long as memory does. So what
+// counts is how many warps run meanwhile: a thread has registers for one pack alone, however long the
+// row is. If there are `few` rows, each is shared by as many threads as a block may have.
+template <typename T, bool few>
+constexpr int kMaxThreads = few ? 1024 : kTeam<T>;
+template <typename T, bool few>
+constexpr int kMinBlocks = few ? 1 : 1280 / kTeam<T>;
+
+// one_pack: no thread has more, so that the row needs no shared memory.
+template <typename T, bool few, bool one_pack>
+__global__ void __launch_bounds__(kMaxThreads<T, few>, kMinBlocks<T, few>)
+    quantize_activation_kernel(const ActivationParams<T> args, const Mapping mapping) {
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const Rows<T>& rows = args.rows;
+  const Place place(mapping, rows.count, rows.length);
+  const int packs = place.packs(kPack<T>);
+  const bool two_sided = !rows.rule.symmetric;
+  auto seen = range::WordExtremes<T>::of_nothing();
+  RowWords<T> words;
+  const auto for_packs = [&](const auto& f) {
+    if constexpr (one_pack) {
+      if (packs > 0) f(0);
+    } else {
+#pragma unroll 1
+      for (int p = 0; p < packs; ++p) f(p);
+    }
+  };
+  for_packs([&](int p) {
+    load_pack(words, rows.input.row(place.row), place, p);
+    make_pack(words, args, place, p);
+    range::add_words(seen, words, two_sided);
+    if constexpr (!one_pack) HeldRow<T>::set(p, words);
+  });
+  finish_quantized(seen.all(two_sided), rows, mapping, place, [&](const auto& f) {
+    for_packs([&](int p) { f(one_pack ? words : HeldRow<T>::get(p), p); });
+  });
+}
 
 // A thread has one pack, and a row is a team of as many threads as it has packs.
 template <typename T>
 __global__ void __launch_bounds__(kSharedThreads)
     activation_kernel(const ActivationParams<T> args, bool whole, Divisor packs_of_row) {
+  wait_for_last_kernel();
   let_next_kernel_begin();
   const int64_t pack = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row = packs_of_row.divide(pack);
@@ -85,26 +117,57 @@ __global__ void __launch_bounds__(kSharedThreads)
   store_pack(words, args.rows.output + row * args.rows.length, place, 0);
 }
 
+// Returns false, having launched nothing, if the rows do not fit into shared memory.
+template <typename T, bool few>
+bool launch_quantized(const ActivationParams<T>& args, bool up_is_whole, cudaStream_t stream) {
+  const Rows<T>& rows = args.rows;
+  Mapping mapping = map_rows<T>(rows.length, log2_up(kMaxThreads<T, few> * kPack<T>, 14));
+  mapping.whole = up_is_whole && are_whole(rows);
+  const int team = 1 << mapping.team_log2;
+  const int64_t packs = divide_up(rows.length, int64_t(kPack<T>) * team);
+  auto kernel = &quantize_activation_kernel<T, few, true>;
+  int64_t bytes = 0;
+  if (packs > 1) {
+    kernel = &quantize_activation_kernel<T, few, false>;
+    bytes = packs * mapping.threads * int64_t(sizeof(RowWords<T>));
+    constexpr int64_t kNever = 256 << 10;  // what no multiprocessor has
+    if (bytes > kNever || cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               static_cast<int>(bytes)) != cudaSuccess) {
+      cudaGetLastError();  // forgets the error
+      return false;
+    }
+  }
+  const char* name = activation_name(args.activation);
+  if (only_planned_rows(name, rows, team, static_cast<int>(packs), "")) return true;
+  const LaunchShape shape{static_cast<unsigned>(mapping.grid(rows.count)), mapping.threads,
+                          static_cast<size_t>(bytes)};
+  const bool early = few && is_compiled_for_hopper<&quantize_activation_kernel<T, few, true>>();
+  launch_waiting(kernel, early, shape, stream, args, mapping);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  return true;
+}
+
 struct Cuda {
   template <typename T>
   static bool activation(const ActivationParams<T>& args) {
-    const char* name = activation_name(args.activation);
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream();
     const bool up_is_whole = !args.up.data || is_aligned_rows<T>(args.up.data, args.up.stride);
     const Rows<T>& rows = args.rows;
     if (rows.values) {
-      using Stage = ActivationStage<T>;
-      if (!launch_rows<Stage>(args, up_is_whole, name, "", stream, Stage::max_lanes_log2(rows))) {
-        return false;
-      }
-      C10_CUDA_KERNEL_LAUNCH_CHECK();
-      return true;
+      int multiprocessors = 0;
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount,
+                             c10::cuda::current_device());
+      return rows.count <= multiprocessors ? launch_quantized<T, true>(args, up_is_whole, stream)
+                                           : launch_quantized<T, false>(args, up_is_whole, stream);
     }
+    const char* name = activation_name(args.activation);
     if (only_planned_rows(name, rows, 1, 1, "")) return true;
     const Divisor packs(divide_up(rows.length, kPack<T>));
     const int64_t blocks = divide_up(rows.count * packs.value, kSharedThreads);
-    activation_kernel<T><<<static_cast<unsigned>(blocks), kSharedThreads, 0, stream>>>(
-        args, up_is_whole && are_whole(rows), packs);
+    constexpr auto kernel = &activation_kernel<T>;
+    const bool early = gains_from_early_launch(blocks) && is_compiled_for_hopper<kernel>();
+    launch_waiting(kernel, early, {static_cast<unsigned>(blocks), kSharedThreads}, stream, args,
+                   up_is_whole && are_whole(rows), packs);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
     return true;
   }

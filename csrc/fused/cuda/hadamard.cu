@@ -111,7 +111,6 @@ template <typename Storage>
 struct HadamardStage {
   using T = Storage;
   using Params = HadamardParams<T>;
-  static constexpr bool kOnlyQuantized = false;
   static constexpr int threads(int) { return kTeam<T>; }
   static constexpr int registers(int) { return 255; }
 

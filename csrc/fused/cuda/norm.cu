@@ -184,7 +184,6 @@ template <typename Storage>
 struct NormStage {
   using T = Storage;
   using Params = NormParams<T>;
-  static constexpr bool kOnlyQuantized = false;
   static constexpr int threads(int) { return kTeam<T>; }
   static constexpr int registers(int packs) { return 40 + 8 * packs; }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-// Reads rows once, makes new rows of them in registers, and stores these or quantizes them at once:
-// load, make, find the range, choose, quantize, store. A stage (norm.cu, activation.cu,
-// hadamard.cu) is what makes a row. A team of threads shares a row. Its size depends on the length
-// alone where the order of the sums does (math.h): every thread holds one pack of neighbours of each
-// kMaxLanes elements. If a row ends within a pack or is not aligned, its packs are loaded and stored
-// element by element; the arithmetic stays the same.
+// Reads rows once, makes new rows of them, and stores these or quantizes them at once: load, make,
+// find the range, choose, quantize, store. A stage (norm.cu, hadamard.cu) makes a row in registers;
+// that of an activation lies in shared memory (activation.cu). A team of threads shares a row. Its
+// size depends on the length alone where the order of the sums does (math.h): every thread holds one
+// pack of neighbours of each kMaxLanes elements. If a row ends within a pack or is not aligned, its
+// packs are loaded and stored element by element; the arithmetic stays the same.
 //
 // Note [Rows in flight]
 // A row waits for memory, then for its range, and then it is written. A multiprocessor is busy
@@ -120,6 +120,10 @@ struct Place {
     lane = static_cast<int>(thread) & (team - 1);
     if (row < rows) length = row_length;
   }
+  // How many packs the thread has.
+  __device__ int packs(int pack) const {
+    return static_cast<int>((divide_up(length, pack) + team - 1 - lane) >> team_log2);
+  }
   // The first element of pack p, and how many elements it has.
   __device__ int64_t offset(int p, int pack) const { return (int64_t(p) * team + lane) * pack; }
   __device__ int count(int p, int pack) const {
@@ -155,46 +159,41 @@ __device__ __forceinline__ void store_pack(const RowWords<T>& words, T* row, con
   }
 }
 
-template <typename T, int packs, typename G>
-__device__ __forceinline__ void quantize_row(const RowWords<T> (&row)[packs], uint8_t* values,
-                                             const Place& place, const G& grid) {
+template <typename T, typename G>
+__device__ __forceinline__ void quantize_pack(const RowWords<T>& words, uint8_t* values,
+                                              const Place& place, int p, const G& grid) {
   constexpr int kWords = kPack<T> / 4;
+  const Numbers<T> x(words);
+  Pack<uint32_t, kWords> result;
 #pragma unroll
-  for (int p = 0; p < packs; ++p) {
-    const Numbers<T> x(row[p]);
-    Pack<uint32_t, kWords> result;
+  for (int w = 0; w < kWords; ++w) {
+    uint32_t q[4];
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      uint32_t q[4];
+    for (int i = 0; i < 4; ++i) q[i] = grid.quantize_byte(x.at[4 * w + i]);
+    result.at[w] = pack_bytes(q[0], q[1], q[2], q[3]);
+  }
+  const int count = place.count(p, kPack<T>);
+  uint8_t* const to = values + place.offset(p, kPack<T>);
+  if (place.whole && count > 0) {
+    *reinterpret_cast<Pack<uint32_t, kWords>*>(to) = result;
+    return;
+  }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) q[i] = grid.quantize_byte(x.at[4 * w + i]);
-      result.at[w] = pack_bytes(q[0], q[1], q[2], q[3]);
-    }
-    const int count = place.count(p, kPack<T>);
-    uint8_t* const to = values + place.offset(p, kPack<T>);
-    if (place.whole && count > 0) {
-      *reinterpret_cast<Pack<uint32_t, kWords>*>(to) = result;
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      if (i < count) to[i] = static_cast<uint8_t>(result.at[i / 4] >> (i % 4 * 8));
-    }
+  for (int i = 0; i < kPack<T>; ++i) {
+    if (i < count) to[i] = static_cast<uint8_t>(result.at[i / 4] >> (i % 4 * 8));
   }
 }
 
-// Chooses the scale of the made row and writes its integers. NB: all threads of a block call this.
-template <typename T, int packs>
-__device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs],
+// Chooses the scale of the made row, from the range of this thread's share of it, and writes its
+// integers. for_packs(f) calls f(words, p) for each pack p of the share. NB: all threads of a block
+// call this.
+template <typename T, typename ForPacks>
+__device__ __forceinline__ void finish_quantized(const range::Extremes<T>& mine,
                                                  const Rows<T>& rows, const Mapping& mapping,
-                                                 const Place& place) {
+                                                 const Place& place, const ForPacks& for_packs) {
   using C = ComputeType<T>;
   using Fastest = affine::FastestGrid<C>;
   const bool two_sided = !rows.rule.symmetric;
-  auto words = range::WordExtremes<T>::of_nothing();
-#pragma unroll
-  for (int p = 0; p < packs; ++p) range::add_words(words, row[p], two_sided);
-  const range::Extremes<T> mine = words.all(two_sided);
   const auto seen = mapping.is_block()
                         ? range::merge_block(range::merge_warp(mine, two_sided), two_sided)
                         : range::merge_lanes(mine, 0, place.team_log2, two_sided);
@@ -207,20 +206,20 @@ __device__ __forceinline__ void finish_quantized(const RowWords<T> (&row)[packs]
   uint8_t* const values = rows.values + place.row * rows.length;
   const C zero_point = static_cast<C>(chosen.zero_point);
   const affine::QuantRange<C> limits = rows.rule.range;
+  const auto quantize = [&](const auto& grid) {
+    for_packs(
+        [&](const RowWords<T>& words, int p) { quantize_pack(words, values, place, p, grid); });
+  };
   if (!affine::fastest_accepts_range(limits) || !Fastest::accepts(chosen.scale, zero_point)) {
-    quantize_row<T, packs>(row, values, place, affine::Grid<C>(chosen.scale, zero_point, limits));
-    return;
+    return quantize(affine::Grid<C>(chosen.scale, zero_point, limits));
   }
   if constexpr (std::is_same_v<C, float>) {
     if (!two_sided && chosen.zero_point % 2 == 0) {
-      quantize_row<T, packs>(row, values, place,
-                             affine::EvenGrid(chosen.scale, zero_point, limits));
-      return;
+      return quantize(affine::EvenGrid(chosen.scale, zero_point, limits));
     }
   }
   // Also for symmetric scales: elementwise/fast_math.h, 6.
-  quantize_row<T, packs>(row, values, place,
-                         affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
+  quantize(affine::FastestOwnGrid<C, false>(chosen.scale, zero_point, limits));
 }
 
 // Stage::make(row, args, mapping, place) fills the row's registers, with +0 for missing elements.
@@ -236,13 +235,21 @@ template <typename Stage, int packs, bool quantized>
 __global__ void __launch_bounds__(kMaxThreads<Stage, packs>, kMinBlocks<Stage, packs>)
     rows_kernel(const typename Stage::Params args, const Mapping mapping) {
   using T = typename Stage::T;
+  wait_for_last_kernel();
   let_next_kernel_begin();
   const Rows<T>& rows = args.rows;
   const Place place(mapping, rows.count, rows.length);
   RowWords<T> row[packs];
   Stage::template make<packs>(row, args, mapping, place);
   if constexpr (quantized) {
-    finish_quantized<T, packs>(row, rows, mapping, place);
+    const bool two_sided = !rows.rule.symmetric;
+    auto seen = range::WordExtremes<T>::of_nothing();
+#pragma unroll
+    for (int p = 0; p < packs; ++p) range::add_words(seen, row[p], two_sided);
+    finish_quantized(seen.all(two_sided), rows, mapping, place, [&](const auto& f) {
+#pragma unroll
+      for (int p = 0; p < packs; ++p) f(row[p], p);
+    });
   } else {
     T* const output = rows.output + place.row * rows.length;
 #pragma unroll
@@ -275,15 +282,12 @@ bool only_planned_rows(const std::string& name, const Rows<T>& rows, int team, i
 
 template <typename Stage, int packs>
 void launch_packs(const typename Stage::Params& args, const Mapping& mapping, cudaStream_t stream) {
-  const auto grid = static_cast<unsigned>(mapping.grid(args.rows.count));
-  const auto threads = static_cast<unsigned>(mapping.threads);
-  if constexpr (!Stage::kOnlyQuantized) {
-    if (!args.rows.values) {
-      rows_kernel<Stage, packs, false><<<grid, threads, 0, stream>>>(args, mapping);
-      return;
-    }
-  }
-  rows_kernel<Stage, packs, true><<<grid, threads, 0, stream>>>(args, mapping);
+  const LaunchShape shape{static_cast<unsigned>(mapping.grid(args.rows.count)), mapping.threads};
+  const bool early = gains_from_early_launch(shape.grid.x) &&
+                     is_compiled_for_hopper<&rows_kernel<Stage, packs, true>>();
+  const auto kernel =
+      args.rows.values ? &rows_kernel<Stage, packs, true> : &rows_kernel<Stage, packs, false>;
+  launch_waiting(kernel, early, shape, stream, args, mapping);
 }
 
 // Calls launch_packs with the least number of packs, a power of two, that is at least `needed`.
@@ -302,11 +306,11 @@ void launch_needed(int needed, const typename Stage::Params& args, const Mapping
 // Returns false, having launched nothing, if the rows do not fit in the registers.
 template <typename Stage>
 bool launch_rows(const typename Stage::Params& args, bool whole, const char* name,
-                 const char* accumulator, cudaStream_t stream, int max_lanes_log2 = kMaxLanesLog2) {
+                 const char* accumulator, cudaStream_t stream) {
   using T = typename Stage::T;
   const Rows<T>& rows = args.rows;
   if (rows.length > kMaxPacks * kMaxLanes) return false;
-  Mapping mapping = map_rows<T>(rows.length, max_lanes_log2);
+  Mapping mapping = map_rows<T>(rows.length, kMaxLanesLog2);
   mapping.whole = whole && are_whole(rows);
   const int64_t needed = divide_up(rows.length, int64_t(kPack<T>) << mapping.team_log2);
   const int packs = 1 << log2_up(needed, 8);
