@@ -70,7 +70,10 @@ class DynamicInput(IntegerLinear):
     def _own_output(self, input: Tensor) -> Tensor:
         if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
             self._check_per_token()
-            return self._output_of(input)
+            values, scale, zero_point, dtype = input
+            bias = matching_bias(self.bias, dtype, self.weight_scale)
+            zero = None if self.symmetric else zero_point
+            return self._product_of_integers(values, scale, bias, zero, dtype)
         smooth = self.smooth
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
@@ -160,13 +163,6 @@ class DynamicInput(IntegerLinear):
                 f"{type(self).__name__}: expected granularity per_token for an input of integers, "
                 f"but got {self.granularity}; give the layer the floating input"
             )
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _output_of(self, input: QuantizedInput) -> Tensor:
-        values, scale, zero_point, dtype = input
-        bias = matching_bias(self.bias, dtype, self.weight_scale)
-        zero = None if self.symmetric else zero_point
-        return self._product_of_integers(values, scale, bias, zero, dtype)
 
 
 class StaticInput(IntegerLinear):

@@ -33,8 +33,7 @@ _tracing, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dis
 _is_autocast = torch._C._is_any_autocast_enabled
 _transforms = torch._C._functorch.peek_interpreter_stack
 
-# Of each tensor that a layer may have, those of some layers, or None.
-Columns: TypeAlias = list[Any]
+Columns: TypeAlias = list[Any]  # of each tensor of a layer, those of some layers, or None
 Slots: TypeAlias = list[tuple[dict[str, Any], str]]
 
 
