@@ -39,11 +39,9 @@ void for_each(const Calls& calls, const Use& use) {
 }
 
 // Checks that each list has a tensor for each weight. NB: the dispatcher sees no tensor of an optional
-// list, so what it would do with one is refused.
+// list, so it makes none of them hold its values.
 template <typename Calls>
 void check_lists(const Calls& calls) {
-  using enum c10::DispatchKey;
-  constexpr c10::DispatchKeySet kUnseen{Conjugate, Negative, ZeroTensor, FuncTorchBatched};
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Calls::kOp, "");
   auto argument = op.schema().arguments().begin();
   const auto check = [&]<typename T>(const T& field) {
@@ -54,19 +52,18 @@ void check_lists(const Calls& calls) {
       TORCH_CHECK_VALUE(!list || list->size() == calls.weights.size(), Calls::kOp, ": expected ",
                         name, " to have a tensor for each of ", calls.weights.size(), " weights",
                         kIsOptional ? ", or to be None" : "", ", but got ", list->size());
-      for (const at::Tensor& tensor : kIsOptional&& list ? *list : at::TensorList()) {
-        TORCH_CHECK_NOT_IMPLEMENTED(!tensor.key_set().has_any(kUnseen), Calls::kOp, ": expected ",
-                                    name,
-                                    " to hold their values, but got a batch of torch.vmap or "
-                                    "a tensor that negates, conjugates or stands for zeros; call ",
-                                    Calls::One::kOp, " for each weight instead");
+      for (const at::Tensor& tensor : list.value_or(at::TensorList())) {
+        const bool holds = !tensor.is_neg() && !tensor.is_conj() && !tensor._is_zerotensor();
+        TORCH_CHECK_NOT_IMPLEMENTED(!kIsOptional || holds, Calls::kOp, ": expected ", name,
+                                    " to hold their values, but got a tensor that negates, "
+                                    "conjugates or stands for zeros; take .clone() of it");
       }
     }
   };
   std::apply([&](const auto&... field) { (check(field), ...); }, fields_of(calls));
 }
 
-// Such a call as that of one product after another: under transforms that know One alone.
+// One product after another: under torch.vmap and autocast, which know One.
 template <typename Calls>
 std::vector<at::Tensor> one_by_one(const Calls& calls) {
   using One = typename Calls::One;

@@ -512,7 +512,7 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("_grouped_outer", &grouped_product_autograd</*outer=*/true>);
   m.impl("_grouped_sum", &grouped_sum_autograd);
 }
-TORCH_LIBRARY_IMPL(baraquant, FuncTorchBatchedDecomposition, m) {
+TORCH_LIBRARY_IMPL(baraquant, FuncTorchVmapMode, m) {
   m.impl("_int8_linears", kernel_of<&one_by_one<Int8Linears>>);
   m.impl("_int4_linears", kernel_of<&one_by_one<Int4Linears>>);
 }

@@ -109,7 +109,7 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("weight_only_linear", kernel_of<&linear_autograd>);
   m.impl("_weight_only_linears", kernel_of<&several_autograd>);
 }
-TORCH_LIBRARY_IMPL(baraquant, FuncTorchBatchedDecomposition, m) {
+TORCH_LIBRARY_IMPL(baraquant, FuncTorchVmapMode, m) {
   m.impl("_weight_only_linears", kernel_of<&one_by_one<Linears>>);
 }
 
