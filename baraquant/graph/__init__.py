@@ -7,7 +7,7 @@ norm quantize its output three times. Here the graph of the model is changed so 
 * layers with the same input and the same scheme share one quantization,
 * a float op of :mod:`baraquant.ops` (``rms_norm``, ``layer_norm``, ``silu_mul``, ``gelu``,
   ``hadamard``) that only such layers read becomes its ``_quantize_per_token`` form,
-* under ``torch.compile``, products of the same input become one call,
+* products of the same input become one call,
 
 and no bit of a result changes. :class:`Fuse` is for ``torch.compile`` and AOTInductor,
 :func:`fuse_` for an exported program.

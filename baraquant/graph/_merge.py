@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Products of one input become one call: on a GPU, those of few rows then are one launch.
-
-This is for graphs after autograd alone. In a recorded one a product may be called under autocast or
-``torch.vmap``, which the ops of several products do not know.
-"""
+"""Products of one input become one call: on a GPU, those of few rows then are one launch."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from ._views import value_of
 
 _OPS = torch.ops.baraquant
 # A product, and the op of several. That takes the arguments in the order of the product: lists of
-# those that each weight has of its own, of which an empty one stands for None, and the others once.
+# those that each weight has of its own, or None, and the others once.
 _LISTS = {
     _OPS.int8_linear.default: _OPS._int8_linears.default,
     _OPS.int4_linear.default: _OPS._int4_linears.default,
@@ -101,11 +97,9 @@ class _Products:
         """Make them one call, in front of the first; the node of each takes an output."""
         first = self.members[0].node
         shared = iter(self.members[0].shared)
-        own = iter(zip(*(product.own for product in self.members), strict=True))
-        args = [
-            [one for one in next(own) if one is not None] if is_list else next(shared)
-            for is_list in _are_lists(first)
-        ]
+        lists = zip(*(product.own for product in self.members), strict=True)
+        own = (None if ones[0] is None else [*ones] for ones in lists)
+        args = [next(own) if is_list else next(shared) for is_list in _are_lists(first)]
         with graph.inserting_before(first):
             call = graph.call_function(_LISTS[first.target], tuple(args))
         _compute_inputs(call, call)
@@ -140,4 +134,4 @@ def _compute_inputs(node: Node, place: Node) -> None:
 def _are_lists(product: Node) -> list[bool]:
     """Return for each argument of a product whether the op of several takes a list of them."""
     schema = _LISTS[product.target]._schema.arguments
-    return [isinstance(argument.type, torch.ListType) for argument in schema]
+    return ["List[Tensor]" in str(argument.type) for argument in schema]

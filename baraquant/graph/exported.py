@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from ._fuse import fuse
+from ._merge import merge_products
 from .report import Report, merged
 
 
@@ -30,7 +31,7 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
     op becomes its ``_quantize_per_token`` form. Views in between may be there if they keep each
     token whole. No bit of a result changes. A quantization is not moved across what is written in
     place, and ops of PyTorch itself, such as its ``rms_norm``, are left as they are, since they
-    round differently.
+    round differently. Products of one input are one call then, as :class:`Fuse` makes it.
 
     The program can be saved, loaded, run and compiled as before; to AOTInductor give :class:`Fuse`,
     which does the same there. Integers carry no gradient: the parameters of a program that was
@@ -83,6 +84,7 @@ def fuse_(program: ExportedProgram | GraphModule) -> Report:
     reports = []
     for found in graphs:
         reports.append(fuse(found.graph, recorded=True))
+        merge_products(found.graph)
         found.graph.lint()
         found.recompile()
     report = merged(reports)

@@ -34,11 +34,10 @@ class Fuse(CustomGraphPass):  # type: ignore[misc]
     Layers with the same input share one quantization, and a float op of :mod:`baraquant.ops` that
     only quantized layers read is computed together with it, as :func:`fuse_` describes. Layers with
     the same quantized input, or with one floating input and weights of integers, are one call: on
-    a GPU, where there are few rows, one launch. AOTInductor cannot make that call: layers stay
-    apart there. What the model returns has the bits that it has when it is compiled without the
-    pass. Graphs with
-    symbolic shapes are fused too. In training the layers that are frozen and symmetric are fused;
-    those that keep a mask for the gradient stay as they are.
+    a GPU, where there are few rows, one launch. What the model returns has the bits that it has
+    when it is compiled without the pass. Graphs with symbolic shapes are fused too. In training the
+    layers that are frozen and symmetric are fused; those that keep a mask for the gradient stay as
+    they are.
 
     Inductor keeps what it compiled in its cache as usual; the key has the version of the pass.
     AOTInductor of PyTorch 2.11 cannot call the fused ops: there the pass changes nothing.
@@ -64,9 +63,7 @@ class Fuse(CustomGraphPass):  # type: ignore[misc]
         if _IS_2_11 and V.aot_compilation:
             return
         fuse(graph, recorded=False)
-        # NB: AOTInductor hands a list without elements on as None, which no op takes for a list.
-        if not V.aot_compilation:
-            merge_products(graph)
+        merge_products(graph)
         _write_out_dtypes(graph)
         _freeze_attributes(graph)
         graph.lint()

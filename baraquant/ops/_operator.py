@@ -28,10 +28,7 @@ def operator(function: F) -> F:
     all arguments are plain. So does ``torch.ops.baraquant.<its name>`` itself.
     """
     name = function.__name__
-    packet = getattr(torch.ops.baraquant, name)
-    overloads = packet.overloads()
-    eager = eager_call(f"baraquant::{name}", ["" if o == "default" else o for o in overloads])
-    packet.__class__, packet._eager = _EagerPacket, eager
+    eager = _bypassed(name)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,6 +41,14 @@ def operator(function: F) -> F:
 
     torch.jit._builtins._register_builtin(call, f"baraquant::{name}")
     return cast(F, call)
+
+
+def _bypassed(name: str) -> Callable[..., Any]:
+    """Let an op of ``torch.ops`` bypass its conversions; return what calls it so."""
+    packet = getattr(torch.ops.baraquant, name)
+    overloads = ["" if one == "default" else one for one in packet.overloads()]
+    packet.__class__, packet._eager = _EagerPacket, eager_call(f"baraquant::{name}", overloads)
+    return packet._eager
 
 
 class _EagerPacket(torch._ops.OpOverloadPacket):  # type: ignore[misc]
@@ -98,3 +103,7 @@ def _as_python(value: Any) -> Any:
     if isinstance(value, (bool, int, float)) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+for _name in ("_int8_linears", "_int4_linears", "_weight_only_linears"):  # layers call them
+    _bypassed(_name)

@@ -344,10 +344,17 @@ def changes_model(function: Callable[_Given, _Returned]) -> Callable[_Given, _Re
 @contextmanager
 def _without_inference_tensors(model: Any) -> Iterator[None]:
     is_enabled = torch.is_grad_enabled() or torch.is_inference_mode_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(is_enabled):
+    own, modes = _current.get(), torch._C._InferenceMode(False)
+    undo_by(modes.__exit__, None, None, None)  # restores the grad mode too
+    try:
+        modes.__enter__()
+        torch._C._set_grad_enabled(is_enabled)
         if isinstance(model, nn.Module) and not isinstance(model, torch.jit.ScriptModule):
             replace_inference_tensors(model)
         yield
+    finally:
+        if _current.get() is own:  # as in undone()
+            modes.__exit__(None, None, None)
 
 
 @torch.inference_mode(False)  # type: ignore[untyped-decorator]

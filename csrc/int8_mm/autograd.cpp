@@ -148,24 +148,13 @@ at::Tensor int4_autograd(Keys keys, const Call& call) {
   return expanded_op(call.with(weight));
 }
 
-// Below autograd all products at once, else one after another.
 template <typename Calls>
-std::vector<at::Tensor> linears_autograd(Keys keys, const Calls& calls) {
-  check_lists(calls);
-  bool is_recorded = false;
-  calls.for_each([&](const auto& call) { is_recorded |= is_recorded_call(linear(call)); });
-  static const CoreOp<std::vector<at::Tensor>(const Calls&)> together(Calls::kOp);
-  if (!is_recorded) {
-    calls.for_each([&](const auto& call) { check_constants(linear(call)); });
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    return together.redispatch(keys & c10::after_autograd_keyset, calls);
-  }
-  std::vector<at::Tensor> outputs;
-  calls.for_each([&]<typename Call>(const Call& call) {
-    static const CoreOp<at::Tensor(const Call&)> op(Call::kOp);
-    outputs.push_back(op(call));
+std::vector<at::Tensor> several_autograd(Keys keys, const Calls& calls) {
+  return linears_autograd(keys, calls, [](const auto& call) {
+    const LinearArgs args = linear(call);
+    check_constants(args);
+    return is_recorded_call(args);
   });
-  return outputs;
 }
 
 // An op without a gradient.
@@ -512,8 +501,8 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&refuse_to_record>());
   }
   m.impl("int4_linear", kernel_of<&int4_autograd<Int4Linear>>);
-  m.impl("_int8_linears", kernel_of<&linears_autograd<Int8Linears>>);
-  m.impl("_int4_linears", kernel_of<&linears_autograd<Int4Linears>>);
+  m.impl("_int8_linears", kernel_of<&several_autograd<Int8Linears>>);
+  m.impl("_int4_linears", kernel_of<&several_autograd<Int4Linears>>);
   m.impl("quantized_int4_linear", kernel_of<&int4_autograd<QuantizedInt4Linear>>);
   m.impl("static_quantized_int4_linear", kernel_of<&int4_autograd<StaticQuantizedInt4Linear>>);
   m.impl("qat_linear", kernel_of<&qat_linear_autograd>);
@@ -522,6 +511,10 @@ TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("_grouped_matmul", &grouped_product_autograd</*outer=*/false>);
   m.impl("_grouped_outer", &grouped_product_autograd</*outer=*/true>);
   m.impl("_grouped_sum", &grouped_sum_autograd);
+}
+TORCH_LIBRARY_IMPL(baraquant, FuncTorchVmapMode, m) {
+  m.impl("_int8_linears", kernel_of<&one_by_one<Int8Linears>>);
+  m.impl("_int4_linears", kernel_of<&one_by_one<Int4Linears>>);
 }
 
 }  // namespace baraquant::int8_mm

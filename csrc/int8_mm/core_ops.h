@@ -210,71 +210,36 @@ struct StaticQuantizedInt4Linear {
 // ---- Products of an input of integers with some weights -----------------------------------------
 
 struct Int8Linears {
+  using One = Int8Linear;
+
   const at::Tensor& input;
   at::TensorList weights;
   const at::Tensor& input_scale;
-  at::TensorList weight_scales, biases;
+  at::TensorList weight_scales;
+  OptionalTensors biases;
   const OptionalTensor& zero_point;
-  at::TensorList weight_sums;
+  OptionalTensors weight_sums;
   at::ScalarType dtype;
 
   static constexpr int kFields = 8;
   static constexpr const char* kOp = "baraquant::_int8_linears";
-  // Calls use(Int8Linear) for each weight.
-  template <typename Use>
-  void for_each(const Use& use) const {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const OptionalTensor bias = element(biases, i), sum = element(weight_sums, i);
-      use(Int8Linear{
-          input, weights[i], input_scale, weight_scales[i], bias, {zero_point, sum, dtype}});
-    }
-  }
-  // The lists, and whether they may be empty.
-  template <typename Use>
-  void for_each_list(const Use& use) const {
-    use("weight_scales", weight_scales, false);
-    use("biases", biases, true);
-    use("weight_sums", weight_sums, true);
-  }
 };
 
 struct Int4Linears {
+  using One = Int4Linear;
+
   const at::Tensor& input;
   at::TensorList weights;
   const at::Tensor& input_scale;
   at::TensorList weight_scales, group_factors;
   int64_t group_size;
-  at::TensorList biases, group_zero_points;
+  OptionalTensors biases, group_zero_points;
   const OptionalTensor& zero_point;
-  at::TensorList weight_sums;
+  OptionalTensors weight_sums;
   at::ScalarType dtype;
 
   static constexpr int kFields = 11;
   static constexpr const char* kOp = "baraquant::_int4_linears";
-  template <typename Use>
-  void for_each(const Use& use) const {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const OptionalTensor bias = element(biases, i), sum = element(weight_sums, i);
-      const OptionalTensor group_zero_point = element(group_zero_points, i);
-      use(Int4Linear{input,
-                     weights[i],
-                     input_scale,
-                     weight_scales[i],
-                     group_factors[i],
-                     group_size,
-                     bias,
-                     group_zero_point,
-                     {zero_point, sum, dtype}});
-    }
-  }
-  template <typename Use>
-  void for_each_list(const Use& use) const {
-    use("weight_scales", weight_scales, false);
-    use("group_factors", group_factors, false);
-    use("biases", biases, true);
-    use("group_zero_points", group_zero_points, true);
-    use("weight_sums", weight_sums, true);
-  }
 };
 
 // The output, and a bit for each element of the input, row by row: whether it lay inside the range.

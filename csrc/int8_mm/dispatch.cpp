@@ -172,7 +172,7 @@ std::vector<at::Tensor> products_of(const Calls& calls) {
   std::vector<at::Tensor> outputs;
   std::vector<ProductCall> products;
   at::Tensor rows;
-  calls.for_each([&](const auto& call) {
+  for_each(calls, [&](const auto& call) {
     const LinearArgs args = linear(call);
     check(args);
     const at::Tensor& output = outputs.emplace_back(empty_output(args));

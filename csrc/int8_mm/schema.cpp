@@ -71,15 +71,15 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
          "bool symmetric=True, int weight_quant_min=-128, int weight_quant_max=127, "
          "int quant_min=-128, int quant_max=127, " +
              backward + ") -> Tensor");
-  // int8_linear and int4_linear of an input with some weights. A list that is empty stands for none.
+  // int8_linear and int4_linear of an input with some weights: frame/lists.h.
   define(m,
          "_int8_linears(Tensor input, Tensor[] weights, Tensor input_scale, "
-         "Tensor[] weight_scales, Tensor[] biases, Tensor? input_zero_point, "
-         "Tensor[] weight_sums, ScalarType dtype) -> Tensor[]");
+         "Tensor[] weight_scales, Tensor[]? biases, Tensor? input_zero_point, "
+         "Tensor[]? weight_sums, ScalarType dtype) -> Tensor[]");
   define(m,
          "_int4_linears(Tensor input, Tensor[] packed, Tensor input_scale, Tensor[] weight_scales, "
-         "Tensor[] group_factors, int group_size, Tensor[] biases, Tensor[] group_zero_points, "
-         "Tensor? input_zero_point, Tensor[] weight_sums, ScalarType dtype) -> Tensor[]");
+         "Tensor[] group_factors, int group_size, Tensor[]? biases, Tensor[]? group_zero_points, "
+         "Tensor? input_zero_point, Tensor[]? weight_sums, ScalarType dtype) -> Tensor[]");
   // These also return what a backward needs. A mask holds one bit for each element of the input.
   define(m,
          "_quantized_linear_with_mask(Tensor input, Tensor weight, Tensor weight_scale, "

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // Calls ops from eager Python without the cost of torch.ops, which matches arguments to schemas
 // through generic conversions (about 4 us a call). Here a schema is parsed once. Plain arguments
-// (exactly a Tensor or Parameter, int, float, bool, str, dtype, None, or a list or tuple of ints, as
-// the schema requires) go to the dispatcher. For anything else, such as a Tensor subclass or a
-// SymInt, the callable returns NotImplemented, and the caller uses torch.ops.
+// (exactly a Tensor or Parameter, int, float, bool, str, dtype, None, or a list or tuple of ints or
+// tensors, as the schema requires) go to the dispatcher. For anything else, such as a Tensor subclass
+// or a SymInt, the callable returns NotImplemented, and the caller uses torch.ops.
 #include "python/eager.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -22,9 +22,9 @@ constexpr size_t kMaxArguments = 16;
 
 struct Parameter {
   PyObject* name;  // interned
-  c10::TypeKind kind;
-  bool optional;
   std::optional<c10::IValue> default_value;
+  c10::TypeKind kind = {};
+  bool optional = false, of_tensors = false;
 };
 
 struct Overload {
@@ -35,6 +35,10 @@ struct Overload {
 
 // The overloads of one op, tried in order.
 using Overloads = std::vector<Overload>;
+
+bool is_list_of_tensors(const c10::Type& type) {
+  return type.isSubtypeOf(*c10::ListType::ofTensors());
+}
 
 // Whether we can convert the schema's type. For torch a dtype is an int with a name of its own,
 // which it calls the "real" type.
@@ -54,7 +58,8 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
     case c10::TypeKind::StringType:
       return true;
     case c10::TypeKind::ListType:
-      return type->expectRef<c10::ListType>().getElementType()->kind() == c10::TypeKind::IntType;
+      parameter.of_tensors = is_list_of_tensors(*type);
+      return parameter.of_tensors || type->isSubtypeOf(*c10::ListType::ofInts());
     default:
       return false;
   }
@@ -63,35 +68,45 @@ bool read_type(c10::TypePtr type, Parameter& parameter) {
 std::optional<Overload> read_schema(const c10::OperatorHandle& op) {
   Overload overload{op, {}, 0};
   for (const c10::Argument& argument : op.schema().arguments()) {
-    Parameter parameter{
-        PyUnicode_InternFromString(argument.name().c_str()), {}, false, argument.default_value()};
+    Parameter parameter{PyUnicode_InternFromString(argument.name().c_str()),
+                        argument.default_value()};
     if (!read_type(argument.real_type(), parameter)) return std::nullopt;
     if (!argument.kwarg_only()) ++overload.positional;
     overload.parameters.push_back(std::move(parameter));
   }
-  for (const c10::Argument& result : op.schema().returns()) {
-    if (result.type()->kind() != c10::TypeKind::TensorType) return std::nullopt;
+  const auto& results = op.schema().returns();
+  for (const c10::Argument& result : results) {
+    const bool is_list = results.size() == 1 && is_list_of_tensors(*result.type());
+    if (!is_list && result.type()->kind() != c10::TypeKind::TensorType) return std::nullopt;
   }
   if (overload.parameters.size() > kMaxArguments) return std::nullopt;
   return overload;
 }
 
-// Pushes an int, or a list or tuple of ints, as the list that a schema's int[1] stands for.
-bool push_ints(torch::jit::Stack& stack, PyObject* object) {
-  c10::List<int64_t> values;
-  const auto append = [&](PyObject* item) {
-    if (!PyLong_CheckExact(item)) return false;
-    int overflow = 0;
-    values.push_back(PyLong_AsLongLongAndOverflow(item, &overflow));
-    return overflow == 0;
-  };
-  if (PyLong_CheckExact(object)) {
-    if (!append(object)) return false;
-  } else if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
+// Each puts a plain value at the end. Returns false if it is not plain.
+template <typename Values>
+bool append_int(Values& values, PyObject* item) {
+  if (!PyLong_CheckExact(item)) return false;
+  int overflow = 0;
+  values.emplace_back(static_cast<int64_t>(PyLong_AsLongLongAndOverflow(item, &overflow)));
+  return overflow == 0;
+}
+template <typename Values>
+bool append_tensor(Values& values, PyObject* item) {
+  if (!THPVariable_CheckExact(item)) return false;
+  values.emplace_back(THPVariable_Unpack(item));
+  return true;
+}
+
+// Pushes a list or tuple. An int too, as the list that a schema's int[1] stands for.
+template <typename T, bool append(c10::List<T>&, PyObject*)>
+bool push_list(torch::jit::Stack& stack, PyObject* object) {
+  c10::List<T> values;
+  if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-      if (!append(PySequence_Fast_GET_ITEM(object, i))) return false;
+      if (!append(values, PySequence_Fast_GET_ITEM(object, i))) return false;
     }
-  } else {
+  } else if (!std::is_same_v<T, int64_t> || !append(values, object)) {
     return false;
   }
   stack.emplace_back(std::move(values));
@@ -106,17 +121,10 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
   }
   switch (parameter.kind) {
     case c10::TypeKind::TensorType:
-      if (!THPVariable_CheckExact(object)) return false;
-      stack.emplace_back(THPVariable_Unpack(object));
-      return true;
+      return append_tensor(stack, object);
     case c10::TypeKind::IntType:
-    case c10::TypeKind::SymIntType: {
-      if (!PyLong_CheckExact(object)) return false;
-      int overflow = 0;
-      const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-      stack.emplace_back(static_cast<int64_t>(value));
-      return overflow == 0;
-    }
+    case c10::TypeKind::SymIntType:
+      return append_int(stack, object);
     case c10::TypeKind::FloatType:
       if (!PyFloat_CheckExact(object)) return false;
       stack.emplace_back(PyFloat_AS_DOUBLE(object));
@@ -138,7 +146,8 @@ bool push(torch::jit::Stack& stack, PyObject* object, const Parameter& parameter
       return true;
     }
     default:  // read_type takes lists besides
-      return push_ints(stack, object);
+      return parameter.of_tensors ? push_list<at::Tensor, append_tensor>(stack, object)
+                                  : push_list<int64_t, append_int>(stack, object);
   }
 }
 
@@ -177,15 +186,22 @@ bool match(const Overload& overload, PyObject* const* args, size_t count, PyObje
   return true;
 }
 
-// Returns what torch.ops returns: None, a tensor, or a tuple of tensors.
+// Returns what torch.ops returns: None, a tensor, a list of tensors, or a tuple of them.
 PyObject* wrap(torch::jit::Stack& stack) {
   if (stack.empty()) Py_RETURN_NONE;
-  if (stack.size() == 1) return THPVariable_Wrap(std::move(stack[0]).toTensor());
-  PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(stack.size()));
-  for (size_t i = 0; result && i < stack.size(); ++i) {
-    PyObject* item = THPVariable_Wrap(std::move(stack[i]).toTensor());
+  if (stack.size() == 1 && stack[0].isTensor()) {
+    return THPVariable_Wrap(std::move(stack[0]).toTensor());
+  }
+  const bool is_list = stack[0].isList();
+  const at::ArrayRef<c10::IValue> items =
+      is_list ? stack[0].toListRef() : at::ArrayRef<c10::IValue>(stack);
+  const auto size = static_cast<Py_ssize_t>(items.size());
+  const auto set = is_list ? &PyList_SetItem : &PyTuple_SetItem;
+  PyObject* result = is_list ? PyList_New(size) : PyTuple_New(size);
+  for (Py_ssize_t i = 0; result && i < size; ++i) {
+    PyObject* item = THPVariable_Wrap(items[i].toTensor());
     if (!item) Py_CLEAR(result);
-    if (item) PyTuple_SET_ITEM(result, static_cast<Py_ssize_t>(i), item);
+    if (item) set(result, i, item);
   }
   return result;
 }

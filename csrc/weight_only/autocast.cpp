@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 // weight_only_linear under autocast: the input and the bias are cast, as those of
-// torch.nn.functional.linear.
+// torch.nn.functional.linear. Several products are computed one by one.
 #include <torch/library.h>
 
 #include "frame/autocast.h"
@@ -28,9 +28,11 @@ at::Tensor linear_autocast(const LinearArgs& args) {
 
 TORCH_LIBRARY_IMPL(baraquant, AutocastCPU, m) {
   m.impl("weight_only_linear", kernel_of<&linear_autocast<at::kCPU>>);
+  m.impl("_weight_only_linears", kernel_of<&one_by_one<Linears>>);
 }
 TORCH_LIBRARY_IMPL(baraquant, AutocastCUDA, m) {
   m.impl("weight_only_linear", kernel_of<&linear_autocast<at::kCUDA>>);
+  m.impl("_weight_only_linears", kernel_of<&one_by_one<Linears>>);
 }
 
 }  // namespace baraquant::weight_only

@@ -78,11 +78,15 @@ bool is_recorded_call(const LinearArgs& args) {
   return requires_grad(args.input) || (args.bias && requires_grad(*args.bias));
 }
 
+void check_constants(const LinearArgs& args) {
+  weight_only_linear.check_dispatchable(args);
+  check_constant(kOp, "weight_scale", args.weight_scale);
+}
+
 at::Tensor linear_autograd(c10::DispatchKeySet keys, const LinearArgs& args) {
   const at::Tensor& input = args.input;
   const OptionalTensor& bias = args.bias;
-  weight_only_linear.check_dispatchable(args);
-  check_constant(kOp, "weight_scale", args.weight_scale);
+  check_constants(args);
   if (needs_composite(args)) {
     check_linear(args);
     return at::linear(input, args.integers().dequantized(input.sym_size(-1), input.scalar_type()),
@@ -92,26 +96,21 @@ at::Tensor linear_autograd(c10::DispatchKeySet keys, const LinearArgs& args) {
   return weight_only_linear.below_autograd(keys, args);
 }
 
-// Below autograd all products at once, else one after another.
-std::vector<at::Tensor> linears_autograd(c10::DispatchKeySet keys, const Linears& calls) {
-  check_lists(calls);
-  bool is_alone = false;
-  calls.for_each([&](const LinearArgs& args) {
-    weight_only_linear.check_dispatchable(args);
-    check_constant(kOp, "weight_scale", args.weight_scale);
-    is_alone |= needs_composite(args) || is_recorded_call(args);
+std::vector<at::Tensor> several_autograd(c10::DispatchKeySet keys, const Linears& calls) {
+  return linears_autograd(keys, calls, [](const LinearArgs& args) {
+    check_constants(args);
+    return needs_composite(args) || is_recorded_call(args);
   });
-  if (!is_alone) return weight_only_linears.below_autograd(keys, calls);
-  std::vector<at::Tensor> outputs;
-  calls.for_each([&](const LinearArgs& args) { outputs.push_back(weight_only_linear(args)); });
-  return outputs;
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(baraquant, Autograd, m) {
   m.impl("weight_only_linear", kernel_of<&linear_autograd>);
-  m.impl("_weight_only_linears", kernel_of<&linears_autograd>);
+  m.impl("_weight_only_linears", kernel_of<&several_autograd>);
+}
+TORCH_LIBRARY_IMPL(baraquant, FuncTorchVmapMode, m) {
+  m.impl("_weight_only_linears", kernel_of<&one_by_one<Linears>>);
 }
 
 }  // namespace baraquant::weight_only

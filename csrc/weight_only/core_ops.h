@@ -27,46 +27,32 @@ struct Weight {
   at::Tensor dequantized(const c10::SymInt& columns, at::ScalarType dtype) const;
 };
 
+inline constexpr const char* kOp = "baraquant::weight_only_linear";
+
 struct LinearArgs {
   const at::Tensor &input, &weight, &weight_scale;
   const OptionalTensor &bias, &weight_zero_point;
   std::optional<c10::SymInt> group_size;
 
   static constexpr int kFields = 6;
+  static constexpr const char* kOp = weight_only::kOp;
   Weight integers() const { return {weight, weight_scale, weight_zero_point, group_size}; }
 };
 
-// An input with some weights. A list that is empty stands for none.
+// An input with some weights.
 struct Linears {
+  using One = LinearArgs;
+
   const at::Tensor& input;
-  at::TensorList weights, weight_scales, biases, weight_zero_points;
+  at::TensorList weights, weight_scales;
+  OptionalTensors biases, weight_zero_points;
   std::optional<c10::SymInt> group_size;
 
   static constexpr int kFields = 6;
   static constexpr const char* kOp = "baraquant::_weight_only_linears";
-  // Calls use(LinearArgs) for each weight.
-  template <typename Use>
-  void for_each(const Use& use) const {
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const OptionalTensor bias = element(biases, i);
-      const OptionalTensor zero_point = element(weight_zero_points, i);
-      use(LinearArgs{input, weights[i], weight_scales[i], bias, zero_point, group_size});
-    }
-  }
-  // The lists, and whether they may be empty.
-  template <typename Use>
-  void for_each_list(const Use& use) const {
-    use("weight_scales", weight_scales, false);
-    use("biases", biases, true);
-    use("weight_zero_points", weight_zero_points, true);
-  }
 };
 
-inline constexpr const char* kOp = "baraquant::weight_only_linear";
 inline constexpr NamedOp<"baraquant::weight_only_linear", at::Tensor(const LinearArgs& args)>
     weight_only_linear;
-inline constexpr NamedOp<"baraquant::_weight_only_linears",
-                         std::vector<at::Tensor>(const Linears& calls)>
-    weight_only_linears;
 
 }  // namespace baraquant::weight_only

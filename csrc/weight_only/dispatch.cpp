@@ -133,7 +133,7 @@ std::vector<at::Tensor> linears_device(const Linears& calls) {
   check_lists(calls);
   std::vector<FewRows> few_rows;
   std::vector<at::Tensor> outputs;
-  calls.for_each([&](const LinearArgs& args) { outputs.push_back(output_of(args, few_rows)); });
+  for_each(calls, [&](const LinearArgs& args) { outputs.push_back(output_of(args, few_rows)); });
   multiply_together(few_rows);
   return outputs;
 }

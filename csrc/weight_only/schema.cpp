@@ -12,10 +12,10 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   define(m,
          "weight_only_linear(Tensor input, Tensor weight, Tensor weight_scale, Tensor? bias=None, "
          "*, Tensor? weight_zero_point=None, SymInt? group_size=None) -> Tensor");
-  // The same of an input with some weights. A list that is empty stands for none.
+  // The same of an input with some weights: frame/lists.h.
   define(m,
          "_weight_only_linears(Tensor input, Tensor[] weights, Tensor[] weight_scales, "
-         "Tensor[] biases, Tensor[] weight_zero_points, SymInt? group_size) -> Tensor[]");
+         "Tensor[]? biases, Tensor[]? weight_zero_points, SymInt? group_size) -> Tensor[]");
 }
 
 }  // namespace baraquant::weight_only

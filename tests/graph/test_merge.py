@@ -15,6 +15,7 @@ from baraquant.graph import Fuse
 from baraquant.graph._merge import merge_products
 from tests.graph.blocks import assert_values_fit, merged
 from tests.graph.test_exported import exported, outputs
+from tests.nn.test_quantizer_modules import saved
 
 K, SIZES = 16, {"a": 8, "b": 8, "c": 24}
 X = torch.randn(2, 3, K, generator=torch.Generator().manual_seed(1))
@@ -210,12 +211,37 @@ def test_attributes_may_stand_anywhere() -> None:
     assert all(map(torch.equal, fused(module), expected)) and merged(module.graph) == [(INT8, 3)]
 
 
-@pytest.mark.parametrize("name", ("quantized_linear", "floating"))
-def test_exported_programs_keep_single_products(name: str) -> None:
-    """They may be called under autocast and vmap, which products of one weight know."""
+@pytest.mark.parametrize(
+    "name", ("quantized_linear", "bias", "int4 asymmetric", "floating", "floating groups")
+)
+def test_exported_programs(name: str) -> None:
+    """They are saved, and are called under autocast and vmap."""
     program = exported(Model(CASES[name].function), X)
+    before = program.module()
     baraquant.graph.fuse_(program)
-    assert merged(program.graph) == []
+    assert merged(program.graph) == CASES[name].calls
+    assert_values_fit(program.graph)
+    after = torch.export.load(saved(torch.export.save, program)).module()
+
+    def called(module: Any) -> list[Tensor]:
+        plain, batch = outputs(module, X), torch.vmap(module)(torch.stack((X, -X)))
+        with torch.autocast("cpu", torch.bfloat16):
+            return [*plain, *batch, *outputs(module, X)]
+
+    for found, expected in zip(called(after), called(before), strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+def test_gradients_of_an_exported_program() -> None:
+    program = exported(Model(CASES["floating"].function), X)
+    modules = [program.module()]
+    baraquant.graph.fuse_(program)
+    gradients = []
+    for module in (*modules, program.module()):
+        x = X.clone().requires_grad_()
+        sum(y.sin().sum() for y in module(x)).backward()
+        gradients.append(x.grad)
+    assert merged(program.graph) and torch.equal(*gradients)
 
 
 def test_a_bias_of_negative_zeros_is_none() -> None:
@@ -233,5 +259,5 @@ def test_a_bias_of_negative_zeros_is_none() -> None:
     (call,) = graph.find_nodes(
         op="call_function", target=torch.ops.baraquant._weight_only_linears.default
     )
-    assert call.args == (x, weights[::2], weights[1::2], [], [], None)
+    assert call.args == (x, weights[::2], weights[1::2], None, None, None)
     assert outputs[2].args[3].target is torch.ops.aten.full.default

@@ -58,7 +58,7 @@ def calls(
         named = lists | ({"weight_zero_point": points} if more else {})
         order = ["weight", "weight_scale", "bias", "weight_zero_point"]
         op, single, options = OPS._weight_only_linears, OPS.weight_only_linear, {"group_size": 32}
-        args = [x, *(named.get(name, []) for name in order), 32]
+        args = [x, *(named.get(name) for name in order), 32]
     else:
         x = integers((rows, depth), torch.int8, "random", 1)
         options = {"input_scale": cases.scales((rows,), cases.compute_dtype(dtype), 3)}
@@ -69,13 +69,13 @@ def calls(
         scale, point = options["input_scale"], options.get("input_zero_point")
         if kind == "int8":
             op, single = OPS._int8_linears, OPS.int8_linear
-            args = [x, named["weight"], scale, named["weight_scale"], named.get("bias", [])]
+            args = [x, named["weight"], scale, named["weight_scale"], named.get("bias")]
         else:
             op, single = OPS._int4_linears, OPS.int4_linear
             options["group_size"] = 32
             args = [x, named["packed"], scale, named["weight_scale"], named["group_factor"], 32]
-            args += [named.get("bias", []), named.get("group_zero_point", [])]
-        args += [point, [], dtype]
+            args += [named.get("bias"), named.get("group_zero_point")]
+        args += [point, None, dtype]
     singles = [
         (single, [x], options | {name: values[i] for name, values in named.items()})
         for i in range(len(outputs))
@@ -147,6 +147,30 @@ def test_gradients_are_those_of_each_alone(kind: str, device: str) -> None:
         assert_same_bits(left, right)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_and_autocast_are_those_of_each_alone(kind: str, device: str) -> None:
+    """A batch of the input, and of an input's scales and zero points; of nothing else."""
+    together, singles = calls(kind, 6, (24, 8), 64, torch.float32, more=True)
+    (op, args, _), singles = moved(together, device), [moved(one, device) for one in singles]
+    batched = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
+    args = [a.unflatten(0, (2, 3)) if i in batched else a for i, a in enumerate(args)]
+    found = torch.vmap(op, tuple(0 if i in batched else None for i in range(len(args))))(*args)
+    for result, (single, given, options) in zip(found, singles, strict=True):
+        assert_same_bits(result.flatten(0, 1), single(*given, **options))
+    for i, own in enumerate(args):
+        if isinstance(own, list):
+            repeated = [*args[:i], [torch.stack((one, one)) for one in own], *args[i + 1 :]]
+            for others in ([], batched):
+                dims = tuple(0 if j in (i, *others) else None for j in range(len(args)))
+                with pytest.raises(NotImplementedError, match=r"torch\.vmap over .* Call the op"):
+                    torch.vmap(op, dims)(*repeated)
+    args = [a.flatten(0, 1) if j in batched else a for j, a in enumerate(args)]
+    with torch.autocast(device, torch.bfloat16):
+        for result, (single, given, options) in zip(op(*args), singles, strict=True):
+            assert_same_bits(result, single(*given, **options))
+            assert (result.dtype == torch.bfloat16) == kind.startswith("floating")
+
+
 def test_what_is_refused() -> None:
     for kind in KINDS:
         (op, args, _), _ = calls(kind, 2, (24, 8), 64, torch.float32, more=True)
@@ -159,6 +183,11 @@ def test_what_is_refused() -> None:
         changed = [*args]
         changed[1] = [changed[1][0], changed[1][1][:, :-1].contiguous()]
         with pytest.raises((ValueError, TypeError), match="expected"):
+            op(*changed)
+        changed = [*args]
+        bias = next(i for i, a in enumerate(op.default._schema.arguments) if a.name == "biases")
+        changed[bias] = [one._neg_view() for one in args[bias]]
+        with pytest.raises(NotImplementedError, match="expected biases to hold their values"):
             op(*changed)
         assert op(args[0], *([] if isinstance(value, list) else value for value in args[1:])) == []
 

@@ -507,13 +507,14 @@ def test_a_hook_that_raises_leaves_the_float_model(monkeypatch: pytest.MonkeyPat
     tried.again()
 
 
-def test_a_context_that_is_collected_late_changes_no_other_call() -> None:
+@pytest.mark.parametrize("context_of", (evaluating, transaction._without_inference_tensors))
+def test_a_context_that_is_collected_late_changes_no_other_call(context_of: Any) -> None:
     """An exception between a block and its end leaves the end to the garbage collector."""
     suspended = []
 
     @transaction.in_one_transaction
     def interrupted(model: nn.Module) -> None:
-        context = evaluating(model)
+        context = context_of(model)
         context.__enter__()
         suspended.append(context)
         raise InjectedError
@@ -526,6 +527,12 @@ def test_a_context_that_is_collected_late_changes_no_other_call() -> None:
         transaction.switch_off_fast_path()
         raise InjectedError
 
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+        with pytest.raises(InjectedError):
+            interrupted(model)
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+        suspended.clear()
     for call in (interrupted, later):
         with pytest.raises(InjectedError):
             call(nn.Linear(4, 4))

@@ -14,7 +14,7 @@ from ..shared.arguments import check
 from ..shared.product import fixed_dtype, is_exported, matching_bias
 from ..shared.straight_through import makes_graph, without_gradient
 from . import _arguments
-from .merged import Columns, State, merged_output
+from .merged import Columns, State
 from .weights import IntegerLinear
 
 
@@ -67,19 +67,13 @@ class DynamicInput(IntegerLinear):
             smooth = _arguments.scale_of_inputs(name, "smooth", smooth, self.in_features)
         self.register_buffer("smooth", smooth)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting():
-            output = None if self._merged is None else merged_output(self, input)
-            if output is not None:
-                return output
-            if isinstance(input, QuantizedInput):
-                self._check_per_token()
-                return self._output_of(input)
-        return self._output_of_floats(input)
-
-    def _output_of_floats(self, input: Tensor) -> Tensor:
-        """Return the output for a floating input."""
+    def _own_output(self, input: Tensor) -> Tensor:
+        if not torch.jit.is_scripting() and isinstance(input, QuantizedInput):
+            self._check_per_token()
+            values, scale, zero_point, dtype = input
+            bias = matching_bias(self.bias, dtype, self.weight_scale)
+            zero = None if self.symmetric else zero_point
+            return self._product_of_integers(values, scale, bias, zero, dtype)
         smooth = self.smooth
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         if self.rotate > 0:
@@ -160,7 +154,7 @@ class DynamicInput(IntegerLinear):
             input = self._integers_of(input)
         values, scale, zero, dtype = input
         zero_point = None if self.symmetric else zero
-        return self._products_of_integers(columns, values, scale, zero_point, dtype)
+        return self._products_of_integers(columns, (values, scale, zero_point, dtype))
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _check_per_token(self) -> None:
@@ -169,13 +163,6 @@ class DynamicInput(IntegerLinear):
                 f"{type(self).__name__}: expected granularity per_token for an input of integers, "
                 f"but got {self.granularity}; give the layer the floating input"
             )
-
-    @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _output_of(self, input: QuantizedInput) -> Tensor:
-        values, scale, zero_point, dtype = input
-        bias = matching_bias(self.bias, dtype, self.weight_scale)
-        zero = None if self.symmetric else zero_point
-        return self._product_of_integers(values, scale, bias, zero, dtype)
 
 
 class StaticInput(IntegerLinear):
@@ -199,12 +186,7 @@ class StaticInput(IntegerLinear):
             smooth_scale = _arguments.scale_of_inputs(name, "smooth_scale", smooth_scale, features)
         self.register_buffer("smooth_scale", smooth_scale)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting():
-            output = None if self._merged is None else merged_output(self, input)
-            if output is not None:
-                return output
+    def _own_output(self, input: Tensor) -> Tensor:
         bias = matching_bias(self.bias, input.dtype, self.weight_scale)
         zero_point, smooth_scale = self.act_zero_point, self.smooth_scale
         rows = self._rotated(input)
@@ -235,4 +217,4 @@ class StaticInput(IntegerLinear):
         else:
             zeros = None if zero is None else zero.expand(smooth_scale.shape)
             values = ops.quantize_per_channel(rows, smooth_scale, zeros, -1, *ends)
-        return self._products_of_integers(columns, values, scale, zero, input.dtype)
+        return self._products_of_integers(columns, (values, scale, zero, input.dtype))

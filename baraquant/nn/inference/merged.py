@@ -33,7 +33,7 @@ _tracing, _dispatch_modes = torch._C._get_tracing_state, torch._C._len_torch_dis
 _is_autocast = torch._C._is_any_autocast_enabled
 _transforms = torch._C._functorch.peek_interpreter_stack
 
-Columns: TypeAlias = list[list[Tensor]]  # of each tensor of a layer, those of some layers
+Columns: TypeAlias = list[Any]  # of each tensor of a layer, those of some layers, or None
 Slots: TypeAlias = list[tuple[dict[str, Any], str]]
 
 
@@ -109,7 +109,7 @@ class _Plan:
     def __init__(self, members: dict[int, _Member]) -> None:
         self.members = members
         owns = zip(*[member.own for member in members.values()], strict=True)
-        self.columns: Columns = [[] if column[0] is None else [*column] for column in owns]
+        self.columns: Columns = [None if column[0] is None else [*column] for column in owns]
         layers = [member.layer() for member in members.values()]
         self.hooks = [
             hooks

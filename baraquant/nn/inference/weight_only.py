@@ -14,7 +14,7 @@ from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import Dequantizes
-from .merged import Columns, Slots, State, merged_output
+from .merged import Columns, Slots, State
 from .weights import LaysOutWeight
 
 
@@ -92,12 +92,7 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
         self.set_layout(transposed)
         self.rotate = check_block("WeightOnlyLinear", rotate, self.in_features)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
-        if not torch.jit.is_scripting():
-            output = None if self._merged is None else merged_output(self, input)
-            if output is not None:
-                return output
+    def _own_output(self, input: Tensor) -> Tensor:
         bias = self.bias
         if bias is not None and bias.dtype != input.dtype:
             bias = bias.to(input.dtype)
@@ -131,13 +126,10 @@ class WeightOnlyLinear(Dequantizes, LaysOutWeight):
 
     def _merged_outputs(self, columns: Columns, input: Tensor) -> list[Tensor]:
         weights, scales, zero_points, biases = columns
-        outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears.default(
-            self.input_fake_quant(self._rotated(input)),
-            weights,
-            scales,
-            [bias.to(input.dtype) for bias in biases],
-            zero_points,
-            self.group_size,
+        rows = self.input_fake_quant(self._rotated(input))
+        biases = biases and [bias.to(input.dtype) for bias in biases]
+        outputs: list[Tensor] = torch.ops.baraquant._weight_only_linears(
+            rows, weights, scales, biases, zero_points, self.group_size
         )
         return outputs
 

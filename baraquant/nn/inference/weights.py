@@ -5,7 +5,7 @@ A layer is one of these classes and one of :mod:`.inputs`.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,10 @@ from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
 from . import _arguments
 from .integers import HoldsIntegers
-from .merged import Columns, Slots, State
+from .merged import Columns, Slots, State, merged_output
+
+# The values of an input, their scale and zero point, and the dtype of the output.
+Integers: TypeAlias = tuple[Tensor, Tensor, Tensor | None, torch.dtype]
 
 
 class LaysOutWeight(HoldsIntegers):
@@ -34,6 +37,18 @@ class LaysOutWeight(HoldsIntegers):
     rotate: int  # the block that is rotated in inputs, and is in the weight; 0 if none is
     _integer_input: tuple[type, ...] = ()  # what the layer takes in place of floats
     _merged: Any = None  # the LinearGroup that computes the layer, and its place there
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output ``[..., out_features]`` in the dtype of ``input``."""
+        if not torch.jit.is_scripting():
+            output = None if self._merged is None else merged_output(self, input)
+            if output is not None:
+                return output
+        return self._own_output(input)
+
+    def _own_output(self, input: Tensor) -> Tensor:
+        """Return the output that the layer computes by itself."""
+        raise NotImplementedError
 
     def set_layout(self, transposed: bool) -> None:
         """Set the layout in which ``weight`` is read."""
@@ -94,8 +109,8 @@ class IntegerLinear(LaysOutWeight):
     * ``_dynamic_product(rows, bias, dtype)`` of rows that get a scale for each token,
     * ``_static_product(rows, scale, bias, zero_point, smooth_scale, dtype)`` with one scale,
     * ``_product_of_integers(integers, scale, bias, zero_point, dtype)`` of rows that are integers,
-    * ``_products_of_integers(columns, integers, scale, zero_point, dtype)``: the same for several
-      layers, with a list of the tensors of all for each tensor of ``_weight_state()``.
+    * ``_products_of_integers(columns, input)``: the same for several layers, with a list of the
+      tensors of all for each tensor of ``_weight_state()``.
     """
 
     __constants__: tuple[str, ...] = (
@@ -152,14 +167,7 @@ class IntegerLinear(LaysOutWeight):
         """Return options of the weight that layers computed by one call share, and its tensors."""
         raise NotImplementedError
 
-    def _products_of_integers(
-        self,
-        columns: Columns,
-        integers: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None,
-        dtype: torch.dtype,
-    ) -> list[Tensor]:
+    def _products_of_integers(self, columns: Columns, input: Integers) -> list[Tensor]:
         """Return the products of an input with the weights of several layers."""
         raise NotImplementedError
 
@@ -195,18 +203,11 @@ class Int8Rows(IntegerLinear):
         own = self._parameters
         return (), [(own, "qweight"), (self._buffers, "weight_scale"), (own, "bias")]
 
-    def _products_of_integers(
-        self,
-        columns: Columns,
-        integers: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None,
-        dtype: torch.dtype,
-    ) -> list[Tensor]:
-        weights, scales, biases = columns
-        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
-        outputs: list[Tensor] = torch.ops.baraquant._int8_linears.default(
-            integers, weights, scale, scales, biases, zero_point, [], dtype
+    def _products_of_integers(self, columns: Columns, input: Integers) -> list[Tensor]:
+        (weights, scales, biases), (integers, scale, zero_point, dtype) = columns, input
+        biases = biases and [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        outputs: list[Tensor] = torch.ops.baraquant._int8_linears(
+            integers, weights, scale, scales, biases, zero_point, None, dtype
         )
         return outputs
 
@@ -288,19 +289,13 @@ class Int4Factors(IntegerLinear):
         first = [(own, "packed"), (self._buffers, "weight_scale"), (own, "bias")]
         return (self.group_size,), [*first, (own, "group_factor"), (own, "group_zero_point")]
 
-    def _products_of_integers(
-        self,
-        columns: Columns,
-        integers: Tensor,
-        scale: Tensor,
-        zero_point: Tensor | None,
-        dtype: torch.dtype,
-    ) -> list[Tensor]:
+    def _products_of_integers(self, columns: Columns, input: Integers) -> list[Tensor]:
         packed, scales, biases, factors, group_zeros = columns
-        biases = [matching_bias(bias, dtype, scales[0]) for bias in biases]
+        integers, scale, zero_point, dtype = input
+        biases = biases and [matching_bias(bias, dtype, scales[0]) for bias in biases]
         size = self.group_size
-        outputs: list[Tensor] = torch.ops.baraquant._int4_linears.default(
-            integers, packed, scale, scales, factors, size, biases, group_zeros, zero_point, [],
+        outputs: list[Tensor] = torch.ops.baraquant._int4_linears(
+            integers, packed, scale, scales, factors, size, biases, group_zeros, zero_point, None,
             dtype,
         )  # fmt: skip
         return outputs
