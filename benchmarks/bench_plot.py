@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.bench_row import Row, Target
+from benchmarks.bench_row import Row, TakesAtMost, Target
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -114,6 +114,8 @@ def plot_speedups(
         if row.speedups:
             panels.setdefault(panel(row), []).append(row)
     marks = [Line2D([], [], color="k", marker="s", linestyle="", label="other peers")]
+    if any(row.targets for own in panels.values() for row in own):
+        marks.append(_target_mark())
     draw = functools.partial(_plot_speedups, label=label)
     _draw(panels, about, path, draw, marks, ": times the speed of the first peer")
 
@@ -125,8 +127,9 @@ def _plot_speedups(axis: Any, rows: list[Row], label: Callable[[Any], str]) -> N
         for other in others:
             axis.plot(first / other, place, "s", color="k", markersize=3)
         for target in row.targets:
-            if isinstance(target, Target):
-                axis.plot([target.at_least] * 2, [place - 0.4, place + 0.4], color="crimson")
+            if isinstance(target, Target | TakesAtMost):
+                wanted = 1 / target.share if isinstance(target, TakesAtMost) else target.at_least
+                axis.plot([wanted] * 2, [place - 0.4, place + 0.4], color="crimson")
     axis.set_yticks(range(len(rows)), [label(row) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
 
