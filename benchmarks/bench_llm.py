@@ -157,6 +157,8 @@ class Models:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.timer = options, timer_of(options)
+        if options.busy:
+            self.timer.clock = time.process_time
         self.until = time.monotonic() + options.budget
         self.floats: dict[tuple[Any, ...], dict[str, float | str]] = {}
         self.took: dict[tuple[str, str], float] = {}
@@ -336,7 +338,14 @@ def main(argv: list[str] | None = None) -> list[Row]:
     parser.add_argument(
         "--budget", type=float, default=BUDGET, help=f"seconds of the run; {BUDGET:g} by default"
     )
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="on a CPU with other work, with one thread: the time that the process had a core",
+    )
     options = parse(parser, argv, parse_model)
+    if options.busy and (options.device.type != "cpu" or options.threads != [1]):
+        parser.error("expected --device cpu --threads 1 beside --busy")
     is_cuda, quick = options.device.type == "cuda", options.quick
     sizes = [TARGET_MODEL, "1b", "8b"] if is_cuda else ["100m"]
     options.sizes = options.sizes or (["tiny"] if quick else sizes)
@@ -348,7 +357,8 @@ def main(argv: list[str] | None = None) -> list[Row]:
     if options.prompts is None:
         prompts = [(1, 512), (1, 4096), (4, 2048)]
         options.prompts = [(1, 16)] if quick else prompts if is_cuda else prompts[:1]
-    return run(sections(options), options, plot, LLM, versions())
+    about = versions() | ({"time": "of the process"} if options.busy else {})
+    return run(sections(options), options, plot, LLM, about)
 
 
 if __name__ == "__main__":

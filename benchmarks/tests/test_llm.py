@@ -62,7 +62,13 @@ def test_a_part_is_chosen() -> None:
     rows = bench_llm.main([*COMMAND, *asked])
     assert {(row.op, row.variant) for row in rows} == {("float32", "plain"), ("W8A8", "optimized")}
     assert {row.case for row in rows} == {"quantize", "decode 3"}
-    wrong = (["--sizes", "3b"], ["--sizes", "tiny/3"], ["--prompts", "16"], ["--schemes", "W3A3"])
+    wrong = (
+        ["--busy"],
+        ["--sizes", "3b"],
+        ["--sizes", "tiny/3"],
+        ["--prompts", "16"],
+        ["--schemes", "W3A3"],
+    )
     for arguments in wrong:
         with pytest.raises(SystemExit):
             bench_llm.main([*COMMAND, *arguments])
@@ -99,6 +105,15 @@ def test_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert [len(found["rows"]) for found, table in kept if table.exists()] == [2, 4]
     assert (tmp_path / "llm.png").exists()
+
+
+def test_busy() -> None:
+    """Time in which the process sleeps is not its own."""
+    options = options_of("cpu")
+    for options.busy in (False, True):
+        calls = {"sleep": lambda _: time.sleep(0.02)}
+        seconds = Models(options).timer.compare(calls)["sleep"]
+        assert (seconds >= 0.02) != options.busy
 
 
 def test_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +168,7 @@ def test_shapes() -> None:
 
 
 def options_of(device: str) -> argparse.Namespace:
-    return argparse.Namespace(device=torch.device(device), quick=True, budget=1.0)
+    return argparse.Namespace(device=torch.device(device), quick=True, budget=1.0, busy=False)
 
 
 def test_targets() -> None:
