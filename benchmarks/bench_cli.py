@@ -19,6 +19,9 @@ from benchmarks.bench_plot import Plot
 from benchmarks.bench_report import OPS, Layout, Part, run_sections
 from benchmarks.bench_row import DTYPES, Row
 
+# The options that name a file, and its suffix.
+FILES = {"json": "json", "markdown": "md", "plot": "png"}
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -87,6 +90,7 @@ def parser_of(
     parser.add_argument("--json", type=path, help="write all rows here")
     parser.add_argument("--markdown", type=path, help="write the table here")
     parser.add_argument("--plot", type=path, help="write a PNG here")
+    parser.add_argument("--out", type=path, help="write all three, with this path before suffixes")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, dtypes and rounds")
     return parser
 
@@ -96,13 +100,16 @@ def parse(
     argv: list[str] | None,
     read_size: Callable[[str], object] = lambda size: parse_size(size, torch.float32),
 ) -> argparse.Namespace:
-    """Reads the command line, and refuses sizes that ``read_size`` refuses."""
+    """Reads the command line, refuses sizes that ``read_size`` refuses, and names the files."""
     options = parser.parse_args(argv)
     try:
         for size in options.sizes or []:
             read_size(size)
     except ValueError as error:
         parser.error(str(error))
+    for name, suffix in FILES.items() if options.out else ():
+        path = getattr(options, name) or options.out.with_name(f"{options.out.name}.{suffix}")
+        setattr(options, name, path)
     return options
 
 

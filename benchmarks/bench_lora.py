@@ -25,7 +25,7 @@ import torch
 from benchmarks.bench import free_memory
 from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
 from benchmarks.bench_report import Layout, Part, verdicts
-from benchmarks.bench_row import Row
+from benchmarks.bench_row import Row, TakesAtMost
 
 # isort: split
 from benchmarks import training_row
@@ -33,7 +33,7 @@ from benchmarks.bench_training import COMPILE_FOR, measured, timer_of
 from benchmarks.lora_block import LAYERS, OWN_INT8, LoraStep, adapter_name, variants
 from benchmarks.training_block import Variant
 from benchmarks.training_plot import plot_training
-from benchmarks.training_row import MIB, TakesAtMost, TrainingRow
+from benchmarks.training_row import MIB, TrainingRow
 from benchmarks.training_step import Step, Stepper
 from tests.support.cases import name_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import matplotlib
 
-from benchmarks.bench_row import Row, Target
+from benchmarks.bench_row import Row, TakesAtMost, Target
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -113,20 +113,29 @@ def plot_speedups(
     for row in rows:
         if row.speedups:
             panels.setdefault(panel(row), []).append(row)
-    marks = [Line2D([], [], color="k", marker="s", linestyle="", label="other peers")]
+    drawn = [row for own in panels.values() for row in own]
+    marks = []
+    if any(len(row.speedups) > 1 for row in drawn):
+        marks.append(Line2D([], [], color="k", marker="s", linestyle="", label="other peers"))
+    if any(row.targets for row in drawn):
+        marks.append(_target_mark())
+    first = {next(iter(row.speedups)) for row in drawn}
+    against = first.pop() if len(first) == 1 else "the first peer"
     draw = functools.partial(_plot_speedups, label=label)
-    _draw(panels, about, path, draw, marks, ": times the speed of the first peer")
+    _draw(panels, about, path, draw, marks, f": times the speed of {against}")
 
 
 def _plot_speedups(axis: Any, rows: list[Row], label: Callable[[Any], str]) -> None:
     for place, row in enumerate(rows):
         first, *others = row.speedups.values()
         axis.barh(place, first, 0.8, color=COLORS.get(row.dtype, "#999999"))
+        axis.text(first, place, f" {first:.2f}", va="center", fontsize=6)
         for other in others:
             axis.plot(first / other, place, "s", color="k", markersize=3)
         for target in row.targets:
-            if isinstance(target, Target):
-                axis.plot([target.at_least] * 2, [place - 0.4, place + 0.4], color="crimson")
+            if isinstance(target, Target | TakesAtMost):
+                wanted = 1 / target.share if isinstance(target, TakesAtMost) else target.at_least
+                axis.plot([wanted] * 2, [place - 0.4, place + 0.4], color="crimson")
     axis.set_yticks(range(len(rows)), [label(row) for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
 
@@ -162,7 +171,8 @@ def _draw(
     for axis in axes[len(panels) :]:
         axis.remove()
     figure.suptitle(f"{about['device']}, torch {about['torch']}", fontsize="medium")
-    figure.legend(handles=legend, loc="lower center", ncols=len(legend), fontsize="small")
+    if legend:
+        figure.legend(handles=legend, loc="lower center", ncols=len(legend), fontsize="small")
     figure.tight_layout(rect=(0, 0.3 / size[1], 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, format="png")

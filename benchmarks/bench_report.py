@@ -108,7 +108,7 @@ def run_sections(
     layout: Layout = OPS,
     more: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """Measures section by section; each is printed when it is done, and the JSON has each part.
+    """Measures section by section; each is printed when it is done, and the files have each part.
 
     Args:
         sections: A title, and functions that yield rows.
@@ -130,6 +130,9 @@ def run_sections(
     def save(own: list[Row]) -> None:
         if options.json:
             write_json(rows + own, about, options.json)
+        if options.markdown:
+            options.markdown.parent.mkdir(parents=True, exist_ok=True)
+            options.markdown.write_text(markdown(rows + own, about, layout))
 
     for title, parts in sections:
         gc.collect()
@@ -142,9 +145,6 @@ def run_sections(
             print_table(title, own, console, layout)
         else:
             console.print(f"{title}: nothing measured, the time was used up\n")
-    if options.markdown:
-        options.markdown.parent.mkdir(parents=True, exist_ok=True)
-        options.markdown.write_text(markdown(rows, about, layout))
     if options.plot:
         plot(rows, about, options.plot)
     seconds = time.monotonic() - start

@@ -79,6 +79,26 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class TakesAtMost:
+    """Take at most ``share`` of the time of ``against``, another in the same mode."""
+
+    against: str
+    share: float
+
+    def __str__(self) -> str:
+        return f"time ≤ {self.share:g}x {self.against}"
+
+    def reached(self, row: "Row") -> float | None:
+        """The share of the time; None where one of the two was not measured."""
+        peer = row.seconds if self.against == row.op else row.peers.get(self.against)
+        return row.seconds / peer if row.seconds is not None and peer else None
+
+    def is_met(self, reached: float) -> bool:
+        """Whether it is little enough."""
+        return reached <= self.share
+
+
+@dataclass(frozen=True)
 class HoldsLess:
     """Hold fewer bytes between forward and backward than ``against``, one of the peers."""
 
@@ -117,7 +137,7 @@ class AnyOf:
         return reached >= 1
 
 
-AnyTarget = Target | Within | AtMost | HoldsLess | AnyOf
+AnyTarget = Target | Within | AtMost | TakesAtMost | HoldsLess | AnyOf
 
 
 @dataclass

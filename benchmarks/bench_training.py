@@ -28,7 +28,7 @@ import torch
 from benchmarks.bench import Timer, describe, free_memory
 from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
 from benchmarks.bench_report import Part
-from benchmarks.bench_row import Row
+from benchmarks.bench_row import Row, TakesAtMost
 
 # isort: split
 from benchmarks.peers import versions
@@ -42,7 +42,7 @@ from benchmarks.training_block import (
 )
 from benchmarks.training_llama import OWN_W4A8, LlamaStep, llama_variants, shape_of
 from benchmarks.training_plot import plot_training
-from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
+from benchmarks.training_row import TRAINING, PeaksAtMost, TrainingRow
 from benchmarks.training_step import Figures, Step, Stepper
 from tests.support.cases import name_of
 

@@ -7,8 +7,9 @@ They are transformers' own, made from a configuration: nothing is fetched.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 
 # Tokens that the cache has room for, and those of the prompt that are in it while one is decoded.
 CONTEXT, PROMPT = 512, 64
+# Of a model with fewer layers: its head would else outweigh them.
+VOCABULARY = 4096
+ATTENTION, NO_ATTENTION = "sdpa", "no attention"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,19 @@ SHAPES = {
 }
 
 
+def parse_model(text: str) -> Shape:
+    """The sizes of ``8b``, or of its first 8 layers with a vocabulary of 4096, ``8b/8``."""
+    match = re.fullmatch(r"(\w+)(?:/([1-9]\d*))?", text)
+    if match is None or match[1] not in SHAPES or int(match[2] or 1) > SHAPES[match[1]].layers:
+        raise ValueError(
+            f"expected one of {list(SHAPES)}, or fewer layers of it, such as 8b/8, but got {text!r}"
+        )
+    shape = SHAPES[match[1]]
+    if match[2] is None:
+        return shape
+    return replace(shape, layers=int(match[2]), vocabulary=min(shape.vocabulary, VOCABULARY))
+
+
 def llama(shape: Shape, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """A model with random weights from a seed, ready for inference."""
     from transformers import AutoModelForCausalLM, LlamaConfig
@@ -56,7 +73,7 @@ def llama(shape: Shape, device: torch.device, dtype: torch.dtype) -> nn.Module:
     )
     torch.manual_seed(0)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
     return model.eval()
 
 
@@ -66,6 +83,13 @@ def random_ids(model: nn.Module, rows: int, tokens: int) -> Tensor:
     return torch.randint(0, size, (rows, tokens), device=device)
 
 
+def no_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: Any
+) -> tuple[Tensor, None]:
+    """Takes the place of attention: returns the queries ``[rows, heads, tokens, size]``."""
+    return query.transpose(1, 2).contiguous(), None
+
+
 class Decoder:
     """Decodes one token for each row, again and again at the same place of a static cache.
 
@@ -73,12 +97,17 @@ class Decoder:
         model: The model, which reads the prompt.
         forward: Its forward, or what was compiled of it.
         rows: How many sequences are decoded.
+        attends: False leaves attention out, and shows the time that all else takes.
     """
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any], rows: int) -> None:
-        from transformers import StaticCache
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], rows: int, attends: bool = True
+    ) -> None:
+        from transformers import AttentionInterface, StaticCache
 
-        self.forward = forward
+        AttentionInterface.register(NO_ATTENTION, no_attention)
+        self.forward, self.config = forward, model.config
+        self.attention = ATTENTION if attends else NO_ATTENTION
         self.cache = StaticCache(config=model.config, max_cache_len=CONTEXT)
         parameters = inspect.signature(type(model).forward).parameters
         # Versions of transformers differ in names, and in who knows the place in the cache.
@@ -100,7 +129,11 @@ class Decoder:
 
     def step(self) -> Tensor:
         """The logits ``[rows, 1, vocabulary]`` of the next token."""
-        return self.forward(**self.arguments).logits
+        self.config._attn_implementation = self.attention
+        try:
+            return self.forward(**self.arguments).logits
+        finally:
+            self.config._attn_implementation = ATTENTION
 
     def rewind(self) -> None:
         """Sets the place back to the end of the prompt, where the cache counts itself."""

@@ -53,12 +53,13 @@ def swap_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> No
             setattr(model, name, make(child))
 
 
-def own(config: Any) -> Callable[[nn.Module], object]:
-    """What quantizes with one of our configurations."""
+def own(config: Any, calibration: Any = None) -> Callable[[nn.Module], object]:
+    """What quantizes with one of our configurations, and the data that it needs."""
 
     def quantize(model: nn.Module) -> object:
-        head = {HEAD: None} if hasattr(model, HEAD) else {}
-        return baraquant.quantize_(model, {**head, nn.Linear: config}, progress=False)
+        rules = {HEAD: None} if hasattr(model, HEAD) else {}
+        rules |= {nn.Linear: config}
+        return baraquant.quantize_(model, rules, calibration=calibration, progress=False)
 
     return quantize
 

@@ -4,30 +4,10 @@
 from dataclasses import dataclass, field
 
 from benchmarks.bench_report import Layout, threads_text, verdicts
-from benchmarks.bench_row import Row
+from benchmarks.bench_row import Row, TakesAtMost
 from benchmarks.training_step import PHASES
 
 MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class TakesAtMost:
-    """Take at most ``share`` of the time of ``against``, a step in the same mode."""
-
-    against: str
-    share: float
-
-    def __str__(self) -> str:
-        return f"time ≤ {self.share:g}x {self.against}"
-
-    def reached(self, row: Row) -> float | None:
-        """The share of the time; None where one of the two was not measured."""
-        peer = row.seconds if self.against == row.op else row.peers.get(self.against)
-        return row.seconds / peer if row.seconds is not None and peer else None
-
-    def is_met(self, reached: float) -> bool:
-        """Whether it is little enough."""
-        return reached <= self.share
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from benchmarks import bench_lora, lora_block
 from benchmarks.bench_lora import LORA, LoraRow, WeighsAtMost
-from benchmarks.bench_row import Row
+from benchmarks.bench_row import Row, TakesAtMost
 from benchmarks.lora_block import LAYERS, OWN_INT8, RANK, LoraStep
 from benchmarks.tests.whole_runs import files_in, written
-from benchmarks.training_row import TakesAtMost
 from tests.support.optional_packages import package
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

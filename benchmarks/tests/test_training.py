@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import bench_report, bench_training, training_block, training_step
-from benchmarks.bench_row import Row
+from benchmarks.bench_row import Row, TakesAtMost
 from benchmarks.tests.whole_runs import files_in, written
 from benchmarks.training_block import CHAIN, OWN_INT8, OWN_W8A8, Block, Variant
 from benchmarks.training_llama import OWN_W4A8, LlamaStep, llama_variants, shape_of
 from benchmarks.training_plot import plot_training
-from benchmarks.training_row import TRAINING, PeaksAtMost, TakesAtMost, TrainingRow
+from benchmarks.training_row import TRAINING, PeaksAtMost, TrainingRow
 from benchmarks.training_step import PHASES, Step, Stepper
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
