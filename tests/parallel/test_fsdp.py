@@ -187,15 +187,12 @@ def test_a_wrapper_that_rounds_is_no_secret(results: list[dict[str, Any]]) -> No
 
 # --- integers instead of weights are gathered ----------------------------------------------------
 
-# Every way with one scheme, or with one that is packed too.
 BACKWARD = {"int8": W8A8(backward="int8"), "int8_factors": W4A8(8, backward="int8_input")}
 GATHERED = {name: scheme.config for name, scheme in models.LINEAR.items()} | BACKWARD
-RUNS = [
-    *((name, "plain") for name in ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")),
-    *((name, "plain") for name in ("ternary_channels", "factors", "asymmetric_factors", *BACKWARD)),
-    *((name, way) for name in ("w8a8_asymmetric", "factors")
-      for way in ("kept", "checkpointed", "compiled")),
-]  # fmt: skip
+# Every scheme that is gathered, and every way with one that is packed.
+RUNS = [(name, "plain") for name in ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")]
+RUNS += [(name, "plain") for name in ("ternary_channels", "asymmetric_factors", *BACKWARD)]
+RUNS += [("factors", way) for way in ("plain", "kept", "checkpointed", "compiled")]
 
 
 def layers(config: QuantConfig, policy: str = "float32") -> Any:
