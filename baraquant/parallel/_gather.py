@@ -17,6 +17,7 @@ of a forward pass has to quantize.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -83,7 +84,17 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
             return first
         return _mapped(result, Tensor, cls)
 
-    def fsdp_pre_all_gather(
+    @property
+    def fsdp_pre_all_gather(self) -> Any:
+        """What ``fully_shard`` calls for what is sent.
+
+        It asks for the signature each time, which takes longer than to quantize a small weight.
+        """
+        call = functools.partial(self._pre_all_gather)
+        call.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+        return call
+
+    def _pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
         """Return what is sent for these rows, and the layer with the number of all rows.
@@ -125,10 +136,7 @@ class ShardedWeight(Tensor):  # type: ignore[misc]
         return None
 
 
-# fully_shard asks for the signature at each gather.
-ShardedWeight.fsdp_pre_all_gather.__signature__ = (  # type: ignore[attr-defined]
-    inspect.signature(ShardedWeight.fsdp_pre_all_gather)
-)
+_SIGNATURE = inspect.signature(functools.partial(ShardedWeight._pre_all_gather, None))  # type: ignore[arg-type]
 
 
 def _call(func: Any, args: Any, kwargs: Any, kind: type, stand_in: Callable[[Any], Tensor]) -> Any:
