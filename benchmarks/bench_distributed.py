@@ -2,7 +2,9 @@
 """Models on several processes: time, traffic and bits, beside one process and beside bfloat16.
 
 ``fsdp`` is a training step of MLP blocks under ``fully_shard``, whose weights are gathered as
-bfloat16 or, by ``quantize_all_gather``, as int8. ``serve`` and ``train`` are an MLP split by
+bfloat16 or, by ``quantize_all_gather``, as integers (int8, or int4 with factors), with gradients
+from floating products (``backward=float``) and from products of integers (``int8``);
+``fsdp_compiled`` is the same with each block compiled. ``serve`` and ``train`` are an MLP split by
 ``ColwiseParallel`` and ``RowwiseParallel``: integers are added exactly (int32) or as bfloat16;
 ``graph`` is ``serve`` captured in a CUDA graph. ``product`` is what one process computes of it. All
 variants of a size are measured in turns, on all processes; the time is the slowest process's, the
@@ -10,6 +12,7 @@ median of the rounds. Bytes are those of the tensors that one process gathers, a
 gives into sums, in one step.
 
     torchrun --nproc-per-node 2 -m benchmarks.bench_distributed     # on GPUs, else joined by gloo
+    torchrun --nproc-per-node 2 -m benchmarks.bench_distributed --what fsdp fsdp_compiled
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +47,20 @@ from benchmarks.distributed_models import (
     training_variants,
 )
 
-PARTS = ("product", "fsdp", "serve", "train", "graph")
+PARTS = ("product", "fsdp", "fsdp_compiled", "serve", "train", "graph")
 GPU = Sizes(width=8192, hidden=28672, blocks=6, block_width=4096, block_hidden=14336)
-CPU = Sizes(width=64, hidden=128, blocks=2, block_width=32, block_hidden=64)
+CPU = Sizes(width=64, hidden=128, blocks=2, block_width=128, block_hidden=256)
 TOKENS = {  # of one process for fsdp; of all of them together otherwise
     "cuda": {
-        "product": (1, 16, 512, 8192), "fsdp": (1024, 4096),
+        "product": (1, 16, 512, 8192), "fsdp": (1024, 4096), "fsdp_compiled": (1024, 4096),
         "serve": (16, 512, 8192), "train": (8192,), "graph": (1, 16, 512),
     },
-    "cpu": {"product": (16,), "fsdp": (16,), "serve": (16,), "train": (16,), "graph": ()},
+    "cpu": {
+        "product": (16,), "fsdp": (16,), "fsdp_compiled": (16,), "serve": (16,), "train": (16,),
+        "graph": (),
+    },
 }  # fmt: skip
+SHORT = ("product", "serve", "graph")  # a time is that of several calls
 WARM_UPS = 3
 
 
@@ -126,19 +134,23 @@ def measured(part: str, tokens: int, variants: list[Variant], options: Any) -> I
     """A row for each variant; what they compute is compared before they are timed."""
     device = options.device
     rows: dict[str, dict[str, Any]] = {}
-    results: dict[str, list[Tensor]] = {}
+    wanted, results = {variant.twin for variant in variants}, {}
     for variant in variants:
         with Traffic() as traffic:
-            results[variant.name] = variant.results()
+            variant.results()
+        found = variant.results()  # without the mode, which compiled code does not run under
+        if variant.name in wanted:
+            results[variant.name] = found
         rows[variant.name] = {
             "part": part, "variant": variant.name, "tokens": tokens,
             "gathered": traffic.gathered, "summed": traffic.summed, "same_bits": None,
         }  # fmt: skip
         if variant.twin is not None:
-            pairs = zip(results[variant.name], results[variant.twin], strict=True)
+            pairs = zip(found, results[variant.twin], strict=True)
             same = all(torch.equal(a, b) for a, b in pairs)
             rows[variant.name]["same_bits"] = bool(of_all(same, device, dist.ReduceOp.MIN))
             rows[variant.name]["twin"] = variant.twin
+        del found
     results.clear()
     steps = {v.name: v.step for v in variants}
     if part == "graph":
@@ -149,7 +161,7 @@ def measured(part: str, tokens: int, variants: list[Variant], options: Any) -> I
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(options.rounds):
         for name, step in steps.items():
-            times[name].append(seconds_of(step, device, 1 if part in ("fsdp", "train") else 10))
+            times[name].append(seconds_of(step, device, 10 if part in SHORT else 1))
     for name, row in rows.items():
         row["seconds"] = of_all(statistics.median(times[name]), device)
         yield row
@@ -158,6 +170,7 @@ def measured(part: str, tokens: int, variants: list[Variant], options: Any) -> I
 MAKERS: dict[str, Callable[[Sizes, int, torch.device], list[Variant]]] = {
     "product": product_variants,
     "fsdp": fsdp_variants,
+    "fsdp_compiled": partial(fsdp_variants, is_compiled=True),
     "serve": serving_variants,
     "train": training_variants,
     "graph": serving_variants,
@@ -219,6 +232,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
     options = parser.parse_args(argv)
     is_new = not dist.is_initialized()
+    torch._dynamo.config.recompile_limit = 64  # the blocks of all variants are the same code
     device = options.device = join()
     is_cuda, is_first = device.type == "cuda", dist.get_rank() == 0
     options.rounds = options.rounds or (15 if is_cuda else 3)

@@ -107,34 +107,47 @@ def local(tensor: Any) -> Tensor:
 # ---- FSDP ---------------------------------------------------------------------------------------
 
 
-def sharded(sizes: Sizes, device: torch.device, config: Any, gathers_int8: bool) -> Model:
+def sharded(
+    sizes: Sizes, device: torch.device, config: Any, gathers_integers: bool, is_compiled: bool
+) -> Model:
     """Blocks under fully_shard, with parameters of float32 that are gathered as bfloat16."""
     torch.manual_seed(0)
     model: Model = Blocks(sizes, device)
     if config is not None:
         prepare_(model, config)
-    if gathers_int8:
+    if gathers_integers:
         parallel.quantize_all_gather(model)
     mesh, policy = mesh_of(device), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for block in model.blocks:
+        if is_compiled:
+            block.compile(backend="inductor" if device.type == "cuda" else "aot_eager")
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
 
 
-def fsdp_variants(sizes: Sizes, tokens: int, device: torch.device) -> list[Variant]:
+def fsdp_variants(
+    sizes: Sizes, tokens: int, device: torch.device, is_compiled: bool = False
+) -> list[Variant]:
     """A step of training: forward, backward and optimizer, each process with rows of its own."""
     x = rows_of(tokens, sizes.block_width, device, dist.get_rank())
-    gathered = "W8A8, gathered as bfloat16"
-    kinds = {
-        "bfloat16": (None, False, None),
-        gathered: (baraquant.W8A8(master="bfloat16"), False, None),
-        "W8A8, gathered as int8": (baraquant.W8A8(master="bfloat16"), True, gathered),
-    }
-    return [
-        training_step(name, sharded(sizes, device, config, int8), x, twin)
-        for name, (config, int8, twin) in kinds.items()
-    ]
+
+    def variant(name: str, config: Any, gathers_integers: bool, twin: str | None) -> Variant:
+        model = sharded(sizes, device, config, gathers_integers, is_compiled)
+        return training_step(name, model, x, twin)
+
+    variants = [variant("bfloat16", None, False, None)]
+    schemes = {"W8A8": (baraquant.W8A8, "int8"), "W4A8": (baraquant.W4A8, "int4")}
+    for scheme, (make, integers) in schemes.items():
+        for backward in ("float", "int8"):
+            config = make(master="bfloat16", backward=backward)
+            start = f"{scheme}, backward={backward}, gathered as"
+            twin = f"{start} bfloat16"
+            variants += [
+                variant(twin, config, False, None),
+                variant(f"{start} {integers}", config, True, twin),
+            ]
+    return variants
 
 
 def training_step(name: str, model: Model, x: Tensor, twin: str | None) -> Variant:

@@ -75,9 +75,8 @@ def product_of_parts(
     grid: Grid,
     qweight: Tensor,
     weight_scale: Tensor,
-    layout: Layout | None,
+    layout: Layout,
     dtype: torch.dtype,
-    qinput: Tensor | None = None,
 ) -> Tensor:
     """Return this process's part of the output, in ``layout.output``.
 
@@ -88,13 +87,10 @@ def product_of_parts(
         grid: The integers of the input.
         qweight: The integers of its part of the weight.
         weight_scale: Of each output channel, the same on all processes.
-        layout: The processes that have parts of each sum, and the layout of the output; None: this
-            process has all.
+        layout: The processes that have parts of each sum, and the layout of the output.
         dtype: Of the output.
-        qinput: The integers of the input, if they are known.
     """
-    if qinput is None:
-        qinput = grid.quantize(input.detach())
+    qinput = grid.quantize(input.detach())
     needs = torch.is_grad_enabled() and input.requires_grad
     inside = grid.inside(input.detach()) if needs and grid.clips else None
     factor = None
@@ -127,7 +123,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         qweight: Tensor,
         weight_scale: Tensor,
         per_token: bool,
-        layout: Layout | None,
+        layout: Layout,
         dtype: torch.dtype,
     ) -> Tensor:
         ctx.save_for_backward(
@@ -138,10 +134,6 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         ctx.shape = torch.Size([*input.shape[:-1], qweight.shape[0]])
         ctx.weight_dtype = None if weight is None else weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        if layout is None:
-            return ops.int8_linear(
-                qinput, qweight, scale, weight_scale, bias, input_zero_point=zero_point, dtype=dtype
-            )
         part = ops.int8_product(qinput, qweight, input_zero_point=zero_point)
         if not layout.is_exact:  # half of the bytes, and other bits
             wide, numbers = weight_scale.dtype, (part.to(weight_scale.dtype) * weight_scale) * scale
@@ -158,7 +150,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: Tensor) -> Any:
         inside, factor, scale, zero_point, qweight, weight_scale, qinput = ctx.saved_tensors
         layout, dtype = ctx.layout, ctx.dtype
-        if layout is not None and isinstance(layout.output, Shard):
+        if isinstance(layout.output, Shard):
             grad = layout.gathered(grad.contiguous(), layout.output, ctx.shape)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dx = dw = db = None

@@ -13,6 +13,8 @@ import pytest
 from benchmarks import bench_distributed
 from tests.support.ranks import results_of, spawn
 
+PARTS = ("product", "fsdp", "fsdp_compiled", "serve", "train")
+
 
 def compute(rank: int) -> dict[str, Any]:
     """What each process does."""
@@ -38,7 +40,7 @@ def test_it_runs(folder: Path) -> None:
     for result in results_of(folder):
         found = json.loads(result["rows"])
         assert [r["variant"] for r in found] == [r["variant"] for r in report["rows"]]
-        assert {r["part"] for r in found} == {"product", "fsdp", "serve", "train"}
+        assert {r["part"] for r in found} == {*PARTS}
         assert all(r["seconds"] > 0 for r in found)
 
 
@@ -46,7 +48,8 @@ def test_it_runs(folder: Path) -> None:
 def test_bits_are_those_of_the_twin(folder: Path) -> None:
     rows = json.loads((folder / "found.json").read_text())["rows"]
     compared = [row for row in rows if row["same_bits"] is not None]
-    assert [row["part"] for row in compared] == ["product", "fsdp", "serve", "train"]
+    counts = {part: sum(row["part"] == part for row in compared) for part in PARTS}
+    assert counts == {"product": 1, "fsdp": 4, "fsdp_compiled": 4, "serve": 1, "train": 1}
     assert all(row["same_bits"] for row in compared)
 
 
@@ -57,8 +60,11 @@ def test_bytes_are_counted(folder: Path) -> None:
     sizes = bench_distributed.CPU
     numbers = 2 * sizes.blocks * sizes.block_width * sizes.block_hidden
     scales = 4 * sizes.blocks * (sizes.block_width + sizes.block_hidden)
-    gathered = [row["gathered"] for row in rows if row["part"] == "fsdp"]
-    assert gathered == [2 * 2 * numbers, 2 * 2 * numbers, 2 * (numbers + scales)]
+    bits16, int8, int4 = 2 * numbers, numbers + scales, numbers // 2 + scales + numbers // 128
+    expected = [bits16, *[bits16, int8] * 2, *[bits16, int4] * 2]
+    for part in ("fsdp", "fsdp_compiled"):
+        gathered = [row["gathered"] for row in rows if row["part"] == part]
+        assert gathered == [2 * count for count in expected]
     sums = {row["variant"]: row["summed"] for row in rows if row["part"] == "serve"}
     of_float = 16 * sizes.width * 2
     ours = {name.rpartition(", ")[2]: count for name, count in sums.items() if "2 pro" in name}

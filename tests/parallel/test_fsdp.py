@@ -187,29 +187,28 @@ def test_a_wrapper_that_rounds_is_no_secret(results: list[dict[str, Any]]) -> No
 
 # --- integers instead of weights are gathered ----------------------------------------------------
 
-# Every way with one scheme.
+BACKWARD = {"int8": W8A8(backward="int8"), "int8_factors": W4A8(8, backward="int8_input")}
+GATHERED = {name: scheme.config for name, scheme in models.LINEAR.items()} | BACKWARD
+# Every scheme that is gathered, and every way with one that is packed.
 RUNS = [(name, "plain") for name in ("w8a8", "w8a8_asymmetric", "w4a8_channels", "rotated")]
-RUNS += [("w8a8_asymmetric", way) for way in ("kept", "checkpointed", "compiled")]
+RUNS += [(name, "plain") for name in ("ternary_channels", "asymmetric_factors", *BACKWARD)]
+RUNS += [("factors", way) for way in ("plain", "kept", "checkpointed", "compiled")]
 
 
-def uneven(config: QuantConfig, policy: str = "float32") -> Any:
+def layers(config: QuantConfig, policy: str = "float32") -> Any:
     """A prepared model; its master is the dtype of the parameters that a policy hands over."""
     config = replace(config, master=None if policy == "float32" else policy)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 7), nn.Linear(7, 6))
+    model = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 24), nn.Linear(24, 5))
     prepare_(model, config)
     return model.to(place())
 
 
-def is_even(module: nn.Module, name: str) -> bool:
-    return name != "2"
-
-
 def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[str, Tensor]:
-    model = uneven(models.SCHEMES[name].config, policy)
+    model = layers(GATHERED[name], policy)
     kinds: list[bool] = []
     if quantized:
-        assert quantize_all_gather(model, is_even) == ["0", "3"]
+        assert quantize_all_gather(model) == ["0", "2", "3"]
         model[0].register_forward_hook(
             lambda layer, *_: kinds.append(isinstance(layer._parameters["weight"], GatheredWeight))
         )
@@ -221,7 +220,7 @@ def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[st
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     found: dict[str, Tensor] = {}
     for step in range(STEPS):
-        x = features()[dist.get_rank() :: 2] + step
+        x = features()[dist.get_rank() :: dist.get_world_size()] + step
         x.requires_grad_()
         y = checkpoint(model, x, use_reentrant=False) if way == "checkpointed" else model(x)
         optimizer.zero_grad()
@@ -238,30 +237,45 @@ def train_gathered(name: str, policy: str, way: str, quantized: bool) -> dict[st
     return found | {f"state {key}": tensor.detach().clone() for key, tensor in state.items()}
 
 
+def quantizations(config: QuantConfig) -> list[int]:
+    """How often rows are quantized for a forward pass, a backward pass, and an evaluation."""
+    model, counts = layers(config), []
+    quantize_all_gather(model, lambda module, name: name == "0")
+    model[0].sent = lambda rows: counts.append(1) or type(model[0]).sent(model[0], rows)
+    sharded(model, MixedPrecisionPolicy())
+    found = []
+    for is_training in (True, True, False):
+        loss = model.train(is_training)(features()).sum()
+        found.append(len(counts))
+        loss.backward()
+        found.append(len(counts))
+    return found
+
+
 def refusals_of_integers() -> dict[str, str]:
     """What the layer says where integers do not do."""
-    off, twice, odd = (uneven(W8A8()) for _ in range(3))
-    quantize_all_gather(off, is_even)
+    off, twice = (layers(W8A8()) for _ in range(2))
+    quantize_all_gather(off)
     sharded(off, MixedPrecisionPolicy()).apply(bnn.disable_fake_quant)
     sharded(twice, MixedPrecisionPolicy())
-    quantize_all_gather(odd)
     return {
-        "off": message_of(off, features()),
-        "twice": message_of(quantize_all_gather, twice),
-        "uneven": message_of(lambda: sharded(odd, MixedPrecisionPolicy())(features())),
-    }
+        "off": message_of(off, features()), "twice": message_of(quantize_all_gather, twice),
+    }  # fmt: skip
 
 
 def compute_gathered(rank: int) -> dict[str, Any]:
-    results: dict[str, Any] = {"refusals": refusals_of_integers()}
+    found: dict[str, Any] = {
+        "counts": [quantizations(config) for config in (W8A8(), W4A8(8))],
+        "refusals": refusals_of_integers(),
+    }
     for name, way in RUNS:
         for policy in POLICIES:
             pair = [train_gathered(name, policy, way, quantized) for quantized in (False, True)]
-            results[f"{name} {policy} {way}"] = pair
-    return results
+            found[f"{name} {policy} {way}"] = pair
+    return found
 
 
-gathered = results_fixture("all_gather", compute_gathered)
+gathered = results_fixture("all_gather", compute_gathered, 2, 4)
 
 
 @pytest.mark.exhaustive
@@ -269,6 +283,7 @@ gathered = results_fixture("all_gather", compute_gathered)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name, way", RUNS)
 def test_no_bit_changes(name: str, policy: str, way: str, gathered: list[dict[str, Any]]) -> None:
+    """Not for rows that are no multiple of the processes, or fewer, either."""
     for result in gathered:
         floats, integers = result[f"{name} {policy} {way}"]
         assert floats.keys() == integers.keys()
@@ -279,30 +294,30 @@ def test_no_bit_changes(name: str, policy: str, way: str, gathered: list[dict[st
 
 @pytest.mark.exhaustive
 @pytest.mark.process
-def test_what_integers_cannot_do_is_refused(gathered: list[dict[str, Any]]) -> None:
+def test_a_backward_pass_quantizes_no_weight(gathered: list[dict[str, Any]]) -> None:
     for result in gathered:
-        found = result["refusals"]
+        for counts in result["counts"]:
+            assert counts == [1, 1, 2, 2, 3, 4], "each evaluation is followed by a backward pass"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.process
+def test_what_integers_cannot_do_is_refused(gathered: list[dict[str, Any]]) -> None:
+    for found in (result["refusals"] for result in gathered):
         assert "expected fake quantization to be on" in found["off"]
         assert "0: expected a plain weight, but it is sharded already" in found["twice"]
-        assert "a multiple of the 2 processes, but got 7" in found["uneven"]
 
 
 def test_models_without_such_layers_are_refused() -> None:
     with pytest.raises(TypeError, match="quantize_all_gather: expected model to be a Module"):
         quantize_all_gather(W8A8())  # type: ignore[arg-type]
-    static = nn.Sequential(nn.Linear(4, 2))
-    prepare_(static, W8A8Static())
-    for model in (nn.Linear(4, 2), static):
+    others = W8A8Static(), W4A8(4, learned=True), described("int2 per_tensor ternary, int8")
+    for config in (None, *others):
+        model = nn.Sequential(nn.Linear(4, 2))
+        if config is not None:
+            prepare_(model, config)
         with pytest.raises(ValueError, match="quantize_all_gather: expected a model with"):
             quantize_all_gather(model)
-
-
-def test_gradients_from_integers_are_refused() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    prepare_(model, {"0": W8A8(backward="int8_input"), "1": W8A8()})
-    with pytest.raises(NotImplementedError, match='0: expected backward="float", but got "int8_'):
-        quantize_all_gather(model)
-    assert quantize_all_gather(model, lambda module, name: name == "1") == ["1"]
 
 
 def test_a_shared_weight_is_left_out() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """One model with many sizes of layers is compiled once, in DistributedDataParallel too.
 
+Blocks that ``fully_shard`` wraps are one graph for all of the same sizes.
 Of a forward that Dynamo does not compile, such as one whose loop over the layers breaks the graph,
 each layer is compiled as code of its own: of as many sizes as the limit allows, and the others run
 as they are, with the same bits.
@@ -16,9 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from baraquant import W4A8, W4A16, W8A8, W8A8Static
+from baraquant.parallel import quantize_all_gather
 from baraquant.qat import convert_, prepare_
 
 # What DDP itself does is not all traced.
@@ -100,3 +103,49 @@ def test_compiled_beside_eager(name: str, is_broken: bool) -> None:
     assert all(map(torch.equal, *results))
     graphs = counters["stats"]["unique_graphs"]
     assert graphs <= torch._dynamo.config.recompile_limit if is_broken else graphs == 1
+
+
+class Blocks(nn.Module):
+    """Blocks of three sizes of layers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        shapes = (8, 16), (16, 24), (24, 8)
+        blocks = (nn.Sequential(*(nn.Linear(*shape) for shape in shapes)) for _ in range(3))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def trained_in_blocks(name: str, gathers: bool, is_compiled: bool) -> list[Tensor]:
+    """What two steps compute, and the parameters after them."""
+    model = Blocks()
+    prepare_(model, SCHEMES[name])
+    if gathers:
+        quantize_all_gather(model)
+    for block in model.blocks:
+        if is_compiled:
+            block.compile(backend="aot_eager")
+        fully_shard(block, mesh=dist.init_device_mesh("cpu", (1,)))
+    optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for seed in range(2):
+        y = model(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)))
+        y.square().sum().backward()
+        optimizer.step()
+        found.append(y.detach())
+    return [*found, *(parameter.full_tensor().detach() for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("name", ["w8a8", "factors"])
+def test_sharded_blocks_are_one_graph(name: str) -> None:
+    eager = trained_in_blocks(name, False, False)
+    for gathers, is_compiled in ((True, False), (False, True), (True, True)):
+        torch._dynamo.reset()
+        counters.clear()
+        found = trained_in_blocks(name, gathers, is_compiled)
+        assert all(map(torch.equal, found, eager))
+        assert counters["stats"]["unique_graphs"] == (1 if is_compiled else 0)

@@ -36,14 +36,25 @@ def check_unrounded(name: str, dtype: torch.dtype, held: torch.dtype, master: st
 def round_master(parameter: Tensor, master: str) -> Tensor:
     """Return a parameter rounded to a dtype, in its own dtype; the gradient goes straight through.
 
-    ``master`` is ``bfloat16`` or ``float16``; empty returns the parameter itself. This is the only
-    place that rounds masters.
+    ``master`` is ``bfloat16`` or ``float16``; empty returns the parameter itself. Masters are
+    rounded here and in :func:`in_master` only.
     """
     if master == "" or parameter.dtype == _dtype_of(master):
         return parameter
     # An op, since Inductor removes two casts.
     rounded: Tensor = torch.ops.baraquant._round_master(parameter, master == "bfloat16")
     return rounded
+
+
+def in_master(parameter: Tensor, master: str) -> Tensor:
+    """Return a parameter rounded to a dtype as :func:`round_master` does, without a gradient.
+
+    A float32 parameter is returned in that dtype itself, which takes half of the memory: its
+    integers and scales are the same.
+    """
+    if master != "" and parameter.dtype == torch.float32:
+        return parameter.to(_dtype_of(master))
+    return round_master(parameter, master)
 
 
 def _dtype_of(master: str) -> torch.dtype:

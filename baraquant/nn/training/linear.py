@@ -226,12 +226,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         return is_enabled
 
     def _whole(self, input: Tensor) -> Tensor:
-        weight = self._channels_first(self.weight_to_round())
-        qweight: Tensor | None = None
-        scale: Tensor | None = None
-        if self.gives_integers:
-            qweight, scale, _ = self.quantized_weight()
-            weight = self.weight_fake_quant.smooth(weight)
+        weight, qweight, scale = self._weight_and_integers()
         return ops.qat_linear(
             input,
             weight,
@@ -246,6 +241,19 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
             qweight=qweight,
             weight_scale=scale,
         )
+
+    def _weight_and_integers(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the weight that gets the gradient, its integers and their scale.
+
+        The last two are None where ``qat_linear`` finds them.
+        """
+        weight = self._channels_first(self.weight_to_round())
+        qweight: Tensor | None = None
+        scale: Tensor | None = None
+        if self.gives_integers:
+            qweight, scale, _ = self.quantized_weight()
+            weight = self.weight_fake_quant.smooth(weight)
+        return weight, qweight, scale
 
     def _float_output(self, input: Tensor) -> Tensor:
         weight = self._rounded_channels_first()
