@@ -45,9 +45,11 @@ def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module]
                 f"{where}: expected bias='none', but got {config.bias!r}: the bias of a {kind} is "
                 "frozen; lora_bias=True adds one that is trained"
             )
-    if is_prepared(module) and rotate_of(module) > 0:
-        _check_writing(where, kind, module, config, "rotated")
     if is_prepared(module):
+        if rotate_of(module) > 0:
+            _check_writing(where, kind, module, config, "rotated")
+        if module._parameters.get("weight") is None:
+            _check_writing(where, kind, module, config, "computed")
         fields = dataclasses.fields(config)
         variants = {f.name for f in fields if f.metadata.get("is_lora_variant")}
         about = {

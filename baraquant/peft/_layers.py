@@ -31,8 +31,8 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
     of the base, and ``unmerge`` puts the base back, with its integers untouched.
 
     Over a prepared base the adapters are added to the weight before it is rounded
-    (:class:`baraquant.nn.QuantizesWeight` asks for :meth:`adapted_weight`). ``merge`` gives the base
-    that sum as its parameter, and ``unmerge`` gives it its own parameters back.
+    (:class:`baraquant.nn.QuantizesWeight` asks for :meth:`adapted_weight`). ``merge`` gives the
+    base that sum as its parameter, and ``unmerge`` gives it its own parameters back.
     """
 
     base_layer: nn.Module
@@ -130,10 +130,10 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
 
     def is_trained(self) -> bool:
         """Whether an adapter that is added to the weight has a gradient."""
-        adapters = [module for key in self.adapter_layer_names if (module := getattr(self, key))]
-        return bool(self._added()) and any(
-            parameter.requires_grad for module in adapters for parameter in module.parameters()
-        )
+        for key in self.adapter_layer_names if self._added() else ():
+            if any(parameter.requires_grad for parameter in getattr(self, key).parameters()):
+                return True
+        return False
 
     def adapted_weight(self, weight: Tensor) -> Tensor:
         """Return the stored weight of a prepared base with the adapters in it."""
@@ -214,11 +214,11 @@ class OverQuantized(nn.Module):  # type: ignore[misc]
             and not torch.jit.is_tracing()
             and torch._C._autograd._saved_tensors_hooks_is_enabled()
         )
-        if not keeps:
-            output: Tensor = self.base_layer(x, *args, **kwargs)
-            return output
-        call = partial(self._output_with, self._added())
-        output = checkpoint(call, x, *args, use_reentrant=False, **kwargs)
+        call: Any = self.base_layer
+        if keeps:
+            names = self._added()
+            call = partial(checkpoint, partial(self._output_with, names), use_reentrant=False)
+        output: Tensor = call(x, *args, **kwargs)
         return output
 
     def _output_with(self, names: list[str], *args: Any, **kwargs: Any) -> Tensor:
@@ -391,13 +391,19 @@ class _LoraConv(OverQuantized):
 class LoraConv1d(_LoraConv, lora.Conv1d):  # type: ignore[misc]
     """LoRA over a quantized ``Conv1d``."""
 
+    conv_fn = staticmethod(F.conv1d)  # PEFT sets it after the first adapter is there
+
 
 class LoraConv2d(_LoraConv, lora.Conv2d):  # type: ignore[misc]
     """LoRA over a quantized ``Conv2d``."""
 
+    conv_fn = staticmethod(F.conv2d)  # PEFT sets it after the first adapter is there
+
 
 class LoraConv3d(_LoraConv, lora.Conv3d):  # type: ignore[misc]
     """LoRA over a quantized ``Conv3d``."""
+
+    conv_fn = staticmethod(F.conv3d)  # PEFT sets it after the first adapter is there
 
 
 # PEFT's float kinds, the LoRA layer of each, and the attributes that have its sizes; the table of

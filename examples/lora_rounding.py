@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""LoRA at four bits: what merging an adapter into the integers costs, and how to make it cost nothing.
+
+A small decoder learns the sources of Python's standard library. Then LoRA teaches it a text that it
+does not know, the same sources with upper and lower case swapped, over three bases: the floating
+model, integers with the adapter beside them, and a prepared model, with the adapter inside the
+rounding. At last each adapter is merged, and the model is served in four bits.
+
+Run ``python examples/lora_rounding.py``; the plot and all figures land in ``results/``.
+"""
+
+import argparse
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import peft
+import torch
+from torch import nn
+
+import baraquant
+import baraquant.peft  # PEFT knows quantized layers from here on
+from lm_decoder import SIZES, Decoder
+from lm_text import Text, batches, load_text, validation_batches
+from lm_training import has_same_logits, train, validate
+from machine import processor
+
+FLOAT, BESIDE, INSIDE = "bfloat16", "adapter beside integers", "adapter inside the rounding"
+BLOCKS = "blocks.*"
+TARGETS = ["qkv", "out", "up", "down"]
+EXACT = torch.float32  # no autocast
+
+
+def swapped(text: Text) -> Text:
+    """Return the text with upper and lower case swapped."""
+    table = torch.tensor([ord(bytes([byte]).swapcase()) for byte in range(256)], dtype=torch.uint8)
+    halves = {name: table[getattr(text, name).long()] for name in ("training", "validation")}
+    return replace(text, **halves)
+
+
+def adapted(model: nn.Module, rank: int) -> Any:
+    """Return the model with LoRA over all linear layers of its blocks."""
+    torch.manual_seed(2)
+    return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=TARGETS))
+
+
+def base_of(name: str, model: nn.Module, scheme: Any) -> nn.Module:
+    """Return the base of a run."""
+    model = copy.deepcopy(model)
+    if name == BESIDE:
+        baraquant.quantize_(model, {BLOCKS: scheme}, progress=False)
+    elif name == INSIDE:
+        baraquant.qat.prepare_(model, {BLOCKS: scheme})
+    return model
+
+
+def served(name: str, adapter: Any, scheme: Any) -> nn.Module:
+    """Merge the adapter, and return the model in integers."""
+    model: nn.Module = copy.deepcopy(adapter).merge_and_unload()
+    if name == INSIDE:
+        baraquant.qat.convert_(model)
+    else:
+        baraquant.quantize_(model, {BLOCKS: scheme}, progress=False)
+    return model
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run everything, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=["tiny", "cpu"], default="cpu")
+    parser.add_argument("--steps", type=int, default=200, help="of LoRA")
+    parser.add_argument("--pretraining", type=int, default=None, help="steps before; as the size")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    args = parser.parse_args(arguments)
+    size, scheme = SIZES[args.size], baraquant.W4A16(group_size=SIZES[args.size].group)
+    text = load_text(torch.device("cpu"))
+    torch.manual_seed(1)
+    model = Decoder(size)
+    shape = size.batch, size.context
+    steps = args.pretraining or size.steps
+    train(model, batches(text, 0, *shape), steps, size.learning_rate, EXACT, lambda *_: None)
+    other = swapped(text)
+    unseen = validation_batches(other, size.windows, *shape)
+    model.to(torch.bfloat16)
+    rows: dict[str, Any] = {}
+    for name in (FLOAT, BESIDE, INSIDE):
+        base = base_of(name, model, scheme)
+        before = validate(base, unseen, EXACT)
+        adapter = adapted(base, args.rank)
+        learned = train(
+            adapter, batches(other, 3, *shape), args.steps, 3e-3, EXACT, lambda *_: None
+        )
+        final = served(name, adapter, scheme)
+        rows[name] = {
+            "before": before,
+            "trained": validate(adapter, unseen, EXACT),
+            "served": validate(final, unseen, EXACT),
+            "same_logits": has_same_logits(adapter, final, unseen, EXACT),
+            "step_seconds": learned.step_seconds,
+            "cpu_seconds": learned.cpu_seconds,
+            "chunk": learned.chunk,
+            "curve": learned.curve,
+        }
+        cells = (f"{rows[name][key]:.4f}" for key in ("before", "trained", "served"))
+        print(f"{name:28}", *cells, "same bits" if rows[name]["same_logits"] else "other bits")
+    about = {"scheme": str(scheme), "rank": args.rank, "steps": args.steps, "pretraining": steps}
+    about |= {"machine": processor(), "torch": torch.__version__, "peft": peft.__version__}
+    args.out.mkdir(parents=True, exist_ok=True)
+    result = {"about": about, "rows": rows}
+    (args.out / "lora_rounding.json").write_text(json.dumps(result, indent=2) + "\n")
+    plot(rows, args.out / "lora_rounding.png")
+
+
+def plot(rows: dict[str, Any], path: Path) -> None:
+    """Draw the loss of each training, and that of what is served."""
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, row in rows.items():
+        steps = [row["chunk"] * (index + 1) for index in range(len(row["curve"]))]
+        [line] = axis.plot(steps, row["curve"], label=f"{name}: training")
+        color = line.get_color()
+        label = f"{name}: validation, merged and served in 4 bits"
+        axis.plot(steps[-1] * 1.03, row["served"], "o", color=color, label=label)
+        axis.plot(steps[-1] * 1.03, row["trained"], "_", color=color, markersize=14)
+    axis.set_xlabel("step of LoRA")
+    axis.set_ylabel("loss, nats per byte (dash: validation as trained)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
