@@ -124,21 +124,26 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def plot(rows: dict[str, Any], path: Path) -> None:
-    """Draw the loss of each training, and that of what is served."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, row in rows.items():
-        steps = [row["chunk"] * (index + 1) for index in range(len(row["curve"]))]
-        [line] = axis.plot(steps, row["curve"], label=f"{name}: training")
-        color = line.get_color()
-        label = f"{name}: validation, merged and served in 4 bits"
-        axis.plot(steps[-1] * 1.03, row["served"], "o", color=color, label=label)
-        axis.plot(steps[-1] * 1.03, row["trained"], "_", color=color, markersize=14)
-    axis.set_xlabel("step of LoRA")
-    axis.set_ylabel("loss, nats per byte (dash: validation as trained)")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    """Draw the losses of training, and what is trained and served against the floating model."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for index, (name, row) in enumerate(rows.items()):
+        steps = [row["chunk"] * (chunk + 1) for chunk in range(len(row["curve"]))]
+        left.plot(steps, row["curve"], ("-", "--", ":")[index], linewidth=2, label=name)
+    places = range(len(rows))
+    for key, shift in (("trained", -0.2), ("served", 0.2)):
+        apart = [1e3 * (row[key] - rows[FLOAT]["trained"]) for row in rows.values()]
+        label = {"trained": "as trained", "served": "merged, in four bits"}[key]
+        right.bar([place + shift for place in places], apart, 0.4, label=label)
+    right.axhline(0, color="gray", linewidth=1)
+    right.set_xticks(places, [name.replace(" ", "\n", 1) for name in rows])
+    right.set_ylabel(f"validation loss above {FLOAT} as trained, 0.001 nats")
+    left.set_xlabel("step of LoRA")
+    left.set_ylabel("training loss, nats per byte")
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
