@@ -136,7 +136,7 @@ def plot(rows: dict[str, Any], path: Path) -> None:
         right.bar([place + shift for place in places], apart, 0.4, label=label)
     right.axhline(0, color="gray", linewidth=1)
     right.set_xticks(places, [name.replace(" ", "\n", 1) for name in rows])
-    right.set_ylabel(f"validation loss above {FLOAT} as trained, 0.001 nats")
+    right.set_ylabel(f"validation loss − {FLOAT} as trained, 10⁻³")
     left.set_xlabel("step of LoRA")
     left.set_ylabel("training loss, nats per byte")
     for axis in (left, right):
