@@ -7,6 +7,9 @@ Nothing else changes: ``LoraConfig``, ``get_peft_model``, ``PeftModel.from_pretr
 ``save_pretrained``, ``target_modules="all-linear"`` and the rest are used as ever. Layers of other
 kinds stay PEFT's own.
 
+Over a prepared layer the adapters are added to the weight before it is rounded: training computes
+what is served, and neither merging nor :func:`baraquant.qat.convert_` changes a bit.
+
 Over a converted layer only the adapter trains, and only the adapter is saved. ``merge_adapter`` and
 ``merge_and_unload`` put a float layer in its place, with the dequantized weight plus the adapter;
 ``unmerge_adapter`` puts the very integers back. ``modules_to_save`` trains a float copy of a

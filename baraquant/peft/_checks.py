@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -44,17 +45,66 @@ def check_layer(path: str, module: nn.Module, config: Any, lora: type[nn.Module]
                 f"{where}: expected bias='none', but got {config.bias!r}: the bias of a {kind} is "
                 "frozen; lora_bias=True adds one that is trained"
             )
-    if is_prepared(module) and rotate_of(module) > 0:
-        _check_writing(where, kind, module, config, "rotated")
-    if is_prepared(module) and config.use_dora:
-        raise ValueError(
-            f"{where}: expected use_dora=False for a prepared layer, whose weight is rounded in "
-            "each forward; call baraquant.qat.convert_ first, or use plain LoRA"
-        )
+    if is_prepared(module):
+        if rotate_of(module) > 0:
+            _check_writing(where, kind, module, config, "rotated")
+        if module._parameters.get("weight") is None:
+            _check_writing(where, kind, module, config, "computed")
+        fields = dataclasses.fields(config)
+        variants = {f.name for f in fields if f.metadata.get("is_lora_variant")}
+        about = {
+            "dropout": config.lora_dropout,
+            "variants": {name for name in variants if getattr(config, name)} - {"kasa_config"},
+            "bias": config.lora_bias,
+        }
+        check_inside(where, module, about)
     if getattr(config, "kasa_config", None) is not None:
         raise ValueError(
             f"{where}: expected kasa_config=None, but got one: KaSA truncates the weight, and the "
             f"weight of a {kind} is quantized; apply KaSA to the float model"
+        )
+
+
+# The kinds of LoRA that add to the weight and nothing else: PEFT's options, and its classes.
+_ADDING = ("use_dora", "Dora", "MiCA")
+
+
+def check_inside(where: str, module: nn.Module, about: dict[str, Any]) -> None:
+    """Check that an adapter can be added to the weight of a prepared layer before it is rounded.
+
+    Args:
+        where: The beginning of messages.
+        module: The prepared layer.
+        about: Of the adapter: the probability ``dropout``, the names of its ``variants``, and
+            whether it has a ``bias``.
+
+    Raises:
+        NotImplementedError: It is of a kind that no weight can stand for.
+        ValueError: It drops inputs, or adds to a bias that the layer has not.
+    """
+    if about["dropout"] > 0:
+        raise ValueError(
+            f"{where}: expected lora_dropout=0 for a prepared layer, but got {about['dropout']}: "
+            "the adapter is added to the weight before it is rounded, and dropout acts on an "
+            "input of the adapter alone, which there is none"
+        )
+    others = sorted(name for name in about["variants"] if not name.startswith(_ADDING))
+    if others:
+        raise NotImplementedError(
+            f"{where}: expected plain LoRA or DoRA for a prepared layer, but got {others[0]}, "
+            "which no sum with the weight can stand for; convert the model first"
+        )
+    if about["bias"] and getattr(module, "bias", None) is None:
+        raise ValueError(
+            f"{where}: expected lora_bias=False for a prepared layer without a bias, but got True: "
+            "the layer adds no bias"
+        )
+    groups: int = getattr(module, "groups", 1)
+    if groups > 1:
+        raise NotImplementedError(
+            f"{where}: expected a prepared convolution of one group, but got {groups} groups: "
+            "PEFT's adapters connect all groups, and no weight of the layer can; convert the "
+            "model first"
         )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from ..nn.shared.adapted import wide
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import _own_class, with_forward_of
 from ..workflow.layers import (
@@ -42,18 +43,19 @@ def floating(module: Any) -> nn.Module:
     """Return the float layer with the weight of a quantized one whose :func:`float_type` is known.
 
     A converted layer gives its dequantized weight, in a new tensor. A prepared layer gives its own
-    parameters, which both layers then share; but if they are rotated, it gives the weight before
-    the rotation, in float32 or float64.
+    parameters, which both layers then share; but if its weight is rotated, it gives the weight
+    before the rotation, in float32 or float64, and if it is computed, a copy.
     """
     kind, row = float_type(module), layer_kind(module)
     assert kind is not None and row is not None
     with torch.device("meta"):
         plain = kind(**{name: getattr(module, own) for own, name in row.sizes.items()})
     if is_prepared(module):
-        weight, bias = module.float_weight(), module.bias if hasattr(module, "bias") else None
+        weight, bias = module.float_weight(), getattr(module, "bias", None)
         if rotate_of(module) > 0:
-            wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-            weight = _parameter(module._in_other_basis(wide))
+            weight = module._in_other_basis(wide(weight))
+        if not isinstance(weight, nn.Parameter):
+            weight = _parameter(weight.detach())
     else:
         weight, bias = _parameter(module.weight.clone()), getattr(module, "bias", None)
         # PEFT may have made all floating parameters float32, the bias too.

@@ -24,10 +24,11 @@ from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND, SEQ_CLS_HEAD_N
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..workflow.transaction import are_kept, in_one_transaction, keep_all, run_to_end
+from ..workflow.replace import FOLLOWERS
+from ..workflow.transaction import are_kept, in_one_transaction, keep_all, run_to_end, undo_by
 from ._checks import check_model
 from ._floating import integer_parameters, is_quantized, with_floating_layers
-from ._layers import is_linear, lora_class
+from ._layers import OverQuantized, is_linear, lora_class
 
 _MARK = "_baraquant"
 
@@ -39,6 +40,8 @@ def register() -> None:
         ImportError: This PEFT does not have them in the form that this module knows.
     """
     _check_version()
+    if _follow not in FOLLOWERS:
+        FOLLOWERS.append(_follow)
     _wrap(lora_model.LoraModel, "_create_new_module", _create_new_module, is_static=True)
     _wrap(tuners_utils, "_maybe_include_all_linear_layers", _include_all_linear_layers)
     _wrap(other.ModulesToSaveWrapper, "update", _update)
@@ -86,6 +89,20 @@ def _create_new_module(
         made: nn.Module = original(lora_config, adapter_name, target, **kwargs)
         return made
     return kind(target, adapter_name, config=lora_config, **kwargs)
+
+
+def _follow(model: nn.Module) -> None:
+    """Let adapters know which layers of a model were replaced under them."""
+    for module in list(model.modules()):
+        if not isinstance(module, lora.LoraLayer):
+            continue
+        base = module.get_base_layer()
+        kind = lora_class(base) if is_quantized(base) else None
+        if kind is not None and type(module) in kind.__mro__:  # PEFT's own class
+            undo_by(setattr, module, "__class__", type(module))
+            module.__class__ = kind
+        if isinstance(module, OverQuantized):
+            module.take_base()
 
 
 def _include_all_linear_layers(original: Any, config: Any, model: nn.Module) -> Any:

@@ -227,8 +227,9 @@ def _tie(module: QuantizesWeight) -> _Tie:
 
 
 def _weight_of(module: nn.Module) -> int:
-    """Return the id of a layer's parameter; that of the layer if it has no single one."""
-    weight = module._parameters.get("weight") if isinstance(module, QuantizesWeight) else None
+    """Return the id of a layer's parameter; that of the layer if it rounds something else."""
+    is_plain = isinstance(module, QuantizesWeight) and not module.adapters
+    weight = module._parameters.get("weight") if is_plain else None
     return id(module) if weight is None else id(weight)
 
 

@@ -301,6 +301,26 @@ def is_converted(module: nn.Module) -> bool:
     return form_of(module) is not None
 
 
+def is_adapter(module: nn.Module) -> bool:
+    """Whether a module is a layer of PEFT's, which holds a layer of the model and what it adds.
+
+    It is found by its name: PEFT is not imported.
+    """
+    return any(kind.__name__ == "BaseTunerLayer" for kind in type(module).__mro__)
+
+
+def parts_of_adapters(model: nn.Module) -> set[int]:
+    """Return the ids of the modules that adapters have beside the layers of the model."""
+    return {
+        id(part)
+        for adapter in model.modules()
+        if is_adapter(adapter)
+        for name, child in adapter.named_children()
+        if name != "base_layer"
+        for part in child.modules()
+    }
+
+
 def unknown_weights(module: nn.Module) -> str | None:
     """Return why a module with weights has no quantized form; None if it has no weights."""
     if isinstance(module, (bnn.LearnedFakeQuantize, parametrize.ParametrizationList)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import importlib
 import sys
 import types
 import weakref
@@ -20,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.shared.subclassed import REGISTERED
+from .layers import is_adapter
 from .report import Report, completed
 from .transaction import keep, refill, undo_by
 from .view import Decide, FilterFn, ModelView, Swaps, choose_swaps
@@ -86,6 +88,7 @@ def swap_in_turn(
             places.put(olds.pop(path), new)
             news.append(new)
     leave_fast_paths(model, news)
+    follow(model)
     changed = dict(report.changed)
     for path, place in still_reached(model, references).items():
         changed[path] += f"; {place} still refers to the layer before"
@@ -108,6 +111,18 @@ def leave_fast_paths(model: nn.Module, news: Iterable[nn.Module]) -> None:
             if isinstance(module, kind) and any(id(one) in ids for one in module.modules()):
                 keep(vars(module))
                 vars(module).update(values)
+
+
+# What else changes where layers were replaced; baraquant.peft adds a function of the model.
+FOLLOWERS: list[Callable[[nn.Module], None]] = []
+
+
+def follow(model: nn.Module) -> None:
+    """Let what stands over the layers of a model know those that are new."""
+    if any(map(is_adapter, model.modules())):
+        importlib.import_module("baraquant.peft")  # which adds its function
+    for each in FOLLOWERS:
+        each(model)
 
 
 # ---- Where a model refers to its modules --------------------------------------------------------

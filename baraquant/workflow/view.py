@@ -13,7 +13,15 @@ from torch import nn
 from .._table import placed
 from ..nn.training.quantizers import QuantizesWeight
 from .computed import is_computed
-from .layers import Layer, further_names, layer_of, stage_of, unknown_weights, weights_of
+from .layers import (
+    Layer,
+    further_names,
+    layer_of,
+    parts_of_adapters,
+    stage_of,
+    unknown_weights,
+    weights_of,
+)
 from .report import (
     CHOSEN,
     FILTERED,
@@ -94,17 +102,21 @@ class ModelView:
         self.seen: dict[int, Seen] = {}
         self.ids: dict[str, int] = {}
         self.holders: dict[int, list[int]] = {}
+        added = parts_of_adapters(self.model)
         for path, module in self.model.named_modules(remove_duplicate=False):
             key = self.ids[path] = id(module)
             if key not in self.seen:
                 prepared_for, form = stage_of(module)
+                layer, unknown = layer_of(module), unknown_weights(module)
+                if key in added:
+                    layer, unknown = None, None if layer is None else "it is a part of an adapter"
                 self.seen[key] = Seen(
-                    layer_of(module),
+                    layer,
                     prepared_for,
                     form is not None,
                     isinstance(module, QuantizesWeight),
                     [id(weight) for weight in weights_of(module)],
-                    unknown_weights(module),
+                    unknown,
                     is_computed(module),
                 )
                 for parameter in module._parameters.values():

@@ -11,15 +11,13 @@ from torch import nn
 
 import baraquant
 from baraquant import nn as bnn
-from baraquant.workflow.layers import is_converted, is_prepared
 from tests.peft import models
 from tests.peft.models import SCHEMES, adapted, base, evaluate
-from tests.support.models.made import prepared, quantized
+from tests.support.models.made import quantized
 
 DTYPES = (torch.float32, torch.bfloat16)
 WEIGHTS = [baraquant.W8A16(), baraquant.W4A16(group_size=4)]
 GROUPS = pytest.param("4 bits in groups", marks=pytest.mark.exhaustive)
-PREPARED = ["dynamic", "static", "4 bits in groups", "rotated dynamic", "rotated static"]
 KINDS = {
     "dynamic": bnn.QuantizedLinear,
     "dynamic asymmetric": bnn.QuantizedLinear,
@@ -131,33 +129,3 @@ def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     targets = ["table", "body.0"]
     table = models.check_life(model, models.tokens(), tmp_path, near, targets).table
     assert type(table) is nn.Embedding and table.padding_idx == 0
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("scheme", PREPARED)
-@pytest.mark.parametrize("convert_first", [False, True])
-def test_prepared_layers(scheme: str, convert_first: bool) -> None:
-    """An adapter over a prepared layer keeps working when the layer is converted."""
-    model, batch = prepared(models.mlp(), SCHEMES[scheme]), models.inputs()
-    model(batch)
-    before = copy.deepcopy(model)
-    adapter = adapted(model, list(models.MLP))
-    assert all(is_prepared(layer.base_layer) for layer in models.lora_layers(adapter))
-    assert models.train(adapter, batch, 5)[-1] < models.loss_of(before, batch)
-    after = evaluate(adapter, batch)
-    weights = [p.detach().clone() for p in adapter.base_model.model[0].base_layer.parameters()]
-    if convert_first:
-        baraquant.qat.convert_(adapter)
-        assert all(is_converted(layer.base_layer) for layer in models.lora_layers(adapter))
-        assert torch.equal(evaluate(adapter, batch), after)
-    for mode in (True, False):
-        adapter.train(mode)
-        adapter.merge_adapter()
-        merged = evaluate(adapter, batch)
-        assert (merged - after).norm() / after.norm() < 0.1
-        adapter.train(mode)
-        adapter.unmerge_adapter()
-        torch.testing.assert_close(evaluate(adapter, batch), after, rtol=2e-2, atol=2e-2)
-    if not convert_first:
-        now = list(adapter.base_model.model[0].base_layer.parameters())
-        torch.testing.assert_close(now, weights)

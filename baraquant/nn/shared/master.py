@@ -68,7 +68,7 @@ class HoldsMaster(ChecksState):
     other numbers than it is converted with, unless ``master`` is the dtype of the copies.
     """
 
-    __jit_ignored_attributes__ = ("_held_dtype",)
+    __jit_ignored_attributes__: tuple[str, ...] = ("_held_dtype",)
     master: str = ""  # that of the configuration; empty for none
     _held_dtype: torch.dtype | None = None  # None: not known yet
 

@@ -121,7 +121,7 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
         if makes_graph():
             weight = self.fake_quantized_weight()
             return self._through(output, self.rounded_input(input), weight, None)
-        trains = input.requires_grad or self.float_weight().requires_grad
+        trains = input.requires_grad or self.is_trained()
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
         return output

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """``FakeQuantizedEmbedding``: an embedding in quantization-aware training."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,10 +53,16 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
     def forward(self, input: Tensor) -> Tensor:
         """Return the rounded rows for the indices ``[...]``: ``[..., embedding_dim]``."""
         if self.rounds_rows:
-            rows = self._rounded_master(self._rows(input, self.float_weight()))
+            rows = self._rows_to_round(input)
             rounds = self.weight_fake_quant._rounds or not self.training
             return self._round_rows(rows) if rounds else rows
         return self._rows(input, self.fake_quantized_weight())
+
+    def _rows_to_round(self, input: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102 - TorchScript skips the block
+            if len(self.adapters) > 0:  # the bits of a product may depend on how many rows it has
+                return self._rows(input, self.weight_to_round())
+        return self._rounded_master(self._rows(input, self.float_weight()))
 
     def _rows(self, input: Tensor, weight: Tensor) -> Tensor:
         return F.embedding(

@@ -213,7 +213,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         if makes_graph():
             weight, rounded = self._rounded_channels_first(), self.rounded_input(input)
             return linear_through(output, rounded, weight, self.bias_to_add())
-        trains = input.requires_grad or self.float_weight().requires_grad
+        trains = input.requires_grad or self.is_trained()
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(input))
         return output

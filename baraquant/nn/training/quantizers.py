@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The bases of layers in training: their fake quantizers, made from a configuration."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,22 @@ class Int4Integers(NamedTuple):
     group_zero_point: Tensor
 
 
+class Adapter(Protocol):
+    """What adds to the weight and to the bias of a layer before they are rounded."""
+
+    def is_trained(self) -> bool:
+        """Whether what it adds has a gradient."""
+        ...
+
+    def adapted_weight(self, weight: Tensor) -> Tensor:
+        """Return the sum, in the dtype of the weight."""
+        ...
+
+    def adapted_bias(self, bias: Tensor) -> Tensor:
+        """Return the sum, in the dtype of the bias."""
+        ...
+
+
 class QuantizesWeight(HoldsMaster):
     """A layer whose weight passes through ``weight_fake_quant``.
 
@@ -57,7 +73,8 @@ class QuantizesWeight(HoldsMaster):
     values of a channel are contiguous, and a group is a run of adjacent values.
 
     The layer itself reads its parameter with :meth:`float_weight`, and quantizes what
-    :meth:`weight_to_round` returns: in training, in evaluation and by conversion. Other code that
+    :meth:`weight_to_round` returns: in training, in evaluation and by conversion. That is the
+    parameter, and what an adapter adds to it (:mod:`baraquant.peft`). Other code that
     reads ``layer.weight`` gets the parameter in training, and the rounded weight in evaluation,
     which is also what the converted layer returns. If the parameter is rotated, it is rotated back.
     (In TorchScript ``layer.weight`` is always the parameter, and so it is where several processes
@@ -68,6 +85,7 @@ class QuantizesWeight(HoldsMaster):
         *("fold", "is_grouped", "transposed_groups", "rounds_input", "master"),
     )
     __jit_unused_properties__ = ("weight",)
+    __jit_ignored_attributes__ = (*HoldsMaster.__jit_ignored_attributes__, "adapters")
     config: QuantConfig
     weight_fake_quant: nn.Module
     input_fake_quant: nn.Module
@@ -75,6 +93,7 @@ class QuantizesWeight(HoldsMaster):
     is_grouped: bool
     transposed_groups: int  # the groups of a transposed convolution; 0 for other layers
     rounds_input: bool
+    adapters: tuple[Adapter, ...] = ()  # at most one; in a tuple, so that it is no part of this one
 
     def set_quantizers(
         self,
@@ -167,14 +186,48 @@ class QuantizesWeight(HoldsMaster):
     def weight_to_round(self) -> Tensor:
         """Return the weight that is quantized, with its gradient.
 
-        It is the parameter as the optimizer holds it, rounded to the configuration's ``master``.
+        It is the parameter as the optimizer holds it, with what an adapter adds, rounded to the
+        configuration's ``master``.
         """
-        return self._rounded_master(self.float_weight())
+        weight = self.float_weight()
+        if not torch.jit.is_scripting():
+            weight = self._adapted_weight(weight)
+        return self._rounded_master(weight)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def set_adapter(self, adapter: Adapter | None) -> None:
+        """Let an adapter add to the weight and the bias before they are rounded; None ends that."""
+        self.adapters = () if adapter is None else (adapter,)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _adapted_weight(self, weight: Tensor) -> Tensor:
+        for adapter in self.adapters:
+            weight = adapter.adapted_weight(weight)
+        return weight
+
+    def is_trained(self) -> bool:
+        """Whether the weight that is quantized has a gradient."""
+        is_trained: bool = self.float_weight().requires_grad
+        if not torch.jit.is_scripting():
+            is_trained = is_trained or self._has_trained_adapter()
+        return is_trained
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _has_trained_adapter(self) -> bool:
+        return any(adapter.is_trained() for adapter in self.adapters)
 
     def bias_to_add(self) -> Tensor | None:
         """Return the bias, rounded to the configuration's ``master`` as the weight is."""
         bias = self._own_bias()
+        if not torch.jit.is_scripting():
+            bias = self._adapted_bias(bias)
         return None if bias is None else self._rounded_master(bias)
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _adapted_bias(self, bias: Tensor | None) -> Tensor | None:
+        for adapter in self.adapters if bias is not None else ():
+            bias = adapter.adapted_bias(bias)
+        return bias
 
     def _own_bias(self) -> Tensor | None:
         """Return the bias to compute with; a layer on several processes has a part of it."""
