@@ -77,7 +77,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_scale(
     std::string_view scale_rule) {
   const Grid grid{quant_min, quant_max, symmetric, scale_dtype};
   const auto found = find_lattice(rows, grid, /*every=*/scale_rule == "lattice");
-  if (!rows.is_meta() && found.is_exact.all().item<bool>()) {
+  const auto count = rows.is_meta() ? 0 : found.is_exact.sum().item<int64_t>();
+  const bool is_whole = quant_max - quant_min == 255;
+  if (count == rows.size(0) || (is_whole && count == 0)) {
     return {found.scale, found.zero_point, found.is_exact};
   }
   const auto [scale, zero_point] = search_ranges(rows, grid, importance);

@@ -21,7 +21,7 @@ namespace baraquant::search {
 // qparams_of_range for the two ends. The range with the minimum squared error is taken, and of two
 // equal ones the wider. Errors are summed for the values times the power of two that takes the
 // largest magnitude into [1, 2), in the dtype of the scale. Eight bits take
-// the full range.
+// the full range; if no row is exact, nothing is computed for them, and the scales are 1.
 //
 // `importance` is what the squared errors are multiplied by: `[rows, columns]`, or of fewer rows,
 // which then repeat.

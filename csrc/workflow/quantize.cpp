@@ -86,7 +86,8 @@ std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
   return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
 }
 
-// With it the share of the scales that give the weight's own bits.
+// With it the share of the scales that give the weight's own bits. Nothing with eight bits and none of
+// these: the weight's dynamic quantizer is right.
 Fit fit_scale(const torch::Tensor& rows, const nn::FakeQuantizeImpl& quantizer,
               const std::string& scale_rule) {
   auto options = quantizer.options;
@@ -99,9 +100,10 @@ Fit fit_scale(const torch::Tensor& rows, const nn::FakeQuantizeImpl& quantizer,
   const auto [scale, zero_point, is_exact] =
       search::search_scale(segments, options.quant_min(), options.quant_max(), options.symmetric(),
                            options.scale_dtype(), /*importance=*/std::nullopt, scale_rule);
+  const auto count = is_exact.sum().item<int64_t>();
+  if (count == 0 && options.quant_max() - options.quant_min() == 255) return {};
   options.mode("fixed").symmetric(true);
   options.scale(scale.reshape(shape)).zero_point(zero_point.reshape(shape));
-  const auto count = is_exact.sum().item<int64_t>();
   const auto share = static_cast<double>(count) / static_cast<double>(is_exact.numel());
   return {std::make_shared<nn::FakeQuantizeImpl>(options), share};
 }
@@ -122,7 +124,7 @@ double search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config,
   if (known.quantizer == nullptr) {
     known = fit(prepared.rows_of_weight(), *prepared.weight_fake_quant, config.scale_rule());
   }
-  prepared.set_weight_quantizer(known.quantizer);
+  if (known.quantizer != nullptr) prepared.set_weight_quantizer(known.quantizer);
   return known.exact_share;
 }
 

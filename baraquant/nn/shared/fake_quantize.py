@@ -269,7 +269,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
     ) -> tuple["FakeQuantize", float]:
         """Return a fake quantizer with the scales that fit a weight best.
 
-        With it the share of the scales that give the weight's own bits, in [0, 1].
+        With it the share of the scales that give the weight's own bits, in [0, 1]. With eight bits
+        and none of these it is this quantizer itself.
 
         Args:
             rows: The weight, ``[N, ...]``: the input of this quantizer, which is dynamic. The
@@ -287,6 +288,8 @@ class FakeQuantize(ByGranularity, ObservedRange):
             importance = importance.reshape(-1, segments.shape[1])
         scale, zero_point, is_exact = self.searched_qparams(segments, importance, scale_rule)
         share = int(is_exact.sum()) / max(1, is_exact.numel())
+        if share == 0 and self.quant_max - self.quant_min == 255:
+            return self, share
         return self._fixed(scale.reshape(shape), zero_point.reshape(shape)), share
 
     def _fixed(self, scale: Tensor, zero_point: Tensor) -> "FakeQuantize":
