@@ -66,10 +66,9 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
 void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
-  const auto given =
-      PackedInt4::of(scale_rule() != "max"
-                         ? search::search_int4_factors(weight, group_size(), options.symmetric())
-                         : choose_int4_qparams(weight, group_size(), options.symmetric()));
+  const auto given = PackedInt4::of(
+      scale_rule() != "max" ? search::search_int4_factors(weight, group_size(), options.symmetric())
+                            : choose_int4_qparams(weight, group_size(), options.symmetric()));
   set(given, is_new(given.scale, largest_step, only_unknown));
 }
 

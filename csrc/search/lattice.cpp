@@ -28,7 +28,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr int64_t at_a_time = int64_t{1} << 20;
 // Of longer rows the distinct values are looked at.
 constexpr int64_t longest = int64_t{1} << 16;
-constexpr int64_t sampled_rows = 16, sampled_values = 256;
+constexpr int64_t sampled_rows = 8, sampled_values = 256;
 // A row counts as evidence if the chance is below 2^-20 that it is exact.
 constexpr int64_t least_evidence = 20;
 
@@ -62,7 +62,8 @@ class Rows {
     found_.is_exact = at::zeros({count}, options.dtype(at::kBool));
   }
 
-  Lattice find() {
+  // Stops as soon as less than `needed` rows can be exact.
+  Lattice find(int64_t needed = 0) {
     const auto magnitudes = rows_.to(at::kDouble).abs();
     const auto largest = magnitudes.amax(1);
     const auto least = magnitudes.masked_fill(magnitudes == 0, infinity).amin(1);
@@ -72,7 +73,8 @@ class Rows {
     const auto reach = least * (static_cast<double>(most_) * (1 + 0x1p-6)) / largest;
     for (int64_t integer = 1; integer <= most_; ++integer) {
       open = open.index_select(0, where_true(reach.index_select(0, open) >= integer));
-      if (open.numel() == 0) break;
+      const auto known = needed > 0 ? found_.is_exact.sum().item<int64_t>() : 0;
+      if (open.numel() == 0 || open.numel() + known < needed) break;
       try_integer(open, magnitudes.index_select(0, open), least.index_select(0, open), integer);
       open = open.index_select(0, where_true(~found_.is_exact.index_select(0, open)));
     }
@@ -249,7 +251,7 @@ Lattice find(const at::Tensor& rows, const Grid& grid, bool is_sample) {
     }
     return {at::cat(scales), at::cat(zero_points), at::cat(exact)};
   }
-  auto found = Rows(rows, grid).find();
+  auto found = Rows(rows, grid).find(is_sample ? (rows.size(0) + 1) / 2 : 0);
   if (is_sample) keep_evident(found, rows, grid);
   if (rows.scalar_type() != at::kFloat) return found;
   for (const auto narrow : {at::kBFloat16, at::kHalf}) {

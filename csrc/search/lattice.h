@@ -36,7 +36,7 @@ struct Lattice {
 // The dtype is that of the rows. A float32 row whose values are all bfloat16 or float16, and which is
 // not exact as float32, is exact where it is so in that dtype: a checkpoint that was read as float32.
 //
-// Unless `every` row is to be tried, 16 rows, with up to 256 values each, decide whether any is: at
+// Unless `every` row is to be tried, 8 rows, with up to 256 values each, decide whether any is: at
 // least half of those that hold more than zeros have to be exact, with so many values that chance
 // does not explain it. So this takes next to no time where weights are not on a lattice.
 Lattice find_lattice(const at::Tensor& rows, const Grid& grid, bool every);
