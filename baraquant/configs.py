@@ -90,7 +90,7 @@ def _listed(names: Any) -> str:
 OBSERVERS = ("min_max", "moving_average", "percentile", "mse")
 # The observers that training can update with each batch.
 TRAINING_OBSERVERS = ("min_max", "moving_average")
-SCALE_RULES = ("search", "max")
+SCALE_RULES = ("search", "lattice", "max")
 SCALE_DTYPES = ("float32", "bfloat16", "float16")
 MASTERS = ("bfloat16", "float16")
 BACKWARDS = ("float", "int8_input", "int8")
@@ -254,11 +254,14 @@ class QuantConfig(Config):
             with the minimum squared error). Training updates the first two with each batch. The
             other two come from the calibration data of :func:`baraquant.qat.prepare_`, and do not
             change.
-        scale_rule: How to find a scale of weights below eight bits that is not trained, and the
-            factors that ``learned`` ``group_factors`` start from. ``search`` tries 26 scales, from
-            the one for the largest absolute value down to half of it, or all factors, and takes the
-            one with the minimum squared error. ``max`` takes the first of these. Weights that are
-            ``ternary`` have a rule of their own.
+        scale_rule: How to find a scale of weights that is not trained, and the factors that
+            ``learned`` ``group_factors`` start from. ``search`` looks first whether the weight is
+            integers times scales already, as after quantization-aware training elsewhere, and takes
+            scales that give the weight's own bits; a few scales decide whether all are tried. Below
+            eight bits it otherwise tries 26 scales, from the one for the largest absolute value
+            down to half of it, or all factors, and takes the one with the minimum squared error.
+            ``lattice`` does the same, but tries every scale. ``max`` takes the scale for the
+            largest absolute value. Weights that are ``ternary`` have a rule of their own.
         scale_dtype: The dtype in which a server will hold the scales of weights: ``float32``,
             ``bfloat16`` or ``float16``. Every scale of a weight is rounded to it, to the nearest
             number and of two to the even one, before the weight is quantized: in training, in
@@ -417,7 +420,12 @@ class QuantConfig(Config):
     @property
     def searches_scales(self) -> bool:
         """Whether :func:`baraquant.quantize_` searches for the scales of weights."""
-        return self.scale_rule == "search" and self.weight.bits < 8 and not self.weight.ternary
+        return self.fits_scales and self.weight.bits < 8
+
+    @property
+    def fits_scales(self) -> bool:
+        """Whether it looks for scales other than those of the largest absolute values."""
+        return self.scale_rule != "max" and not self.weight.ternary
 
     @property
     def weight_str(self) -> str:

@@ -93,7 +93,7 @@ def output_error(
     """
     scaled = weight * smooth
     if importance is not None:
-        quantizer = quantizer.fitted(scaled, importance / smooth.square())
+        quantizer, _ = quantizer.fitted(scaled, importance / smooth.square())
     error = quantizer.round(scaled) / smooth - weight
     # Powers of two, so that no product overflows or vanishes; they change no other bit.
     of_weight = power_to_one(weight.abs().amax())

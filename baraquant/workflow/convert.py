@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
@@ -336,7 +337,8 @@ class Maker:
     def __init__(self, chosen: Iterable[Chosen], caller: str, *, is_trial: bool = False) -> None:
         self._caller, self._searches = caller, not is_trial
         # No method of its own, which would keep it, and with it the layers.
-        self._rounded = functools.partial(_rounded, searches=not is_trial)
+        self._shares: dict[int, float] = {}  # of exact scales, by the ids of weights
+        self._rounded = functools.partial(_rounded, searches=not is_trial, shares=self._shares)
         prepared = ((one.layer, one.prepared) for one in chosen)
         self._converter = Converter(prepared, keeps=not is_trial, quantize=self._rounded)
 
@@ -390,22 +392,49 @@ class Maker:
             integers = rounding(prepared)
         elif integers is None and importance is not None:  # no other layer shares the weight
             integers = self._rounded(prepared, importance)
-        is_searched = self._searches and prepared.config.searches_scales
-        if isinstance(prepared, FakeQuantizedExperts) and is_searched:
-            for name, rows in prepared.weight_rows().items():
-                setattr(prepared, name, getattr(prepared, name).fitted(rows))
+        is_fitted = self._searches and prepared.config.fits_scales
+        if isinstance(prepared, FakeQuantizedExperts) and is_fitted:
+            self._fit_experts(prepared)
         is_kept = scaling is not None and scaling.producer is None
-        return self._converter.convert(one.layer, prepared, integers, smooth if is_kept else None)
+        smooth = smooth if is_kept else None
+        new = self._converter.convert(one.layer, prepared, integers, smooth)
+        one.remark += _about_lattice(self._shares.get(_weight_of(prepared), 0.0))
+        return new
+
+    def _fit_experts(self, prepared: FakeQuantizedExperts) -> None:
+        rule, shares = prepared.config.scale_rule, []
+        for name, rows in prepared.weight_rows().items():
+            fitted, share = getattr(prepared, name).fitted(rows, scale_rule=rule)
+            setattr(prepared, name, fitted)
+            shares.append(share)
+        self._shares[_weight_of(prepared)] = sum(shares) / max(1, len(shares))
 
 
 def _rounded(
-    layer: QuantizesWeight, importance: Tensor | None = None, *, searches: bool
+    layer: QuantizesWeight,
+    importance: Tensor | None = None,
+    *,
+    searches: bool,
+    shares: dict[int, float],
 ) -> _Integers:
-    """Return a prepared layer's weight as integers, with the scales that fit best."""
-    if searches and layer.config.searches_scales:
-        quantizer = layer.weight_fake_quant
-        layer.weight_fake_quant = quantizer.fitted(layer.rows_of_weight(), importance)
+    """Return a prepared layer's weight as integers, with the scales that fit best.
+
+    The share of the scales that give the weight's own bits is put into ``shares``.
+    """
+    if searches and layer.config.fits_scales:
+        fitted, share = layer.weight_fake_quant.fitted(
+            layer.rows_of_weight(), importance, layer.config.scale_rule
+        )
+        layer.weight_fake_quant, shares[_weight_of(layer)] = fitted, share
     return integers_of(layer)
+
+
+def _about_lattice(share: float) -> str:
+    """Return what a report says of a weight that is integers times scales already."""
+    if share == 0:
+        return ""
+    percent = "100" if share == 1 else f"{math.floor(1000 * share) / 10:.1f}"
+    return f"; {percent} % of its scales give the weight's own bits"
 
 
 def _changed(path: str, one: Chosen) -> nn.Module:

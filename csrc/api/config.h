@@ -105,8 +105,11 @@ class BARAQUANT_API QuantConfig {
   /// values) or "mse" (the minimum squared error). The last two need calibration data.
   /// @throws c10::ValueError Another name.
   QuantConfig& observer(std::string_view name);
-  /// How to find a scale of weights below eight bits that is not trained: "search" (the default; 26
-  /// scales, the minimum squared error) or "max". Weights that are ternary have a rule of their own.
+  /// How quantize_ finds the scale of a weight: "search" (the default), "lattice" or "max", the max
+  /// absolute value. "search" takes the scales that give the weight's own bits, if the weight is
+  /// integers times scales already; a few groups decide whether all are looked at. Other groups get
+  /// the scale of the minimum squared error, of 26, or with eight bits that of "max". "lattice" looks
+  /// at every group, and otherwise does the same. Weights that are ternary have a rule of their own.
   /// @throws c10::ValueError Another name.
   QuantConfig& scale_rule(std::string_view name);
   /// The dtype in which a server will hold the scales of weights: "float32" (the default), "bfloat16"

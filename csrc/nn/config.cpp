@@ -98,7 +98,7 @@ QuantConfig& QuantConfig::observer(std::string_view name) {
 }
 
 QuantConfig& QuantConfig::scale_rule(std::string_view name) {
-  check_choice("QuantConfig", "scale_rule", name, {"search", "max"});
+  check_choice("QuantConfig", "scale_rule", name, text::scale_rules);
   scale_rule_ = name;
   return *this;
 }

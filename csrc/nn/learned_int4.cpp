@@ -30,7 +30,7 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
   TORCH_CHECK_VALUE(shape.size() == 2 && shape[0] >= 0 && shape[1] >= 0, kLearnedInt4,
                     ": expected shape to be [rows, groups], but got ",
                     c10::str(at::IntArrayRef(shape)));
-  text::check_choice(kLearnedInt4, "scale_rule", options.scale_rule(), {"search", "max"});
+  text::check_choice(kLearnedInt4, "scale_rule", options.scale_rule(), text::scale_rules);
   check_scale(kLearnedInt4, "dtype", options.dtype());
   return LearnedFakeQuantizeOptions()
       .granularity("per_group")
@@ -66,10 +66,9 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
 void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
-  const auto given =
-      PackedInt4::of(scale_rule() == "search"
-                         ? search::search_int4_factors(weight, group_size(), options.symmetric())
-                         : choose_int4_qparams(weight, group_size(), options.symmetric()));
+  const auto given = PackedInt4::of(
+      scale_rule() != "max" ? search::search_int4_factors(weight, group_size(), options.symmetric())
+                            : choose_int4_qparams(weight, group_size(), options.symmetric()));
   set(given, is_new(given.scale, largest_step, only_unknown));
 }
 

@@ -48,6 +48,7 @@ inline std::string input(int64_t bits, const std::string& granularity, bool symm
 }
 
 // What scales and parameters can be rounded to.
+constexpr std::initializer_list<const char*> scale_rules = {"search", "lattice", "max"};
 constexpr std::initializer_list<const char*> scale_dtypes = {"float32", "bfloat16", "float16"};
 constexpr std::initializer_list<const char*> masters = {"bfloat16", "float16"};
 

@@ -26,7 +26,8 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   define("_power_to_one(Tensor magnitude) -> Tensor", &power_to_one);
   define(
       "_search_scale(Tensor rows, int quant_min, int quant_max, bool symmetric, str scale_dtype, "
-      "Tensor? importance=None) -> (Tensor scale, Tensor zero_point)",
+      "Tensor? importance=None, str scale_rule=\"search\") -> "
+      "(Tensor scale, Tensor zero_point, Tensor is_exact)",
       &search_scale);
   define(
       "_search_int4_factors(Tensor rows, int group_size, bool symmetric, Tensor? scale=None) -> "

@@ -9,6 +9,7 @@
 
 #include "api/ops.h"
 #include "frame/dtypes.h"
+#include "search/lattice.h"
 #include "search/range.h"
 
 namespace baraquant::search {
@@ -19,15 +20,18 @@ constexpr int64_t candidates = 26;
 // The number of elements at a time, so that the temporaries stay small.
 constexpr int64_t chunk = int64_t{1} << 22;
 
-}  // namespace
-
-std::tuple<at::Tensor, at::Tensor> search_scale(const at::Tensor& rows, int64_t quant_min,
-                                                int64_t quant_max, bool symmetric,
-                                                std::string_view scale_dtype,
-                                                const std::optional<at::Tensor>& importance) {
+// Of 26 ranges of each row the one with the least squared error.
+std::tuple<at::Tensor, at::Tensor> search_ranges(const at::Tensor& rows, const Grid& grid,
+                                                 const std::optional<at::Tensor>& importance) {
   const auto qparams_of = [&](const at::Tensor& low, const at::Tensor& high) {
-    return qparams_of_range(low, high, quant_min, quant_max, symmetric, scale_dtype);
+    return qparams_of_range(low, high, grid.quant_min, grid.quant_max, grid.symmetric,
+                            grid.scale_dtype);
   };
+  if (grid.quant_max - grid.quant_min == 255) {
+    const auto values = rows.size(1) > 0 ? rows : at::zeros({rows.size(0), 1}, rows.options());
+    const auto [low, high] = at::aminmax(values.to(compute_dtype(rows.scalar_type())), 1);
+    return qparams_of(low, high);
+  }
   const int64_t repeated = importance ? std::max<int64_t>(1, importance->size(0)) : 1;
   const int64_t step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, rows.size(1) * repeated));
   std::vector<at::Tensor> scales, zero_points;
@@ -49,8 +53,8 @@ std::tuple<at::Tensor, at::Tensor> search_scale(const at::Tensor& rows, int64_t 
     for (int64_t i = 0; i < candidates; ++i) {
       const double factor = 1.0 - static_cast<double>(i) / 50;
       const auto [tried, zeros] = qparams_of(low * factor, high * factor);
-      const auto rounded =
-          fake_quantize_per_channel(near_one, tried * power, zeros, 0, quant_min, quant_max);
+      const auto rounded = fake_quantize_per_channel(near_one, tried * power, zeros, 0,
+                                                     grid.quant_min, grid.quant_max);
       auto squares = (rounded - near_one).square_();
       if (importance) squares.mul_(weights);
       const auto error = squares.sum(1);
@@ -63,6 +67,24 @@ std::tuple<at::Tensor, at::Tensor> search_scale(const at::Tensor& rows, int64_t 
     zero_points.push_back(zero_point);
   }
   return {at::cat(scales), at::cat(zero_points)};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> search_scale(
+    const at::Tensor& rows, int64_t quant_min, int64_t quant_max, bool symmetric,
+    std::string_view scale_dtype, const std::optional<at::Tensor>& importance,
+    std::string_view scale_rule) {
+  const Grid grid{quant_min, quant_max, symmetric, scale_dtype};
+  const auto found = find_lattice(rows, grid, /*every=*/scale_rule == "lattice");
+  const auto count = rows.is_meta() ? 0 : found.is_exact.sum().item<int64_t>();
+  const bool is_whole = quant_max - quant_min == 255;
+  if (count == rows.size(0) || (is_whole && count == 0)) {
+    return {found.scale, found.zero_point, found.is_exact};
+  }
+  const auto [scale, zero_point] = search_ranges(rows, grid, importance);
+  return {at::where(found.is_exact, found.scale, scale),
+          at::where(found.is_exact, found.zero_point, zero_point), found.is_exact};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(

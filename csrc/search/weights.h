@@ -11,19 +11,24 @@
 
 namespace baraquant::search {
 
-// The scale and the zero point of each row of a matrix `[rows, columns]` that fit it best.
+// The scale and the zero point of each row of a matrix `[rows, columns]` that fit it best, and whether
+// they are exact.
 //
-// For each row 26 ranges are tried: the full range of its values, and narrower ones down to half of
-// it: both ends are multiplied by 1 - i / 50, i from 0 to 25, and the scale is that of
+// They are those of find_lattice where it finds exact ones; the rule "lattice" tries every row.
+//
+// Otherwise 26 ranges are tried: the full range of its values, and narrower ones down to half of it:
+// both ends are multiplied by 1 - i / 50, i from 0 to 25, and the scale is that of
 // qparams_of_range for the two ends. The range with the minimum squared error is taken, and of two
 // equal ones the wider. Errors are summed for the values times the power of two that takes the
-// largest magnitude into [1, 2), in the dtype of the scale.
+// largest magnitude into [1, 2), in the dtype of the scale. Eight bits take
+// the full range; if no row is exact, nothing is computed for them, and the scales are 1.
 //
 // `importance` is what the squared errors are multiplied by: `[rows, columns]`, or of fewer rows,
 // which then repeat.
-std::tuple<at::Tensor, at::Tensor> search_scale(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> search_scale(
     const at::Tensor& rows, int64_t quant_min, int64_t quant_max, bool symmetric,
-    std::string_view scale_dtype, const std::optional<at::Tensor>& importance = std::nullopt);
+    std::string_view scale_dtype, const std::optional<at::Tensor>& importance = std::nullopt,
+    std::string_view scale_rule = "search");
 
 // The scale `[N]`, and the factors and zero points `[N, groups]`, that fit the rows `[N, K]` best.
 //

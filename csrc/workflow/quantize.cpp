@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <array>
+#include <cmath>
+#include <cstdio>
+
 #include "api/workflow.h"
 #include "search/weights.h"
 #include "workflow/calibrate.h"
@@ -67,6 +71,11 @@ void calibrate(torch::nn::Module& model, const std::vector<Place>& places,
   }
 }
 
+struct Fit {
+  std::shared_ptr<nn::Quantizer> quantizer;
+  double exact_share = 0.0;
+};
+
 // The quantizers of a weight, `[rows, columns]`, with the scales or factors of the least squared error.
 std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
                                                       const nn::FakeQuantizeInt4Impl& quantizer) {
@@ -77,8 +86,10 @@ std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
   return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
 }
 
-std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
-                                                const nn::FakeQuantizeImpl& quantizer) {
+// With it the share of the scales that give the weight's own bits. Nothing with eight bits and none of
+// these: the weight's dynamic quantizer is right.
+Fit fit_scale(const torch::Tensor& rows, const nn::FakeQuantizeImpl& quantizer,
+              const std::string& scale_rule) {
   auto options = quantizer.options;
   const auto size = options.group_size().value_or(0);
   std::vector<int64_t> shape = {rows.size(0)};
@@ -86,30 +97,45 @@ std::shared_ptr<nn::FakeQuantizeImpl> fit_scale(const torch::Tensor& rows,
   if (options.granularity() == "per_group") shape = {rows.size(0), -1};
   const auto segments =
       size > 0 ? rows.reshape({-1, size}) : rows.reshape({shape.empty() ? 1 : rows.size(0), -1});
-  const auto [scale, zero_point] =
+  const auto [scale, zero_point, is_exact] =
       search::search_scale(segments, options.quant_min(), options.quant_max(), options.symmetric(),
-                           options.scale_dtype());
+                           options.scale_dtype(), /*importance=*/std::nullopt, scale_rule);
+  const auto count = is_exact.sum().item<int64_t>();
+  if (count == 0 && options.quant_max() - options.quant_min() == 255) return {};
   options.mode("fixed").symmetric(true);
   options.scale(scale.reshape(shape)).zero_point(zero_point.reshape(shape));
-  return std::make_shared<nn::FakeQuantizeImpl>(options);
+  const auto share = static_cast<double>(count) / static_cast<double>(is_exact.numel());
+  return {std::make_shared<nn::FakeQuantizeImpl>(options), share};
 }
 
-std::shared_ptr<nn::Quantizer> fit(const torch::Tensor& rows, const nn::Quantizer& quantizer) {
+Fit fit(const torch::Tensor& rows, const nn::Quantizer& quantizer, const std::string& scale_rule) {
   if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
-    return fit_factors(rows, *int4);
+    return {fit_factors(rows, *int4), 0.0};
   }
-  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer));
+  return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer), scale_rule);
 }
 
-using Fitted = std::map<Converter::Tie, std::shared_ptr<nn::Quantizer>>;
+using Fitted = std::map<Converter::Tie, Fit>;
 
-// Search the scale of a weight of few bits; layers with one weight share it.
-void search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
-  const auto& weight = prepared.config().weight();
-  if (weight.bits() >= 8 || weight.ternary() || config.scale_rule() != "search") return;
+// Search the scale of a weight, which layers with one weight share; return the share of exact ones.
+double search_scale(nn::FakeQuantizedLayer& prepared, const QuantConfig& config, Fitted& fitted) {
+  if (prepared.config().weight().ternary() || config.scale_rule() == "max") return 0.0;
   auto& known = fitted[Converter::tie_of(prepared)];
-  if (known == nullptr) known = fit(prepared.rows_of_weight(), *prepared.weight_fake_quant);
-  prepared.set_weight_quantizer(known);
+  if (known.quantizer == nullptr) {
+    known = fit(prepared.rows_of_weight(), *prepared.weight_fake_quant, config.scale_rule());
+  }
+  if (known.quantizer != nullptr) prepared.set_weight_quantizer(known.quantizer);
+  return known.exact_share;
+}
+
+// What the report says of weights that are integers times scales already.
+std::string about_lattice(double exact_share) {
+  if (exact_share <= 0.0) return "";
+  std::array<char, 16> percent{};
+  const double tenths = std::floor(1000 * exact_share) / 10;  // 100 % means all
+  std::snprintf(percent.data(), percent.size(), "%.1f", tenths);
+  return "; " + std::string(exact_share < 1.0 ? percent.data() : "100") +
+         " % of its scales give the weight's own bits";
 }
 
 }  // namespace
@@ -131,12 +157,13 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   layers.reserve(chosen.size());
   for (const auto& one : chosen) layers.emplace_back(one.prepared.get(), false);
   Converter converter(layers);
+  double exact_share = 0.0;  // of the layer that was converted last
   const auto converted = [&](const Chosen& one) {
     std::shared_ptr<nn::QuantizedLayer> layer;
     auto* linear = dynamic_cast<nn::FakeQuantizedLinearImpl*>(one.prepared.get());
     with_path(quantize_name, one.path, [&] {
       if (linear != nullptr) linear->copy_rotated_weight();
-      search_scale(*one.prepared, config, fitted);
+      exact_share = search_scale(*one.prepared, config, fitted);
       layer = converter.convert(*one.prepared);
     });
     if (linear != nullptr) linear->drop_rotated_weight();
@@ -152,7 +179,8 @@ Report quantize_(torch::nn::Module& model, const QuantConfig& config, const Opti
   report.changed.clear();
   for (auto& one : chosen) {
     const auto layer = converted(one);
-    report.changed.emplace_back(one.path, about(*layer, *one.prepared) + one.remark);
+    report.changed.emplace_back(
+        one.path, about(*layer, *one.prepared) + one.remark + about_lattice(exact_share));
     one.prepared.reset();
     swap(change, places, {{one.module, layer}});
   }

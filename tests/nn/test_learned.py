@@ -369,7 +369,8 @@ def tuned(model: nn.Sequential, how: str, seed: int) -> float:
     prepare_(model, W4A8(HIDDEN, learned=how == "learned"))
     for layer in model if how == "searched" else ():
         if isinstance(layer, bnn.FakeQuantizedLinear):
-            layer.weight_fake_quant = layer.weight_fake_quant.fitted(layer.rows_of_weight())
+            quantizer = layer.weight_fake_quant
+            layer.weight_fake_quant, _ = quantizer.fitted(layer.rows_of_weight())
     train(model, 20, torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9), seed)
     return loss_of(model)
 

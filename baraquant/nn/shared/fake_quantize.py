@@ -246,24 +246,31 @@ class FakeQuantize(ByGranularity, ObservedRange):
         return qparams_of_range(low, high, ends[0], ends[1], self.symmetric, self.scale_dtype)
 
     def searched_qparams(
-        self, rows: Tensor, importance: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return those that fit each row best: of 26 ranges, that of the minimum squared error.
+        self, rows: Tensor, importance: Tensor | None = None, scale_rule: str = "search"
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return those that fit each row best, and whether they are exact, ``[rows]`` each.
 
-        ``csrc/search/weights.h`` has the formulas.
+        ``csrc/search/weights.h`` and ``lattice.h`` have the formulas.
 
         Args:
             rows: A matrix.
             importance: What the squared errors are multiplied by, for as many rows as there are, or
                 for fewer, which then repeat; None: 1.
+            scale_rule: ``search`` or ``lattice``, as in :class:`baraquant.QuantConfig`.
         """
-        qparams: tuple[Tensor, Tensor] = torch.ops.baraquant._search_scale(
-            rows, self.quant_min, self.quant_max, self.symmetric, self.scale_dtype, importance
+        grid = self.quant_min, self.quant_max, self.symmetric, self.scale_dtype
+        qparams: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._search_scale(
+            rows, *grid, importance, scale_rule
         )
         return qparams
 
-    def fitted(self, rows: Tensor, importance: Tensor | None = None) -> "FakeQuantize":
+    def fitted(
+        self, rows: Tensor, importance: Tensor | None = None, scale_rule: str = "search"
+    ) -> tuple["FakeQuantize", float]:
         """Return a fake quantizer with the scales that fit a weight best.
+
+        With it the share of the scales that give the weight's own bits, in [0, 1]. With eight bits
+        and none of these it is this quantizer itself.
 
         Args:
             rows: The weight, ``[N, ...]``: the input of this quantizer, which is dynamic. The
@@ -271,6 +278,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
             importance: What the squared errors of each column are multiplied by, ``[K]``, such as
                 the mean square of the input that it is multiplied with, for floating inputs and a
                 matrix of rows. None: all columns count alike.
+            scale_rule: ``search`` or ``lattice``, as in :class:`baraquant.QuantConfig`.
         """
         shape = {"per_tensor": [], "per_channel": [rows.shape[0]]}.get(
             self.granularity, [rows.shape[0], -1]
@@ -278,8 +286,11 @@ class FakeQuantize(ByGranularity, ObservedRange):
         segments = self._segments(rows)
         if importance is not None:
             importance = importance.reshape(-1, segments.shape[1])
-        scale, zero_point = self.searched_qparams(segments, importance)
-        return self._fixed(scale.reshape(shape), zero_point.reshape(shape))
+        scale, zero_point, is_exact = self.searched_qparams(segments, importance, scale_rule)
+        share = int(is_exact.sum()) / max(1, is_exact.numel())
+        if share == 0 and self.quant_max - self.quant_min == 255:
+            return self, share
+        return self._fixed(scale.reshape(shape), zero_point.reshape(shape)), share
 
     def _fixed(self, scale: Tensor, zero_point: Tensor) -> "FakeQuantize":
         return FakeQuantize(

@@ -157,19 +157,22 @@ class FakeQuantizeInt4(RoundsToInt4):
         qparams: tuple[Tensor, Tensor, Tensor] = self.calculate_qparams(input)
         return qparams
 
-    def fitted(self, rows: Tensor, importance: Tensor | None = None) -> "FakeQuantizeInt4":
-        """Return a fake quantizer with the factors that fit a weight ``[N, K]`` best.
+    def fitted(
+        self, rows: Tensor, importance: Tensor | None = None, scale_rule: str = "search"
+    ) -> tuple["FakeQuantizeInt4", float]:
+        """Return a fake quantizer with the factors that fit a weight ``[N, K]`` best, and 0.
 
         All columns count alike, whatever their ``importance``: a product of integers has no other.
         """
         scale, factor, zero_point = self.searched_factors(rows)
-        return FakeQuantizeInt4(
+        fitted = FakeQuantizeInt4(
             self.group_size,
             symmetric=self.symmetric,
             scale=scale,
             group_factor=factor,
             group_zero_point=zero_point,
         )
+        return fitted, 0.0
 
     def searched_factors(self, rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the scale, and the factors and zero points of groups, that fit rows best."""

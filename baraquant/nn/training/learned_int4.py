@@ -55,8 +55,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         group_size: The number of adjacent columns that share a factor and a zero point, even.
         shape: ``[rows, groups]``.
         symmetric: True for the zero point 8 in every group.
-        scale_rule: How :meth:`initialize` finds the factors: ``search`` tries all of them, ``max``
-            takes the least that clips nothing.
+        scale_rule: How :meth:`initialize` finds the factors: ``search`` and ``lattice`` try all of
+            them, ``max`` takes the least that clips nothing.
         device: Of the parameters and buffers.
         dtype: Of the parameters: float32 or float64.
         master: As in :class:`LearnedFakeQuantize`.
@@ -136,7 +136,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
         """Set the parameters of rows from those of ``input`` that are finite."""
         rows = input.detach()
-        if self.scale_rule == "search":
+        if self.scale_rule != "max":
             scale, factor, zeros = searched_factors(rows, self.group_size, self.symmetric)
         else:
             scale, factor, zeros = ops.choose_int4_qparams(

@@ -217,7 +217,9 @@ class Grid:
 
     def _qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         quantizer = self._quantizer
-        return (quantizer.searched_qparams if self._searches else quantizer.qparams_of_rows)(rows)
+        if self._searches:
+            return quantizer.searched_qparams(rows)[:2]
+        return quantizer.qparams_of_rows(rows)
 
     def find(self, group: int, rows: Tensor) -> None:
         """Find the scales of a group from its corrected values, ``[N, size]``."""
