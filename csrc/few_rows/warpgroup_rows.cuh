@@ -25,7 +25,8 @@
 
 namespace baraquant::warpgroup_rows {
 
-constexpr int kMaxParts = 2;  // of the depth, in a cluster. NB: larger ones leave SMs empty
+constexpr int64_t kMaxRows = 1024;  // of the input
+constexpr int kMaxParts = 2;        // of the depth, in a cluster. NB: larger ones leave SMs empty
 
 // --- kernels -------------------------------------------------------------------------------------
 
@@ -72,64 +73,79 @@ __global__ void arrange_kernel(const uint8_t* input, int64_t rows, uint32_t chun
   }
 }
 
+template <typename T>
+__device__ __forceinline__ void load_four(const T* from, T (&result)[4]) {
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) result[i] = bit_cast<T>(word_of(words, i));
+}
+
 // Writes the outputs of the input's rows of this block, which is one of `parts`. A thread takes four
-// neighbouring rows of the weight, whose numbers it has got.
+// neighbouring rows of the weight, whose numbers it has got, and several of the input's at once. The
+// sums are added in the order of the depth.
 template <typename Product, int input_rows>
 __device__ __forceinline__ void write(const Product& product,
                                       const typename Layout<Product, input_rows>::Shared& shared,
                                       const Work& work, int64_t m, int64_t n,
                                       const typename Product::template Columns<4>& columns,
                                       int part, int parts) {
-  constexpr int kAtOnce = 4;
+  constexpr int kAtOnce = input_rows < 128 ? 4 : 8;
   const int fours = work.rows() / 4, r = static_cast<int>(threadIdx.x) % fours * 4;
   const int step = 32 * Layout<Product, input_rows>::kWarps / fours;
   const int own = input_rows / parts, end = (part + 1) * own;
   const auto rows = static_cast<int>(product.m - m < end ? product.m - m : end);
   if (n + r >= product.n) return;
   for (int t = part * own + static_cast<int>(threadIdx.x) / fours; t < rows; t += kAtOnce * step) {
+    const auto row = [&](int i) { return t + i * step; };
     typename Product::Sum sums[kAtOnce][4] = {};
-    typename Product::InputNumbers scales[kAtOnce];
+    typename Product::InputNumbers numbers[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int row = t + i * step;
-      if (row >= rows) continue;
-      scales[i] = product.input_numbers(m + row);
-      for (int p = 0; p < parts; ++p) {
-        for (int g = 0; g < work.along_k; ++g) {
-          typename Product::Sum of_part[4];
-          load_of_block(&shared.sums[(g * input_rows + row) * work.sum_stride() + r],
-                        static_cast<unsigned>(p), of_part);
+      if (row(i) < rows) numbers[i] = product.input_numbers(m + row(i));
+    }
+    for (int p = 0; p < parts; ++p) {
+      for (int g = 0; g < work.along_k; ++g) {
+        typename Product::Sum of_part[kAtOnce][4] = {};
 #pragma unroll
-          for (int j = 0; j < 4; ++j) sums[i][j] += of_part[j];
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (row(i) >= rows) continue;
+          const auto* const from = &shared.sums[(g * input_rows + row(i)) * work.sum_stride() + r];
+          if (p == part) {
+            load_four(from, of_part[i]);
+          } else {
+            load_of_block(from, static_cast<unsigned>(p), of_part[i]);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) sums[i][j] += of_part[i][j];
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int row = t + i * step;
-      if (row < rows) product.write(m + row, n + r, sums[i], scales[i], columns);
+      if (row(i) < rows) product.write(m + row(i), n + r, sums[i], numbers[i], columns);
     }
   }
 }
 
-// A block takes 64 * along_n rows of the weight and input_rows of the input. The registers that the
-// loader does not need go to those who multiply.
+// A block takes 64 * along_n rows of the weight and input_rows of the input. The blocks that take the
+// same rows of the weight are neighbours, so that these are read once from memory. The registers that
+// the loader does not need go to those who multiply.
 template <typename Product, int input_rows>
 __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
     warpgroup_rows_kernel(const Product product, const uint8_t* arranged, uint32_t steps_of_part,
-                          int along_n) {
+                          int along_n, uint32_t along_m) {
   using Memory = Layout<Product, input_rows>;
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<typename Memory::Shared*>(memory);
   const Work work{blockIdx.z * steps_of_part, steps_of_part, along_n, Memory::kGroups / along_n};
-  const int64_t n = int64_t(blockIdx.x) * work.rows(), m = int64_t(blockIdx.y) * input_rows;
+  const uint32_t block_m = blockIdx.x % along_m, block_n = blockIdx.x / along_m;
+  const int64_t n = int64_t(block_n) * work.rows(), m = int64_t(block_m) * input_rows;
   if (threadIdx.x < Memory::kStages) {
     shared.full[threadIdx.x].init(1);
     shared.empty[threadIdx.x].init(kGroupThreads * along_n);
-    if (threadIdx.x == 0) {
-      shared.decided.init(32 * Memory::kWarps);
-      shared.repeats = 0;
-    }
     publish_barriers();
   }
   __syncthreads();
@@ -138,15 +154,11 @@ __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
     wgmma::limit_registers<Memory::kLoaderRegisters>();
     wait_for_last_kernel();
     constexpr int64_t kStepBytes = Memory::kTiles * Memory::kTileBytes;
-    const int64_t first = int64_t(blockIdx.y) * gridDim.z * steps_of_part * kStepBytes;
+    const int64_t first = int64_t(block_m) * gridDim.z * steps_of_part * kStepBytes;
     const Loader<Product, input_rows> loader(shared, arranged + first, work);
     if (threadIdx.x > 32 * Memory::kWarps) return;
     publish_to_bulk_copies();
-    loader.load(0);
-    if (Product::kMayNotFit) {
-      shared.decided.wait(0);
-      if (shared.repeats != 0) loader.load(work.steps);
-    }
+    loader.load();
   } else {
     wgmma::take_registers<Memory::kRegisters>();
     const Thread<Product, input_rows> thread(product, shared, n, work);
@@ -155,19 +167,8 @@ __global__ void __launch_bounds__(Layout<Product, input_rows>::kThreads, 1)
     if (product.input_is_newest) wait_for_last_kernel();
     typename Thread<Product, input_rows>::Sums sums = {};
     const NamedBarrier multiplying(1, 32 * Memory::kWarps);
-    const bool all_fit = thread.template multiply<true>(sums, 0);
-    if (Product::kMayNotFit) {
-      if (!all_fit) atomicOr(&shared.repeats, 1);
-      shared.decided.arrive();
-    }
-    multiplying.wait();
-    if (Product::kMayNotFit && shared.repeats != 0) {
-#pragma unroll
-      for (auto& sum : sums) sum = 0;
-      thread.begin_copies();
-      thread.template multiply<false>(sums, work.steps);
-      multiplying.wait();  // the sums go where the steps were
-    }
+    thread.multiply(sums);
+    multiplying.wait();  // the sums go where the steps were
     const int r = static_cast<int>(threadIdx.x) % (work.rows() / 4) * 4;
     const typename Product::template Columns<4> columns(product, n + r);
     thread.store(sums, work);
@@ -196,26 +197,37 @@ struct Division {
   int64_t along_m(int64_t m) const { return divide_up(m, input_rows); }
 };
 
-// The one whose busiest multiprocessor has the fewest rows times columns. Each takes a block at a time.
+// The one whose busiest multiprocessor has the least work. Each takes a block at a time. As measured on
+// an H200.
 inline Division divide(int64_t m, int64_t n, int64_t k, int columns, int multiprocessors) {
-  const int input_rows = m <= 32 ? 32 : m <= 64 ? 64 : 128, groups = input_rows <= 64 ? 4 : 2;
   const int64_t steps = divide_up(k, few_rows::kStepThreads * columns);
   Division best{};
   double least = 0;
-  for (int along_n = groups; along_n > 0; along_n /= 2) {
-    for (unsigned parts = 1; parts <= kMaxParts; parts *= 2) {
-      const int64_t blocks = divide_up(n, kGroupRows * along_n) * divide_up(m, input_rows) * parts;
-      const int64_t rounds = divide_up(blocks, multiprocessors);
-      // A block takes as long as some steps to begin and to end.
-      constexpr double kEnds = 6;
-      const double steps_of_group =
-          static_cast<double>(divide_up(steps, parts * (groups / along_n)));
-      const double time = static_cast<double>(rounds) * (steps_of_group + kEnds + parts);
-      if (least == 0 || time < least) {
-        best = {input_rows, along_n, parts, divide_up(steps, parts)}, least = time;
+  const auto try_rows = [&](int input_rows, double time_of_step, int groups, int least_along_n) {
+    for (int along_n = groups; along_n >= least_along_n; along_n /= 2) {
+      for (unsigned parts = 1; parts <= kMaxParts; parts *= 2) {
+        const int64_t blocks =
+            divide_up(n, kGroupRows * along_n) * divide_up(m, input_rows) * parts;
+        const int64_t rounds = divide_up(blocks, multiprocessors);
+        // A block takes as long as some steps to begin and to end.
+        constexpr double kEnds = 6;
+        const double steps_of_group =
+            static_cast<double>(divide_up(steps, parts * (groups / along_n)));
+        const double time =
+            static_cast<double>(rounds) * (steps_of_group + kEnds + parts) * time_of_step;
+        if (least == 0 || time < least) {
+          best = {input_rows, along_n, parts, divide_up(steps, parts)}, least = time;
+        }
       }
     }
+  };
+  if (m <= 64) {
+    try_rows(m <= 32 ? 32 : 64, 1, 4, 1);
+  } else {
+    try_rows(128, 1, 2, 1);
   }
+  // NB: where both warpgroups do not multiply the same input, it takes too long to bring it.
+  if (m > 128) try_rows(256, 1.37, 2, 2);
   return best;
 }
 
@@ -234,7 +246,8 @@ void launch_tile(const Product& product, const Division& division, uint8_t* arra
   using Order = typename Product::Order;
   constexpr int kArrangers = 128;
   const auto steps = static_cast<uint32_t>(division.steps());
-  const int64_t words = division.along_m(product.m) * input_rows * steps * Order::kWords;
+  const auto along_m = static_cast<unsigned>(division.along_m(product.m));
+  const int64_t words = int64_t{along_m} * input_rows * steps * Order::kWords;
   const LaunchShape shape{dim3(static_cast<unsigned>(divide_up(words, kArrangers))), kArrangers};
   launch_waiting(&arrange_kernel<Order>, true, shape, stream, product.input_row(0), product.m,
                  static_cast<uint32_t>(product.k / Product::kColumns), steps, uint32_t{input_rows},
@@ -242,11 +255,11 @@ void launch_tile(const Product& product, const Division& division, uint8_t* arra
 
   constexpr auto kernel = &warpgroup_rows_kernel<Product, input_rows>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{Memory::kBytes});
-  const dim3 grid(static_cast<unsigned>(divide_up(product.n, kGroupRows * division.along_n)),
-                  static_cast<unsigned>(division.along_m(product.m)), division.parts);
+  const auto along_n = static_cast<unsigned>(divide_up(product.n, kGroupRows * division.along_n));
+  const dim3 grid(along_m * along_n, 1, division.parts);
   launch_waiting(kernel, true, {grid, Memory::kThreads, Memory::kBytes, division.parts}, stream,
                  product, static_cast<const uint8_t*>(arranged),
-                 static_cast<uint32_t>(division.steps_of_part), division.along_n);
+                 static_cast<uint32_t>(division.steps_of_part), division.along_n, along_m);
 }
 
 // `arranged` has room for arranged_bytes().
@@ -257,11 +270,12 @@ void launch(const Product& product, void* arranged, int multiprocessors, cudaStr
   auto* const to = static_cast<uint8_t*>(arranged);
   if (division.input_rows == 32) return launch_tile<Product, 32>(product, division, to, stream);
   if (division.input_rows == 64) return launch_tile<Product, 64>(product, division, to, stream);
-  launch_tile<Product, 128>(product, division, to, stream);
+  if (division.input_rows == 128) return launch_tile<Product, 128>(product, division, to, stream);
+  launch_tile<Product, 256>(product, division, to, stream);
 }
 
 // Whether this was compiled for the current device, and is faster than few_rows.cuh, or than decoding
 // the weight into memory first. As measured on an H200.
-inline bool takes(int64_t m) { return m > 16 && m <= 256 && wgmma::is_available(); }
+inline bool takes(int64_t m) { return m > 16 && m <= kMaxRows && wgmma::is_available(); }
 
 }  // namespace baraquant::warpgroup_rows

@@ -19,12 +19,14 @@ struct Layout {
   static constexpr int kGroups = input_rows <= 64 ? 4 : 2;  // warpgroups that multiply
   static constexpr int kWarps = 4 * kGroups;
   static constexpr int kThreads = kGroupThreads * (kGroups + 1);  // the last ones bring the input
-  static constexpr int kDepth =
-      Product::kWeightWords == 1 ? 6 : 3;  // steps of the weight in flight
   static constexpr int kTileBytes = input_rows * wgmma::kRowBytes;
   static constexpr int kFragmentsOfRow = wgmma::kRowBytes / wgmma::kDepthBytes;
   static constexpr int kTiles = Product::kFragments / kFragmentsOfRow;  // of a stage
-  static constexpr int kStages = kTiles * kTileBytes <= 16384 ? 8 : 4;
+  static constexpr int kStageBytes = kTiles * kTileBytes;
+  static constexpr int kStages = kStageBytes <= 16384 ? 8 : kStageBytes <= 32768 ? 4 : 3;
+  // Steps of the weight in flight. NB: the largest stages leave room for few.
+  static constexpr int kWords = kStageBytes <= 32768 ? 6 : 4;
+  static constexpr int kDepth = kWords / Product::kWeightWords;
 
   struct Steps {
     uint8_t input[kStages][kTiles][kTileBytes];
@@ -37,8 +39,6 @@ struct Layout {
       typename Product::Sum sums[kGroups * (kGroupRows + 4) * input_rows];
     };
     MemoryBarrier full[kStages], empty[kStages];
-    MemoryBarrier decided;  // whether all is multiplied once more:
-    int repeats;
   };
   static constexpr size_t kBytes = sizeof(Shared);
   // A block has the registers of its launch, in eights for a thread.
@@ -71,11 +71,10 @@ class Loader {
   __device__ __forceinline__ Loader(Shared& shared, const uint8_t* arranged, const Work& work)
       : shared_(shared), from_(arranged + work.begin * kBytes), steps_(work.steps) {}
 
-  // `done`: the steps of the block before this.
-  __device__ __forceinline__ void load(uint32_t done) const {
+  __device__ __forceinline__ void load() const {
     for (uint32_t step = 0; step < steps_; ++step) {
-      const uint32_t count = done + step, stage = count % Memory::kStages;
-      shared_.empty[stage].wait((count / Memory::kStages + 1) % 2);
+      const uint32_t stage = step % Memory::kStages;
+      shared_.empty[stage].wait((step / Memory::kStages + 1) % 2);
       shared_.full[stage].arrive_and_expect(kBytes);
       copy_bulk_async(shared_.steps.input[stage], from_ + step * kBytes, kBytes,
                       shared_.full[stage]);
@@ -130,42 +129,45 @@ class Thread {
     }
   }
 
-  // Returns whether all groups fitted. `done`: the steps of the block before this. One piece of a step
-  // is decoded while another is multiplied.
-  template <bool fast>
-  __device__ __forceinline__ bool multiply(Sums& sums, uint32_t done) const {
+  // One piece of a step is decoded while another is multiplied.
+  __device__ __forceinline__ void multiply(Sums& sums) const {
     constexpr int kPieces = Product::kFragments / kPiece;
+    // Whether a step begins before the last one is multiplied. As measured on an H200.
+    constexpr bool kOverlapsSteps = input_rows == 256 && kPieces > 2;
     constexpr uint32_t kRingBytes = Memory::kDepth * kSlotBytes;
     typename Product::Group groups[2][2];  // of this step, and of the next one
     uint4 weight[2][Product::kWeightWords];
     Piece pieces[2];
-    bool all_fit = true;
     uint32_t column = column_, slot = ring_, last_slot = ring_ + kRingBytes - kSlotBytes;
     load_groups(groups[1], column);
-    uint32_t count = done + first_;
-    for (const uint32_t end = done + steps_; count < end; count += stride_) {
-      const uint32_t stage = count % Memory::kStages;
+    for (uint32_t step = first_; step < steps_; step += stride_) {
+      const uint32_t stage = step % Memory::kStages;
 #pragma unroll
       for (int h = 0; h < 2; ++h) groups[0][h] = groups[1][h];
       load_groups(groups[1], column + column_stride());
       copy(column + (Memory::kDepth - 1) * column_stride(), last_slot);
       wait_for_copies<Memory::kDepth - 1>();
       read_weight(weight, slot);
-      if (fast && Product::kMayNotFit) {
-        all_fit = all_fit && Product::fits(groups[0][0]) && Product::fits(groups[0][1]);
-      }
+      const bool fit =
+          !Product::kMayNotFit ||
+          __all_sync(0xffffffffu, Product::fits(groups[0][0]) && Product::fits(groups[0][1]));
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
         Piece& piece = pieces[p % 2];
-        Product::template decode<fast>(weight, groups[0], p * kPiece, piece.fragments);
+        if (fit) {
+          Product::template decode<true>(weight, groups[0], p * kPiece, piece.fragments);
+        } else {
+          Product::template decode<false>(weight, groups[0], p * kPiece, piece.fragments);
+        }
         if (p == 0) {
           // NB: the loaders wait for the last stage before they fill this one.
-          wgmma::wait<0>();
-          if (count != done + first_) release(count - stride_);
-          shared_.full[stage].wait(count / Memory::kStages % 2);
+          if (!kOverlapsSteps) wgmma::wait<0>();
+          if (!kOverlapsSteps && step != first_) release(step - stride_);
+          shared_.full[stage].wait(step / Memory::kStages % 2);
         }
         multiply_piece(sums, piece, stage, p * kPiece);
-        if (p > 0) wgmma::wait<1>();
+        if (p > 0 || kOverlapsSteps) wgmma::wait<1>();
+        if (p == 0 && kOverlapsSteps && step != first_) release(step - stride_);
       }
       column += column_stride();
       last_slot = slot;
@@ -174,8 +176,6 @@ class Thread {
     wait_for_copies<0>();
     wgmma::wait<0>();
     wgmma::keep(sums);
-    if (count != done + first_) release(count - stride_);
-    return all_fit;
   }
 
   __device__ __forceinline__ void store(const Sums& sums, const Work& work) const {
@@ -207,8 +207,8 @@ class Thread {
     return stride_ * (few_rows::kStepThreads * Product::kColumns);
   }
 
-  __device__ __forceinline__ void release(uint32_t count) const {
-    shared_.empty[count % Memory::kStages].arrive();
+  __device__ __forceinline__ void release(uint32_t step) const {
+    shared_.empty[step % Memory::kStages].arrive();
   }
 
   // The warp copies to a slot that it reads alone. The threads of a row take neighbouring words, so that

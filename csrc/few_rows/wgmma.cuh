@@ -102,19 +102,28 @@ enum class Types { kSigned, kUnsigned, kFloat16, kBFloat16 };  // kUnsigned: the
 // clang-format off
 #define BARAQUANT_SUMS_8(c, i) c(sums[i]), c(sums[i + 1]), c(sums[i + 2]), c(sums[i + 3]), \
     c(sums[i + 4]), c(sums[i + 5]), c(sums[i + 6]), c(sums[i + 7])
+#define BARAQUANT_SUMS_32_AT(c, i) BARAQUANT_SUMS_8(c, i), BARAQUANT_SUMS_8(c, i + 8), \
+    BARAQUANT_SUMS_8(c, i + 16), BARAQUANT_SUMS_8(c, i + 24)
 #define BARAQUANT_SUMS_16(c) BARAQUANT_SUMS_8(c, 0), BARAQUANT_SUMS_8(c, 8)
-#define BARAQUANT_SUMS_32(c) BARAQUANT_SUMS_16(c), BARAQUANT_SUMS_8(c, 16), BARAQUANT_SUMS_8(c, 24)
-#define BARAQUANT_SUMS_64(c) BARAQUANT_SUMS_32(c), BARAQUANT_SUMS_8(c, 32), \
-    BARAQUANT_SUMS_8(c, 40), BARAQUANT_SUMS_8(c, 48), BARAQUANT_SUMS_8(c, 56)
+#define BARAQUANT_SUMS_32(c) BARAQUANT_SUMS_32_AT(c, 0)
+#define BARAQUANT_SUMS_64(c) BARAQUANT_SUMS_32_AT(c, 0), BARAQUANT_SUMS_32_AT(c, 32)
+#define BARAQUANT_SUMS_128(c) BARAQUANT_SUMS_64(c), BARAQUANT_SUMS_32_AT(c, 64), \
+    BARAQUANT_SUMS_32_AT(c, 96)
 #define BARAQUANT_PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define BARAQUANT_PLACES_32 BARAQUANT_PLACES_16 \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define BARAQUANT_PLACES_64 BARAQUANT_PLACES_32 \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define BARAQUANT_PLACES_128 BARAQUANT_PLACES_64 \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define BARAQUANT_REST_16 "{%16, %17, %18, %19}, %20"
 #define BARAQUANT_REST_32 "{%32, %33, %34, %35}, %36"
 #define BARAQUANT_REST_64 "{%64, %65, %66, %67}, %68"
+#define BARAQUANT_REST_128 "{%128, %129, %130, %131}, %132"
 #define BARAQUANT_MULTIPLY(columns, count, types, tail, c)                                       \
   BARAQUANT_WGMMA("{\n.reg .pred adds;\nsetp.eq.b32 adds, 0, 0;\n"                                 \
                   "wgmma.mma_async.sync.aligned.m64n" columns types " {" BARAQUANT_PLACES_##count \
@@ -128,14 +137,16 @@ enum class Types { kSigned, kUnsigned, kFloat16, kBFloat16 };  // kUnsigned: the
 template <Types types, typename Sum, int count>
 __device__ __forceinline__ void multiply(Sum (&sums)[count], const uint32_t (&rows)[4],
                                          uint64_t tile) {
-  static_assert(count == 16 || count == 32 || count == 64);
-#define BARAQUANT_MULTIPLY_BY(types, tail, c)      \
-  if constexpr (count == 16) {                     \
-    BARAQUANT_MULTIPLY("32", 16, types, tail, c);  \
-  } else if constexpr (count == 32) {              \
-    BARAQUANT_MULTIPLY("64", 32, types, tail, c);  \
-  } else {                                         \
-    BARAQUANT_MULTIPLY("128", 64, types, tail, c); \
+  static_assert(count == 16 || count == 32 || count == 64 || count == 128);
+#define BARAQUANT_MULTIPLY_BY(types, tail, c)       \
+  if constexpr (count == 16) {                      \
+    BARAQUANT_MULTIPLY("32", 16, types, tail, c);   \
+  } else if constexpr (count == 32) {               \
+    BARAQUANT_MULTIPLY("64", 32, types, tail, c);   \
+  } else if constexpr (count == 64) {               \
+    BARAQUANT_MULTIPLY("128", 64, types, tail, c);  \
+  } else {                                          \
+    BARAQUANT_MULTIPLY("256", 128, types, tail, c); \
   }
   if constexpr (types == Types::kSigned) {
     BARAQUANT_MULTIPLY_BY("k32.s32.s8.s8", "", "+r")

@@ -103,7 +103,7 @@ def test_what_it_does_not_take(cuda: str) -> None:
             assert_same_bits(ops.int4_linear(*pair, s, sw, **groups), want)
 
 
-@pytest.mark.parametrize("m", (1, 16, 40, 100))
+@pytest.mark.parametrize("m", (1, 16, 40, 100, 1000))
 def test_what_was_just_written(m: int, cuda: str) -> None:
     """The weight may be loaded before the kernel ends that quantizes the input."""
     n, k = 1056, 2048

@@ -31,7 +31,7 @@ def rows_decoded_in_registers() -> int:
     """So many rows are multiplied by a weight of integers that is not decoded into memory first."""
     kernels = torch.ops.baraquant._int8_kernels()
     has_wgmma = any(name.startswith("hopper") for name in kernels)
-    return 256 if has_wgmma and torch.cuda.get_device_capability() == (9, 0) else 64
+    return 1024 if has_wgmma and torch.cuda.get_device_capability() == (9, 0) else 64
 
 
 # --- device memory -------------------------------------------------------------------------------

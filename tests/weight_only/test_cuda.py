@@ -124,7 +124,7 @@ def test_packed_weights_give_the_bits_of_int8(
     packed = ops.pack_int4(w)
     for s, z, group_size in qparams(size, dtype, (None, 8, 32, 128)):
         given = {"weight_zero_point": z, "group_size": group_size}
-        for m in (*ROWS, 257):
+        for m in (*ROWS, 300, 1025):
             x = numbers((m, k), dtype, 5).to(cuda)
             few = m <= rows_decoded_in_registers() and group_size != 8
             assert is_taken(x, packed, s, **given) == is_taken(x, w, s, **given) == few
@@ -135,11 +135,11 @@ def test_packed_weights_give_the_bits_of_int8(
 @by_half
 @pytest.mark.parametrize("size", ((65_536, 1056), (2048, 32_768)), ids=str)
 def test_a_large_weight(size: tuple[int, int], dtype: torch.dtype, cuda: str) -> None:
-    """Other kernels multiply 9 to 16 rows by it. Sums of integers are exact in any order."""
+    """Other kernels multiply 9 to 16, and 300 rows by it. Sums of integers are exact."""
     n, k = size
     w = torch.randint(-8, 8, size, dtype=torch.int8, device=cuda)
     packed, bias = ops.pack_int4(w), torch.randint(-9, 9, (n,), device=cuda).to(dtype)
-    x = torch.randint(-1, 2, (17, k), device=cuda).to(dtype)
+    x = torch.randint(-1, 2, (300, k), device=cuda).to(dtype)
     for group_size in (None, 32, 128):
         params = values.params_shape(size, group_size)
         s = 0.5 ** torch.randint(0, 3, params, device=cuda).float()
@@ -150,9 +150,10 @@ def test_a_large_weight(size: tuple[int, int], dtype: torch.dtype, cuda: str) ->
             wide = ops.dequantize_per_group(w, s, z, group_size)
         exact = torch.addmm(bias.double(), x.double(), wide.double().T).to(dtype)
         given = {"weight_zero_point": z, "group_size": group_size}
-        for m in (1, 8, 9, 16, 17):
+        for m in (1, 8, 9, 16, 17, 300):
             for weight in (w, packed):
-                assert is_taken(x[:m], weight, s, **given), "or this test shows nothing"
+                few = m <= rows_decoded_in_registers()
+                assert is_taken(x[:m], weight, s, **given) == few, "or this test shows nothing"
                 got = linear(x[:m], weight, s, bias, **given)
                 assert_same_bits(got + 0.0, exact[:m] + 0.0, f"{m} rows, groups of {group_size}")
 
