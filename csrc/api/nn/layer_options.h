@@ -126,8 +126,8 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::vector<int64_t>, shape);
   /// true for the zero point 8 in every group.
   TORCH_ARG(bool, symmetric) = true;
-  /// How initialize finds the factors: `search` and `lattice` try all of them, `max` takes the least
-  /// that clips nothing.
+  /// How initialize finds the factors: `search` and `lattice` try all of them, `max` takes the
+  /// least that clips nothing.
   TORCH_ARG(std::string, scale_rule) = "search";
   /// Of the parameters and buffers.
   TORCH_ARG(std::optional<torch::Device>, device);
