@@ -311,7 +311,11 @@ def test_what_integers_cannot_do_is_refused(gathered: list[dict[str, Any]]) -> N
 def test_models_without_such_layers_are_refused() -> None:
     with pytest.raises(TypeError, match="quantize_all_gather: expected model to be a Module"):
         quantize_all_gather(W8A8())  # type: ignore[arg-type]
-    others = W8A8Static(), W4A8(4, learned=True), described("int2 per_tensor ternary, int8")
+    others = (
+        W8A8Static(),
+        W4A8(4, learned=True),
+        described("int2 per_tensor ternary, int8 per_token"),
+    )
     for config in (None, *others):
         model = nn.Sequential(nn.Linear(4, 2))
         if config is not None:
