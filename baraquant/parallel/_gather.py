@@ -188,6 +188,10 @@ class GatheredWeight(Tensor):  # type: ignore[misc]
         """Return the weight of inner tensors."""
         return GatheredWeight(inner["integers"], inner["scale"], dtype)
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Return the shape and dtype: a trace of a compiler prints tensors without numbers."""
+        return f"GatheredWeight({list(self.shape)}, dtype={self.dtype})"
+
     def rounded(self) -> Tensor:
         """Return the floating numbers."""
         return ops.dequantize_per_channel(self.integers, self.scale, None, 0, dtype=self.dtype)

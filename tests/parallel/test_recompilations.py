@@ -9,7 +9,7 @@ as they are, with the same bits.
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -33,10 +33,10 @@ SCHEMES = {"w8a8": W8A8(), "static": W8A8Static(), "groups": W4A16(4), "factors"
 class Chain(nn.Module):
     """A loop over the layers; where it breaks the graph, Dynamo leaves such a frame to Python."""
 
-    def __init__(self, is_broken: bool = False) -> None:
+    def __init__(self, is_broken: bool = False, sizes: Sequence[int] = SIZES) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(SIZES))
+        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in itertools.pairwise(sizes))
         self.is_broken = is_broken
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,35 +105,20 @@ def test_compiled_beside_eager(name: str, is_broken: bool) -> None:
     assert graphs <= torch._dynamo.config.recompile_limit if is_broken else graphs == 1
 
 
-class Blocks(nn.Module):
-    """Blocks of three sizes of layers each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        shapes = (8, 16), (16, 24), (24, 8)
-        blocks = (nn.Sequential(*(nn.Linear(*shape) for shape in shapes)) for _ in range(3))
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return x
-
-
 def trained_in_blocks(name: str, gathers: bool, is_compiled: bool) -> list[Tensor]:
     """What two steps compute, and the parameters after them."""
-    model = Blocks()
+    model = nn.Sequential(*(Chain(sizes=(8, 16, 24, 8)) for _ in range(3)))
     prepare_(model, SCHEMES[name])
     if gathers:
         quantize_all_gather(model)
-    for block in model.blocks:
+    for block in model:
         if is_compiled:
             block.compile(backend="aot_eager")
         fully_shard(block, mesh=dist.init_device_mesh("cpu", (1,)))
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
     for seed in range(2):
-        y = model(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)))
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+        y = model(x)
         y.square().sum().backward()
         optimizer.step()
         found.append(y.detach())
