@@ -40,7 +40,7 @@ SLACK = 1.005  # lines may grow this much before the budget speaks
 # What may be registered in a file of csrc, by its name: keys of the dispatcher, and schemas.
 ROOMS = {
     "schema.cpp": {"schemas", "CompositeImplicitAutograd"},
-    "autograd.cpp": {"Autograd", "ADInplaceOrView"},
+    "autograd.cpp": {"Autograd", "ADInplaceOrView", "FuncTorchVmapMode"},
     "autocast.cpp": {"AutocastCPU", "AutocastCUDA"},
     "dispatch.cpp": {"CPU", "CUDA", "Meta", "DEVICES"},
     "lazy_values.cpp": {"Conjugate", "Negative", "ZeroTensor"},

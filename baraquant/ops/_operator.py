@@ -47,9 +47,9 @@ def _bypassed(name: str) -> Callable[..., Any]:
     """Let an op of ``torch.ops`` bypass its conversions; return what calls it so."""
     packet = getattr(torch.ops.baraquant, name)
     overloads = ["" if one == "default" else one for one in packet.overloads()]
-    call: Callable[..., Any] = eager_call(f"baraquant::{name}", overloads)
-    packet.__class__, packet._eager = _EagerPacket, call
-    return call
+    eager = eager_call(f"baraquant::{name}", overloads)
+    packet.__class__, packet._eager = _EagerPacket, eager
+    return eager
 
 
 class _EagerPacket(torch._ops.OpOverloadPacket):  # type: ignore[misc]

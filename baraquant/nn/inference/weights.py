@@ -293,10 +293,9 @@ class Int4Factors(IntegerLinear):
         packed, scales, biases, factors, group_zeros = columns
         integers, scale, zero_point, dtype = input
         biases = biases and [matching_bias(bias, dtype, scales[0]) for bias in biases]
-        size = self.group_size
         outputs: list[Tensor] = torch.ops.baraquant._int4_linears(
-            integers, packed, scale, scales, factors, size, biases, group_zeros, zero_point, None,
-            dtype,
+            integers, packed, scale, scales, factors, self.group_size, biases, group_zeros,
+            zero_point, None, dtype,
         )  # fmt: skip
         return outputs
 
