@@ -69,6 +69,19 @@ def swapped(make: Callable[[nn.Linear], nn.Module]) -> Callable[[nn.Module], obj
     return lambda model: swap_linears(model, make)
 
 
+class OfRows(nn.Module):
+    """A layer that takes rows alone, for inputs of any dimensions."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the layer makes of the rows, in the shape of the input."""
+        rows: torch.Tensor = self.layer(x.flatten(0, -2))
+        return rows.unflatten(0, x.shape[:-1])
+
+
 def humming(weight: str, activation: str | None) -> Callable[[nn.Linear], nn.Module]:
     """Makes a layer of humming of a linear one."""
 
@@ -85,7 +98,7 @@ def humming(weight: str, activation: str | None) -> Callable[[nn.Linear], nn.Mod
         ).to(linear.weight.device)
         layer.load_from_unquantized(linear.weight.detach())
         layer.transform()
-        return layer
+        return OfRows(layer)
 
     return make
 

@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks import bench_peers, peers
 from benchmarks.bench_peers import targets_of
 from benchmarks.bench_row import AtMost, Row, Target
-from benchmarks.peers import PACKAGES, schemes
+from benchmarks.peers import PACKAGES, OfRows, schemes
 from benchmarks.tests.whole_runs import files_in, written
 
 CPU, FLOAT = torch.device("cpu"), "float32 linear"
@@ -129,3 +129,11 @@ def test_targets() -> None:
 def test_runs_on_cuda(cuda: str) -> None:
     rows = bench_peers.main(["--device", cuda, *COMMAND[1:]])
     assert not [(row.op, row.error) for row in rows if row.error]
+
+
+def test_a_layer_of_rows_takes_any_dimensions() -> None:
+    linear, dimensions = nn.Linear(4, 5), []
+    linear.register_forward_pre_hook(lambda _, given: dimensions.append(given[0].dim()))
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(OfRows(linear)(x), nn.functional.linear(x, linear.weight, linear.bias))
+    assert dimensions == [2]
