@@ -23,6 +23,7 @@ from baraquant.export.compressed_tensors.tensors import pack_rows, unpack_rows
 from baraquant.nn import WeightOnlyInt4Linear
 from tests.support import compressed_folders
 from tests.support.compressed_folders import IDS, KINDS, block, quantized, write_by_package
+from tests.support.lattices import lattice
 from tests.support.optional_packages import package
 from tests.support.pytorch_products import products_of_pytorch
 from tests.support.schemes import all_described, described
@@ -353,6 +354,32 @@ def test_the_package_reads_ours(scheme: str, dtype: torch.dtype, tmp_path: Path)
         assert torch.equal(weight, got), path
     fresh = export.from_compressed_tensors(block(dtype, seed=1), folder)
     assert torch.equal(fresh(IDS), wanted)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_on_a_lattice_keep_their_bits(
+    bits: int, scale: torch.dtype, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Integers times scales, as quantization-aware training elsewhere leaves them."""
+    for server in ("float32", str(scale).removeprefix("torch.")):
+        model, weights = block(dtype), {}
+        for path in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weight = model.get_submodule(path).weight
+            weight.data = lattice((*weight.shape,), bits, scale, dtype)
+            weights[path] = weight.detach().clone()
+        scheme = described(f"int{bits} per_group(32)", scale_dtype=server)
+        baraquant.quantize_(model, {nn.Linear: scheme, nn.Embedding: None})
+        folder = export.to_compressed_tensors(model, tmp_path / server, serve=None)
+        theirs = compressed_folders.decompressed_by_package(folder, block(dtype, seed=1))
+        fresh = export.from_compressed_tensors(block(dtype, seed=1), folder)
+        for path, weight in weights.items():
+            assert torch.equal(theirs.get_submodule(path).weight.to(dtype), weight), path
+            ours = model.get_submodule(path)
+            assert torch.equal(fresh.get_submodule(path).weight, weight), path
+            assert torch.equal(fresh.get_submodule(path).weight_scale, ours.weight_scale), path
 
 
 @pytest.mark.exhaustive

@@ -13,6 +13,7 @@ from torch import nn
 import baraquant
 from baraquant.export import gguf as exporter
 from tests.export.tiny_decoders import OPTIONS, quantized, tiny, tokens
+from tests.support.lattices import lattice
 from tests.support.models.made import prepared
 from tests.support.models.made import quantized as made_quantized
 from tests.support.optional_packages import package
@@ -174,6 +175,34 @@ def test_biases_of_attention_and_mlp_are_written(tmp_path: Path) -> None:
     assert torch.equal(tensors["blk.0.attn_q.bias"], expected)
     assert torch.equal(tensors["blk.0.attn_v.bias"], attention.v_proj.bias)
     assert torch.equal(tensors["blk.0.ffn_down.bias"], model.model.layers[0].mlp.down_proj.bias)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_weights_on_a_lattice_keep_their_bits(
+    kind: str, scale: torch.dtype, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Integers times scales, as quantization-aware training elsewhere leaves them."""
+    for server in ("float32", "float16"):
+        model, bits = tiny("llama").to(dtype), int(kind[1])
+        for parameter in (p for p in model.parameters() if p.dim() == 2):
+            parameter.data = lattice((*parameter.shape,), bits, scale, dtype)
+        weights = {key: value.clone() for key, value in model.state_dict().items()}
+        scheme = described(f"int{bits} per_group(32)", scale_dtype=server)
+        report = baraquant.quantize_(model, scheme)
+        assert all("100 % of its scales" in about for about in report.changed.values())
+        path, tensors = written(model, tmp_path)
+        read = read_back(path)
+        for key, module in model.named_modules():
+            if hasattr(module, "weight_scale"):
+                own = weights[f"{key}.weight"]
+                assert torch.equal(read.get_submodule(key).weight.to(dtype), own), key
+        block = tensors["blk.1.ffn_down.weight"]
+        values = torch.from_numpy(gguf.dequantize(block.data, block.tensor_type)).to(dtype)
+        assert torch.equal(values, weights["model.layers.1.mlp.down_proj.weight"])
+        assert block.tensor_type.name == kind
 
 
 @pytest.mark.exhaustive

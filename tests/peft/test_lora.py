@@ -26,6 +26,12 @@ KINDS = {
     "4 bits in groups": bnn.WeightOnlyInt4Linear,
 }
 
+AGAIN = {  # not rotated and not smoothed: that is undone in floating point
+    "W8A8": baraquant.W8A8(), "W8A16": baraquant.W8A16(), "W4A16": baraquant.W4A16(16),
+    "W4A16 asymmetric": baraquant.W4A16(16, symmetric=False), "W4A8(None)": baraquant.W4A8(None),
+    "W4A8": baraquant.W4A8(16), "W4A8 asymmetric": baraquant.W4A8(16, symmetric=False),
+}  # fmt: skip
+
 
 def nearness(scheme: str, dtype: torch.dtype) -> float:
     """Integer products round the input too, float layers do not."""
@@ -129,3 +135,16 @@ def test_embeddings(scheme: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     targets = ["table", "body.0"]
     table = models.check_life(model, models.tokens(), tmp_path, near, targets).table
     assert type(table) is nn.Embedding and table.padding_idx == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", AGAIN)
+def test_merging_nothing_and_quantizing_again_is_the_identity(
+    name: str, dtype: torch.dtype
+) -> None:
+    model = quantized(models.mlp(dtype), AGAIN[name])
+    weights = [model[i].weight.clone() for i in (0, 2)]
+    merged = adapted(model).merge_and_unload()  # B is zero
+    assert type(merged[0]) is nn.Linear
+    again = quantized(merged, AGAIN[name])
+    assert all(torch.equal(again[i].weight, w) for i, w in zip((0, 2), weights, strict=True))

@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import baraquant
 from baraquant import QuantConfig, TensorConfig
+from tests.support import lattices
 from tests.support.models.one_layer import Holder
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -24,14 +26,7 @@ def scheme(bits: int, size: int | None, symmetric: bool = True, **how: str) -> Q
 def lattice(
     bits: int, size: int | None, symmetric: bool, scale_dtype: torch.dtype, dtype: torch.dtype
 ) -> Tensor:
-    """A weight ``[24, 256]`` of all integers, in another order in each group."""
-    config = TensorConfig(bits)
-    groups = 24 if size is None else 24 * 256 // size
-    number = torch.randint(config.quant_min, config.quant_max + 1, (groups, 6144 // groups))
-    if not symmetric:
-        number = number - torch.randint(0, config.quant_max // 4 + 1, (groups, 1))
-    scale = (torch.rand(groups, 1) * 0.02 + 1e-3).to(scale_dtype)
-    return (number * scale.float()).to(dtype).reshape(24, 256)
+    return lattices.lattice((24, 256), bits, scale_dtype, dtype, size, symmetric)
 
 
 def quantized(weight: Tensor, config: QuantConfig) -> tuple[nn.Module, str]:
@@ -71,6 +66,51 @@ def test_quantizing_again_changes_nothing(bits: int, dtype: torch.dtype) -> None
         once = quantized(weight, scheme(bits, size, scale_rule=rule))[0].weight
         layer, about = quantized(once, scheme(bits, size))
         assert torch.equal(layer.weight, once) and "100 %" in about
+
+
+ASYMMETRIC = TensorConfig(8, "per_channel", symmetric=False)
+SCHEMES = {
+    "W4A16(32)": baraquant.W4A16(32), "W4A16(128)": baraquant.W4A16(128),
+    "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False), "W8A16": baraquant.W8A16(),
+    "int8 asymmetric": QuantConfig(ASYMMETRIC), "W8A8": baraquant.W8A8(),
+    "W4A8(None)": baraquant.W4A8(None), "W4A8(32)": baraquant.W4A8(32),
+    "W4A8(128)": baraquant.W4A8(128),
+    "W4A8 asymmetric": baraquant.W4A8(32, symmetric=False),
+    "W4A8 learned": baraquant.W4A8(32, learned=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_layer_of_every_scheme_is_found_again(name: str, dtype: torch.dtype) -> None:
+    """The dequantized weight has its bits again, and without zero points its integers."""
+    torch.manual_seed(0)
+    for rule in ("search", "max"):
+        config = replace(SCHEMES[name], scale_rule=rule)
+        once = quantized(torch.randn(24, 256).to(dtype), config)[0]
+        again, about = quantized(once.weight, SCHEMES[name])
+        assert torch.equal(again.weight, once.weight)
+        if name != "int8 asymmetric" or dtype != torch.bfloat16:
+            assert "100 % of its scales" in about
+        if "asymmetric" not in name:
+            kept = "qweight" if hasattr(once, "qweight") else "packed"
+            assert torch.equal(getattr(again, kept), getattr(once, kept))
+
+
+def test_factors_of_a_lattice_of_eight_bits_that_has_none() -> None:
+    """A row of which a group has no factor is searched, as without the others."""
+    torch.manual_seed(5)
+    weight = quantized(torch.randn(24, 256), baraquant.W4A8(32))[0].weight.clone()
+    unit = weight[3].abs().max() / 112
+    weight[3] = torch.arange(-128, 128) / 2 * unit
+    layer, about = quantized(weight, baraquant.W4A8(32))
+    assert "; 95.8 % of its scales" in about
+    alone, nothing = quantized(torch.randn(24, 256).index_copy(
+        0, torch.tensor([3]), weight[3:4]), baraquant.W4A8(32))  # fmt: skip
+    assert "scales" not in nothing
+    assert torch.equal(layer.weight[3], alone.weight[3])
+    kept = torch.arange(24) != 3
+    assert torch.equal(layer.weight[kept], weight[kept])
 
 
 def test_integers_are_the_smallest_and_zeros_have_no_sign() -> None:

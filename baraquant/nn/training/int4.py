@@ -10,7 +10,7 @@ from ... import ops
 from ...configs import integer_range
 from ..shared.arguments import SCALES, check, check_dtype, check_even
 from ..shared.quantizer import Quantizer
-from ..shared.range import searched_factors
+from ..shared.range import fitted_factors, searched_factors
 from ..shared.straight_through import straight_through, without_gradient
 
 
@@ -160,11 +160,14 @@ class FakeQuantizeInt4(RoundsToInt4):
     def fitted(
         self, rows: Tensor, importance: Tensor | None = None, scale_rule: str = "search"
     ) -> tuple["FakeQuantizeInt4", float]:
-        """Return a fake quantizer with the factors that fit a weight ``[N, K]`` best, and 0.
+        """Return a fake quantizer with the factors that fit a weight ``[N, K]`` best.
 
-        All columns count alike, whatever their ``importance``: a product of integers has no other.
+        With it the share of the rows that keep their own bits, in [0, 1]. All columns count alike,
+        whatever their ``importance``: a product of integers has no other.
         """
-        scale, factor, zero_point = self.searched_factors(rows)
+        scale, factor, zero_point, is_exact = fitted_factors(
+            rows, self.group_size, self.symmetric, scale_rule
+        )
         fitted = FakeQuantizeInt4(
             self.group_size,
             symmetric=self.symmetric,
@@ -172,7 +175,7 @@ class FakeQuantizeInt4(RoundsToInt4):
             group_factor=factor,
             group_zero_point=zero_point,
         )
-        return fitted, 0.0
+        return fitted, int(is_exact.sum()) / max(1, is_exact.numel())
 
     def searched_factors(self, rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the scale, and the factors and zero points of groups, that fit rows best."""
