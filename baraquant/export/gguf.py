@@ -51,8 +51,8 @@ def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: boo
     original model.
 
     Args:
-        model: A converted ``ForCausalLM`` of transformers: Llama, Mistral, Qwen 2, Qwen 3, or the
-            text models Gemma 1, 2 and 3.
+        model: A converted ``ForCausalLM`` of transformers: Llama, Mistral, Qwen 2, Qwen 3, Phi 3
+            (and 4), LFM2, Nemotron, or the text models Gemma 1, 2 and 3.
         path: The file. It is replaced if it exists.
         float_inputs: GGUF cannot say that inputs are rounded. False refuses layers that round
             theirs, such as those of ``W8A8()``. True writes their weights alone, so that readers
@@ -124,8 +124,8 @@ def _entries(
     config: Any = model.config
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[row.name]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    heads = {"attn_q": config.num_attention_heads, "attn_k": key_heads} if row.permutes else {}
+    heads = {"attn_q": config.num_attention_heads, "attn_k": _key_heads(config)}
+    heads = heads if row.permutes else {}
     entries: dict[str, _Entry] = {}
     tied = _tied_head(model, layers)
     for path, source in _sources(model, layers):
@@ -138,7 +138,9 @@ def _entries(
                 f"{_CALLER}: {path}: expected a tensor that GGUF's {row.name!r} has a name for, "
                 "but it has none"
             )
-        offset = row.norm_offset if name.endswith("_norm") else 0.0
+        offset = row.norm_offset if name.endswith("_norm") and end == "weight" else 0.0
+        if name.endswith("shortconv.conv") and isinstance(source, Tensor):
+            source = source.squeeze(1).float()  # as llama.cpp's convolution takes it
         permuted = heads.get(name.rpartition(".")[2], 0)
         entries[f"{name}.{end}"] = _Entry(f"{name}.{end}", source, permuted, offset)
     factors = rope_factors(config)
@@ -276,11 +278,15 @@ class Architecture:
 
     Attributes:
         name: What GGUF calls it.
-        activations: The activations that the name implies, as transformers calls them.
+        activations: The activations that the name implies, as transformers calls them; empty: the
+            configuration has none.
         permutes: Whether the rows of q and k are stored in another order: pairs of features that
             are rotated together lie side by side in the file, and half a head apart in
             transformers.
         norm_offset: What is added to the weights of norms: Gemma's layers add 1 to theirs.
+        rotary: The share of the features of a head that are rotated.
+        feed_forward: Returns the features between the layers of an MLP.
+        key_heads: Returns the number of heads of keys and values, or one for each layer.
         check: Returns what the name does not cover in a configuration, or None.
         write: Writes further keys: ``write(writer, config)``.
     """
@@ -289,8 +295,15 @@ class Architecture:
     activations: tuple[str, ...] = SILU
     permutes: bool = False
     norm_offset: float = 0.0
+    rotary: float = 1.0
+    feed_forward: Callable[[Any], int] = lambda config: config.intermediate_size
+    key_heads: Callable[[Any], int | list[int]] = lambda config: _key_heads(config)
     check: Callable[[Any], str | None] = lambda config: None
     write: Callable[[Any, Any], None] = lambda writer, config: None
+
+
+def _key_heads(config: Any) -> int:
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _why_not_window(config: Any) -> str | None:
@@ -349,6 +362,29 @@ def _why_not_gemma3(config: Any) -> str | None:
     return _why_not_scalar(config, layers_of_27b=62)
 
 
+def _write_nemotron(writer: Any, config: Any) -> None:
+    writer.add_layer_norm_eps(config.norm_eps)  # transformers reads it as that of an RMS norm
+
+
+def _feed_forward_of_lfm2(config: Any) -> int:
+    size: int = config.intermediate_size
+    if config.block_auto_adjust_ff_dim:
+        size = 2 * size // 3
+        if config.block_ffn_dim_multiplier is not None:
+            size = int(config.block_ffn_dim_multiplier * size)
+            size = -(-size // config.block_multiple_of) * config.block_multiple_of
+    return size
+
+
+def _key_heads_of_lfm2(config: Any) -> list[int]:
+    """Return 0 for the layers that convolve."""
+    return [0 if kind == "conv" else _key_heads(config) for kind in config.layer_types]
+
+
+def _why_not_lfm2(config: Any) -> str | None:
+    return "conv_bias=True" if config.conv_bias else None
+
+
 # By transformers' model_type. Mistral's files are llama's: without a window it is the same model.
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes=True),
@@ -359,6 +395,18 @@ ARCHITECTURES = {
     "gemma2": Architecture(
         "gemma2", GELU, norm_offset=1.0, check=_why_not_gemma2, write=_write_gemma
     ),
+    # A window of 0 says that there is none.
+    "phi3": Architecture(
+        "phi3", check=_why_not_window, write=lambda writer, config: writer.add_sliding_window(0)
+    ),
+    "nemotron": Architecture(
+        "nemotron", ("relu2",), norm_offset=1.0, rotary=0.5, write=_write_nemotron
+    ),
+    "lfm2": Architecture(
+        "lfm2", (), feed_forward=_feed_forward_of_lfm2, key_heads=_key_heads_of_lfm2,
+        check=_why_not_lfm2,
+        write=lambda writer, config: writer.add_shortconv_l_cache(config.conv_L_cache),
+    ),  # fmt: skip
     # Gemma 3 has no soft caps: its window alone is written.
     "gemma3_text": Architecture(
         "gemma3", GELU, norm_offset=1.0, check=_why_not_gemma3, write=_write_gemma
@@ -388,8 +436,8 @@ def architecture_of(model: nn.Module) -> Architecture:
         )
     row = ARCHITECTURES[model_type]
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    reason = row.check(config) or _why_not_rope(config)
-    if activation not in row.activations:
+    reason = row.check(config) or _why_not_rope(config, row.rotary)
+    if row.activations and activation not in row.activations:
         reason = f"the activation {activation!r}, not {row.activations[0]!r}"
     if reason is not None:
         raise ValueError(
@@ -409,13 +457,13 @@ def write_config(gguf: Any, writer: Any, config: Any, row: Architecture) -> None
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(row.feed_forward(config))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(getattr(config, "num_key_value_heads", None) or heads)
+    writer.add_head_count_kv(row.key_heads(config))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", None) or config.norm_eps)
+    writer.add_rope_dimension_count(int(head_dim * row.rotary))
     rope = rope_of(config)
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
@@ -459,11 +507,12 @@ def rope_factors(config: Any) -> Tensor | None:
     return (1 / ((1 - share) / factor + share)).float()
 
 
-def _why_not_rope(config: Any) -> str | None:
+def _why_not_rope(config: Any, rotary: float) -> str | None:
     rope = rope_of(config)
     kind = rope["rope_type"]
     if kind not in ("default", "linear", "llama3"):
         return f"the rope type {kind!r}, not default, linear or llama3"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return f"partial_rotary_factor={rope['partial_rotary_factor']}"
+    found = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+    if found != rotary:
+        return f"partial_rotary_factor={found}, not {rotary}"
     return None

@@ -30,8 +30,9 @@ SCHEMES: dict[str, Any] = {
     "Q4_0 of channels": baraquant.W4A16(None), "Q8_0": described("int8 per_group(32)"),
     "Q8_0 of channels": baraquant.W8A16(),
 }  # fmt: skip
-OTHERS = [name for name in OPTIONS if name not in ("llama", "gemma")]
+OTHERS = [name for name in OPTIONS if name not in ("llama", "gemma", "lfm2")]
 READ = [("llama", scheme) for scheme in SCHEMES]
+READ += [("lfm2", "Q4_0"), ("lfm2", "Q8_0")]  # a scheme of channels would round its convolutions
 READ += itertools.product(OTHERS, ("Q4_0", "Q8_0 of channels"))
 
 
@@ -279,6 +280,12 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **{str(scale): (lambda scale=scale: with_scale(scale), INEXACT) for scale in (1e6, 1e-9, 0.1)},
     "sizes": (lambda: llama(baraquant.W8A16(), intermediate_size=80),
         "down_proj: expected a multiple of 32"),
+    "convolution": (lambda: llama(baraquant.W8A16(), "lfm2"),
+        "conv.conv: expected a Linear or an Embedding"),
+    "bias of a convolution": (lambda: llama(name="lfm2", conv_bias=True), "got conv_bias=True"),
+    "rotary": (lambda: llama(name="nemotron", partial_rotary_factor=0.25),
+        "got partial_rotary_factor=0.25, not 0.5"),
+    "window of phi3": (lambda: llama(name="phi3", sliding_window=8), "got sliding_window=8"),
     "gelu": (lambda: llama(hidden_act="gelu"), "'llama' covers, but got the activation 'gelu"),
     "rope": (lambda: llama(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4,
         "factor": 2.0}), "got the rope type 'dynamic'"),

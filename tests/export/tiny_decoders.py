@@ -21,6 +21,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 4096, "head_dim": 32},
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"head_dim": 128, "tie_word_embeddings": True},
+    "phi3": {"vocab_size": 32064, "tie_word_embeddings": False},  # its padding token is 32000
+    "nemotron": {"tie_word_embeddings": False},
+    "lfm2": {"num_hidden_layers": 3, "full_attn_idxs": [1], "block_multiple_of": 32},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 32},
     "gemma3": {"head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 32},
