@@ -47,8 +47,9 @@ def to_gguf(model: nn.Module, path: str | os.PathLike[str], *, float_inputs: boo
     matrices keep their dtype; norms and biases become float32.
 
     The file holds the weights and the configuration, and no tokenizer. transformers reads it with
-    ``from_pretrained(folder, gguf_file=name)`` (Gemma 1 excepted) and takes the tokenizer of the
-    original model.
+    ``from_pretrained(folder, gguf_file=name)`` and takes the tokenizer of the original model. It
+    cannot read Gemma 1, and LFM2 only with ``config=model.config``. What its reader does not look
+    up has its default there: biases and ``head_dim`` of some architectures.
 
     Args:
         model: A converted ``ForCausalLM`` of transformers: Llama, Mistral, Qwen 2, Qwen 3, Phi 3
@@ -303,7 +304,7 @@ class Architecture:
 
 
 def _key_heads(config: Any) -> int:
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _why_not_window(config: Any) -> str | None:
@@ -403,10 +404,13 @@ ARCHITECTURES = {
         "nemotron", ("relu2",), norm_offset=1.0, rotary=0.5, write=_write_nemotron
     ),
     "lfm2": Architecture(
-        "lfm2", (), feed_forward=_feed_forward_of_lfm2, key_heads=_key_heads_of_lfm2,
+        "lfm2",
+        (),
+        feed_forward=_feed_forward_of_lfm2,
+        key_heads=_key_heads_of_lfm2,
         check=_why_not_lfm2,
         write=lambda writer, config: writer.add_shortconv_l_cache(config.conv_L_cache),
-    ),  # fmt: skip
+    ),
     # Gemma 3 has no soft caps: its window alone is written.
     "gemma3_text": Architecture(
         "gemma3", GELU, norm_offset=1.0, check=_why_not_gemma3, write=_write_gemma

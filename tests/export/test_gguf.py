@@ -47,15 +47,17 @@ def kinds_of(tensors: dict[str, Any]) -> dict[str, str]:
     return {name: tensor.tensor_type.name for name, tensor in tensors.items()}
 
 
-def read_back(path: Path) -> Any:
+def read_back(path: Path, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
-    options = {"gguf_file": path.name, "dtype": torch.float32}
+    options |= {"gguf_file": path.name, "dtype": torch.float32}
     return AutoModelForCausalLM.from_pretrained(path.parent, **options)
 
 
 def same_logits(model: Any, path: Path) -> None:
-    theirs = read_back(path).eval()
+    # Where it takes the number of tokens from the tokenizer, it needs the configuration.
+    needed = {"config": model.config} if model.config.model_type == "lfm2" else {}
+    theirs = read_back(path, **needed).eval()
     kind = type(model).__name__.replace("Mistral", "Llama")  # one architecture in GGUF
     assert type(theirs).__name__ == kind
     with torch.no_grad(), products_of_pytorch():
