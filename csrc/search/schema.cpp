@@ -33,6 +33,10 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "_search_int4_factors(Tensor rows, int group_size, bool symmetric, Tensor? scale=None) -> "
       "(Tensor scale, Tensor group_factor, Tensor group_zero_point)",
       &search_int4_factors);
+  define(
+      "_fit_int4_factors(Tensor rows, int group_size, bool symmetric, str scale_rule) -> "
+      "(Tensor scale, Tensor group_factor, Tensor group_zero_point, Tensor is_exact)",
+      &fit_int4_factors);
   define("_histogram(Tensor values) -> Tensor", &histogram);
   define(
       "_percentile_range(Tensor counts, Tensor min_val, Tensor max_val, float percentile, "

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <tuple>
 
 #include "api/ops.h"
 #include "frame/dtypes.h"
@@ -128,6 +129,34 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
     found[2].push_back(zero_point);
   }
   return {at::cat(found[0]), at::cat(found[1]), at::cat(found[2])};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fit_int4_factors(
+    const at::Tensor& rows, int64_t group_size, bool symmetric, std::string_view scale_rule) {
+  const auto found = search_int4_factors(rows, group_size, symmetric);
+  const auto lattice = find_lattice(rows, {-128, 127, /*symmetric=*/true, "float32"},
+                                    /*every=*/scale_rule == "lattice");
+  if (rows.is_meta()) return std::tuple_cat(found, std::tuple{lattice.is_exact});
+  const auto place = lattice.is_exact.nonzero().squeeze(1);
+  if (place.numel() > 0) {
+    const auto own = rows.index_select(0, place);
+    const auto in_scale =
+        search_int4_factors(own, group_size, symmetric, lattice.scale.index_select(0, place));
+    const auto& [scale, factor, zero_point] = in_scale;
+    const auto packed = quantize_int4(own, scale, factor, group_size, zero_point);
+    const auto integers = expand_int4(packed, factor, group_size, own.size(1), zero_point);
+    const auto zeros = lattice.zero_point.index_select(0, place);
+    const auto is_same = (integers == quantize_per_channel(own, scale, zeros, 0, -128, 127)).all(1);
+    lattice.is_exact.index_copy_(0, place, is_same);
+    const auto is_kept = is_same.nonzero().squeeze(1);
+    const auto put = [&](const at::Tensor& all, const at::Tensor& part) {
+      all.index_copy_(0, place.index_select(0, is_kept), part.index_select(0, is_kept));
+    };
+    put(std::get<0>(found), scale);
+    put(std::get<1>(found), factor);
+    put(std::get<2>(found), zero_point);
+  }
+  return std::tuple_cat(found, std::tuple{lattice.is_exact});
 }
 
 }  // namespace baraquant::search

@@ -43,4 +43,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
     const at::Tensor& rows, int64_t group_size, bool symmetric,
     const std::optional<at::Tensor>& scale = std::nullopt);
 
+// The same, and whether a row keeps its own bits, `[N]`. A row that is integers of eight bits times a
+// scale (lattice.h) gets that scale and the factors for it, if they give its very integers.
+// `scale_rule`: "lattice" looks at every row for that, "search" at some first.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fit_int4_factors(
+    const at::Tensor& rows, int64_t group_size, bool symmetric, std::string_view scale_rule);
+
 }  // namespace baraquant::search

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: BSD-3-Clause
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -76,18 +77,23 @@ struct Fit {
   double exact_share = 0.0;
 };
 
-// The quantizers of a weight, `[rows, columns]`, with the scales or factors of the least squared error.
-std::shared_ptr<nn::FakeQuantizeInt4Impl> fit_factors(const torch::Tensor& rows,
-                                                      const nn::FakeQuantizeInt4Impl& quantizer) {
-  auto options = quantizer.options;
-  const auto [scale, factor, zero_point] =
-      search::search_int4_factors(rows, options.group_size(), options.symmetric());
-  options.scale(scale).group_factor(factor).group_zero_point(zero_point);
-  return std::make_shared<nn::FakeQuantizeInt4Impl>(options);
+double share_of(const torch::Tensor& is_true) {
+  const auto count = static_cast<double>(std::max<int64_t>(1, is_true.numel()));
+  return static_cast<double>(is_true.sum().item<int64_t>()) / count;
 }
 
-// With it the share of the scales that give the weight's own bits. Nothing with eight bits and none of
-// these: the weight's dynamic quantizer is right.
+// The quantizers of a weight, `[rows, columns]`, with the scales or factors of the least squared error,
+// and the share of the scales that give the weight's own bits.
+Fit fit_factors(const torch::Tensor& rows, const nn::FakeQuantizeInt4Impl& quantizer,
+                const std::string& scale_rule) {
+  auto options = quantizer.options;
+  const auto [scale, factor, zero_point, is_exact] =
+      search::fit_int4_factors(rows, options.group_size(), options.symmetric(), scale_rule);
+  options.scale(scale).group_factor(factor).group_zero_point(zero_point);
+  return {std::make_shared<nn::FakeQuantizeInt4Impl>(options), share_of(is_exact)};
+}
+
+// Nothing with eight bits and no exact scale: the weight's dynamic quantizer is right.
 Fit fit_scale(const torch::Tensor& rows, const nn::FakeQuantizeImpl& quantizer,
               const std::string& scale_rule) {
   auto options = quantizer.options;
@@ -100,17 +106,16 @@ Fit fit_scale(const torch::Tensor& rows, const nn::FakeQuantizeImpl& quantizer,
   const auto [scale, zero_point, is_exact] =
       search::search_scale(segments, options.quant_min(), options.quant_max(), options.symmetric(),
                            options.scale_dtype(), /*importance=*/std::nullopt, scale_rule);
-  const auto count = is_exact.sum().item<int64_t>();
-  if (count == 0 && options.quant_max() - options.quant_min() == 255) return {};
+  const double share = share_of(is_exact);
+  if (share == 0.0 && options.quant_max() - options.quant_min() == 255) return {};
   options.mode("fixed").symmetric(true);
   options.scale(scale.reshape(shape)).zero_point(zero_point.reshape(shape));
-  const auto share = static_cast<double>(count) / static_cast<double>(is_exact.numel());
   return {std::make_shared<nn::FakeQuantizeImpl>(options), share};
 }
 
 Fit fit(const torch::Tensor& rows, const nn::Quantizer& quantizer, const std::string& scale_rule) {
   if (const auto* int4 = dynamic_cast<const nn::FakeQuantizeInt4Impl*>(&quantizer)) {
-    return {fit_factors(rows, *int4), 0.0};
+    return fit_factors(rows, *int4, scale_rule);
   }
   return fit_scale(rows, dynamic_cast<const nn::FakeQuantizeImpl&>(quantizer), scale_rule);
 }

@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import ops
-
 
 def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     """Return the nearest numbers of a dtype, of two the even one, in the scale's own dtype.
@@ -72,8 +70,8 @@ def fitted_factors(
     """Return what :func:`searched_factors` does, and whether rows are exact, ``[N]``.
 
     A row that is integers times a scale already keeps its own bits: it is on a lattice of eight
-    bits (``csrc/search/lattice.h``), and factors for its scale give the very integers. The other
-    rows are searched.
+    bits, and factors for its scale give the very integers. The other rows are searched
+    (``csrc/search/weights.h``).
 
     Args:
         rows: A weight ``[N, K]``.
@@ -81,25 +79,10 @@ def fitted_factors(
         symmetric: Whether all zero points are 8.
         scale_rule: ``search`` or ``lattice``, as in :class:`baraquant.QuantConfig`.
     """
-    found = searched_factors(rows, group_size, symmetric)
-    scale, zeros, is_exact = torch.ops.baraquant._search_scale(
-        rows, -128, 127, True, "float32", None, scale_rule
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.baraquant._fit_int4_factors(
+        rows, group_size, symmetric, scale_rule
     )
-    index = is_exact.nonzero()[:, 0]
-    if len(index) > 0:
-        own, scale = rows[index], scale[index]
-        new = searched_factors(own, group_size, symmetric, scale)
-        _, factor, zero_point = new
-        packed = ops.quantize_int4(own, scale, factor, group_size, group_zero_point=zero_point)
-        integers = ops.expand_int4(
-            packed, factor, group_size, own.shape[1], group_zero_point=zero_point
-        )
-        wanted = ops.quantize_per_channel(own, scale, zeros[index], 0, -128, 127)
-        is_same = (integers == wanted).all(dim=1)
-        is_exact[index] = is_same
-        for whole, part in zip(found, new, strict=True):
-            whole[index[is_same]] = part[is_same]
-    return *found, is_exact
+    return found
 
 
 def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:
