@@ -15,8 +15,9 @@ from ..workflow.view import check_is_module
 def teacher(model: nn.Module) -> Iterator[None]:
     """Let a prepared model compute without rounding within a ``with`` block.
 
-    The same modules compute with the floating weights that are trained and with floating inputs, in
-    training and in evaluation mode, also where a layer computes integers otherwise. So the model is
+    The same modules compute with the floating weights that are trained (rounded to the ``master``,
+    if there is one) and with floating inputs, in training and in evaluation mode, also where a
+    layer computes integers otherwise. So the model is
     its own teacher, without a second copy. Scales and ranges stay as they are: nothing is observed,
     and a learned scale has no gradient. What is no prepared layer computes as ever: dropout drops
     in training mode, and converted layers stay integers. Adapters are a part of the weights.

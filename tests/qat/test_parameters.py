@@ -87,7 +87,9 @@ def test_optimizers_take_the_groups(fused: bool) -> None:
     [LEARNED, WEIGHTS_ALONE, W4A8(4, learned=True), described("int4 per_group(4) learned")],
     ids=["static input", "weights", "factors", "groups"],
 )
-def test_scales_have_the_gradient_that_they_have_beside_weights(scheme: Any, training: bool) -> None:
+def test_scales_have_the_gradient_that_they_have_beside_weights(
+    scheme: Any, training: bool
+) -> None:
     model = prepared(scheme).train(training)
     plain = copy.deepcopy(model)
     plain(X).square().sum().backward()

@@ -192,7 +192,7 @@ def test_errors() -> None:
     converted = prepared().eval()
     convert_(converted)
     for model in (nn.Linear(2, 2), converted):
-        with pytest.raises(ValueError, match="expected a model prepared by .*has no prepared"):
+        with pytest.raises(ValueError, match=r"expected a model prepared by .*has no prepared"):
             teacher(model).__enter__()
     with pytest.raises(TypeError, match="expected model to be a Module, but got int"):
         teacher(3).__enter__()  # type: ignore[arg-type]
