@@ -24,7 +24,7 @@ _LIBRARY.define(
 
 
 def _unless_recomputing(observer_enabled: Tensor) -> Tensor:
-    return torch.zeros_like(observer_enabled) if _is_recomputing() else observer_enabled.clone()
+    return torch.zeros_like(observer_enabled) if is_recomputing() else observer_enabled.clone()
 
 
 for _key in ("CPU", "CUDA", "Meta"):
@@ -34,7 +34,7 @@ for _key in ("CPU", "CUDA", "Meta"):
 def unless_recomputing(observer_enabled: Tensor) -> Tensor:
     """Return an observer's switch, or 0 while activation checkpointing recomputes."""
     if not torch.compiler.is_compiling():
-        return torch.zeros_like(observer_enabled) if _is_recomputing() else observer_enabled
+        return torch.zeros_like(observer_enabled) if is_recomputing() else observer_enabled
     # Exported code runs without Python and without a backward pass. This reads the flag itself,
     # because in PyTorch 2.11 torch.compiler.is_exporting() is true for torch.compile as well.
     if torch.compiler._is_exporting_flag:
@@ -43,5 +43,6 @@ def unless_recomputing(observer_enabled: Tensor) -> Tensor:
     return switch
 
 
-def _is_recomputing() -> bool:
+def is_recomputing() -> bool:
+    """Whether activation checkpointing recomputes, as far as eager code knows."""
     return bool(torch._C._current_graph_task_id() != -1)  # a backward pass is under way

@@ -229,6 +229,13 @@ class _StandIn(torch.autograd.Function):  # type: ignore[misc]
         return grad
 
 
+_NEEDS_FLOATS = (
+    "quantize_all_gather: expected fake quantization to be on, as processes have the weight's "
+    "integers only"
+)
+_WITHOUT = "use fully_shard without quantize_all_gather"
+
+
 class GathersIntegers(FakeQuantizedLinear):
     """A prepared linear layer whose weight ``fully_shard`` gathers as integers."""
 
@@ -271,11 +278,7 @@ class GathersIntegers(FakeQuantizedLinear):
     def _is_on(self) -> bool:
         is_on = super()._is_on()
         if not is_on and self._gathered() is not None:
-            raise RuntimeError(
-                "quantize_all_gather: expected fake quantization to be on, as processes have the "
-                "weight's integers only; call enable_fake_quant, or use fully_shard without "
-                "quantize_all_gather"
-            )
+            raise RuntimeError(f"{_NEEDS_FLOATS}; call enable_fake_quant, or {_WITHOUT}")
         return is_on
 
     def _weight_and_integers(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -295,6 +298,8 @@ class GathersIntegers(FakeQuantizedLinear):
         weight = self._gathered()
         if weight is None:
             return super()._rounded_channels_first()
+        if self.is_teacher():
+            raise RuntimeError(f"{_NEEDS_FLOATS}; to have a teacher, {_WITHOUT}")
         return straight_through(weight.rounded(), weight)
 
 

@@ -276,8 +276,8 @@ class RowsInTraining(Rows, LocalParameters):
     """A prepared linear layer, split by its inputs."""
 
     def _summed(self: Any, input: Tensor) -> Tensor:
-        is_whole = self.is_whole and self._is_on()
-        if is_whole if self.training else self.is_integer:
+        is_integer = self.is_whole and self._is_on() if self.training else self.is_integer
+        if is_integer and not self.is_teacher():
             return self._sum_of_integers(input)
         part = linear(self.rounded_input(input), self._rounded_channels_first(), None)
         return sum_of_floats(part, self.bias_to_add(), self._layout)

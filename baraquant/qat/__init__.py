@@ -10,5 +10,16 @@
 from ..workflow.convert import convert_
 from ..workflow.prepare import prepare_
 from ..workflow.report import Report
+from .distillation import distillation_loss, teacher
+from .parameters import FrozenWeights, freeze_weights, parameter_groups
 
-__all__ = ["Report", "convert_", "prepare_"]
+__all__ = [
+    "FrozenWeights",
+    "Report",
+    "convert_",
+    "distillation_loss",
+    "freeze_weights",
+    "parameter_groups",
+    "prepare_",
+    "teacher",
+]

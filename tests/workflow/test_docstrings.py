@@ -22,7 +22,8 @@ WITHOUT |= {"FakeQuantizedExperts", "QuantizedExperts"}
 BASES = {"HoldsIntegers", "QuantizesWeight"}
 CLASSES = [name for name in nn.__all__ if name[0].isupper() and name not in WITHOUT | BASES]
 OBJECTS = [getattr(nn, name) for name in CLASSES]
-OBJECTS += [qat, qat.prepare_, qat.convert_, configs.TensorConfig, configs.QuantConfig]
+OBJECTS += [qat, *(getattr(qat, name) for name in qat.__all__ if name != "Report")]
+OBJECTS += [configs.TensorConfig, configs.QuantConfig]
 OBJECTS += [baraquant.quantize_, baraquant.AWQ, baraquant.GPTQ, baraquant.sensitivity]
 OBJECTS += [getattr(parallel, name) for name in sorted(parallel.__all__)]
 

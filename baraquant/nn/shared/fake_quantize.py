@@ -171,7 +171,9 @@ class FakeQuantize(ByGranularity, ObservedRange):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` rounded to the grid, in its own shape and dtype."""
-        if self.is_observed:
+        if self.is_teacher():
+            output = input
+        elif self.is_observed:
             output = self._observe_and_round(input)
         elif self._rounds:
             output = self.round(input)

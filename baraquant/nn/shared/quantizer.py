@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from ..._table import shown
 from ...granularity import GRANULARITIES
+from ...ops.recompute import is_recomputing
 from .arguments import SCALES
 from .checked_state import ChecksState
 from .precision import with_precision
@@ -29,12 +30,17 @@ class Quantizer(ChecksState):
     """A module that rounds its input, and can be switched off.
 
     Its floating tensors keep their precision when the module changes its dtype.
+
+    There are two switches. ``disable_fake_quant`` is a part of the training, and of its state dict.
+    A teacher (:func:`baraquant.qat.teacher`) switches rounding off for a while, in evaluation too.
     """
 
     __constants__: tuple[str, ...] = ("keeps_state",)
     keeps_state = False  # whether the switch is a buffer too
     _rounds: bool  # an observed range has the buffer alone
     _scheme: list[int]
+    # Whether a teacher computes: a plain attribute of the module, which Dynamo guards on.
+    _is_teacher: bool = False
 
     def _keep_state(self, kind: str, scales: int, device: torch.device | str | None = None) -> None:
         """Register what a state dict needs to be resumed; ``scales`` is their number if fixed."""
@@ -46,6 +52,7 @@ class Quantizer(ChecksState):
         scheme = torch.tensor(self._scheme, dtype=torch.int32, device=device)
         self.register_buffer("scheme", scheme)
         self.keeps_state = True
+        self._is_teacher = False
         if not self.is_observed:
             enabled = torch.ones(1, dtype=torch.uint8, device=device)
             self.register_buffer("fake_quant_enabled", enabled)
@@ -70,6 +77,33 @@ class Quantizer(ChecksState):
     def disable_fake_quant(self) -> None:
         """Pass the input through unchanged; an observer continues."""
         self.enable_fake_quant(False)
+
+    def is_teacher(self) -> bool:
+        """Whether a teacher computes, so that nothing is rounded or observed.
+
+        A recomputation of activation checkpointing belongs to the student, whenever it comes.
+        """
+        if torch.jit.is_scripting():
+            return False
+        return self._is_teacher and (torch.compiler.is_compiling() or not is_recomputing())
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def set_teacher(self, token: object, is_on: bool) -> None:
+        """Enter or leave a teacher, which ``token`` stands for.
+
+        The switch is on while there is a token. Other threads, and the garbage collector within
+        this call, may enter and leave as well: whoever writes last has compared both.
+        """
+        tokens: set[object] = self.__dict__.setdefault("_teachers", set())
+        (tokens.add if is_on else tokens.discard)(token)
+        while self._is_teacher != bool(tokens):
+            self._is_teacher = bool(tokens)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: it is no teacher."""
+        state = {**self.__dict__, "_is_teacher": False}
+        state.pop("_teachers", None)
+        return state
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Every conversion of a module (half(), to(dtype), cuda(), ...) calls this.

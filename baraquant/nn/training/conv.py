@@ -104,7 +104,7 @@ class _FakeQuantizedConv(ConvolvesIntegers, _FakeQuantizesConv):
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of the rounded input."""
         if self.is_integer:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
-            if not self.training:
+            if not (self.training or self.is_teacher()):
                 return self._integer_output(input)
         return self._float_output(input)
 

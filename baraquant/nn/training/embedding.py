@@ -55,7 +55,7 @@ class FakeQuantizedEmbedding(DropIn, nn.Embedding):  # type: ignore[misc]
         if self.rounds_rows:
             rows = self._rows_to_round(input)
             rounds = self.weight_fake_quant._rounds or not self.training
-            return self._round_rows(rows) if rounds else rows
+            return self._round_rows(rows) if rounds and not self.is_teacher() else rows
         return self._rows(input, self.fake_quantized_weight())
 
     def _rows_to_round(self, input: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from ..shared.master import HoldsMaster
 from ..shared.straight_through import experts_through, makes_graph, straight_through
 from ..shared.weight import weight_to_read
 from .linear import check_config, is_integer_product
-from .quantizers import _of_activation, _of_weight
+from .quantizers import _of_activation, _of_weight, has_trained_scale
 
 
 class FakeQuantizedExperts(HoldsMaster, RunsExperts):
@@ -166,7 +166,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
 
     def _product(self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None) -> Tensor:
         input = of_dtype(input, self.float_weight(name).dtype)
-        if self.is_observing:
+        if self.is_observing or self._is_teacher(name):
             return self._float_output(name, input, offsets, token)
         is_autocast = torch.is_autocast_enabled(input.device.type)  # casts an input first
         if self.is_whole and (self._is_on(name) if self.training else not is_autocast):
@@ -194,7 +194,8 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         self, name: str, input: Tensor, offsets: Tensor, token: Tensor | None
     ) -> Tensor:
         weight = self.weight_to_round(name) if self.is_observing else self._rounded(name)
-        weights, is_part = weight.unbind(0), self.training or self.is_observing
+        passes = self.training or self._is_teacher(name)
+        weights, is_part = weight.unbind(0), passes or self.is_observing
 
         def weight_of(expert: int) -> Tensor:
             # In evaluation this is a separate tensor, as in the converted layer: the last bit of a
@@ -205,7 +206,7 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         if self.is_observing:
             rounder(input)
         elif self.config.activation is not None:
-            input = rounder(input) if self.training else rounder.round(input)
+            input = rounder(input) if passes else rounder.round(input)
         return float_grouped_linear(
             taken(input, token), weight_of, offsets, weights[0].shape[0], self.bias_to_add(name)
         )
@@ -230,7 +231,9 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
             rounded = taken(self._input_quantizer(name).round(input), token)
             return experts_through(output, rounded, self._rounded(name), None, offsets, bias)
         parameters = [self.float_weight(name), *([] if bias is None else [bias])]
-        trains = any(tensor.requires_grad for tensor in (input, *parameters))
+        trains = any(tensor.requires_grad for tensor in (input, *parameters)) or has_trained_scale(
+            self._weight_quantizer(name), self._input_quantizer(name)
+        )
         if torch.is_grad_enabled() and trains:
             output = straight_through(output, self._float_output(name, input, offsets, token))
         return output
@@ -239,7 +242,8 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
         """Return the weight ``[E, N, K]`` as the quantizer rounds it."""
         weight = self.weight_to_round(name)
         rows, quantizer = self._rows_of(weight), self._weight_quantizer(name)
-        rows = quantizer(rows) if self.training else quantizer.round(rows)
+        passes = self.training or self._is_teacher(name)  # forward minds the switches
+        rows = quantizer(rows) if passes else quantizer.round(rows)
         return rows.reshape(weight.shape)
 
     def _rows_of(self, weight: Tensor) -> Tensor:
@@ -256,6 +260,9 @@ class FakeQuantizedExperts(HoldsMaster, RunsExperts):
 
     def _input_quantizer(self, name: str) -> Any:
         return self._modules[f"{name}_input_fake_quant"]
+
+    def _is_teacher(self, name: str) -> bool:
+        return bool(self._weight_quantizer(name).is_teacher())
 
     def _is_on(self, name: str) -> bool:
         return bool(self._weight_quantizer(name)._rounds and self._input_quantizer(name)._rounds)

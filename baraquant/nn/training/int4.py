@@ -140,7 +140,7 @@ class FakeQuantizeInt4(RoundsToInt4):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` ``[rows, columns]`` rounded, in its own dtype."""
-        return self.round(input) if self._rounds else input
+        return self.round(input) if self._rounds and not self.is_teacher() else input
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:

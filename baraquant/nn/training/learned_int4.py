@@ -117,7 +117,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input`` ``[rows, columns]`` rounded, in its own dtype."""
-        return self.round(input) if self._rounds else input
+        return self.round(input) if self._rounds and not self.is_teacher() else input
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def initialize(self, input: Tensor) -> None:

@@ -47,6 +47,7 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
     :func:`baraquant.ops.qat_linear`, ``backward`` and ``rounding`` of the configuration say how the
     gradient is computed. The switches of :mod:`baraquant.nn`, such as :func:`disable_fake_quant`,
     act only in training; with one of them the products are floating, those of the gradient too.
+    Within :func:`baraquant.qat.teacher` nothing is rounded, in evaluation either.
 
     Args:
         in_features: Size of each input.
@@ -204,6 +205,8 @@ class FakeQuantizedLinear(QuantizesWeight, nn.Linear):  # type: ignore[misc]
         """Return the layer's output ``[..., out_features]``."""
         if self.rotate > 0:
             input = ops.hadamard(input, self.rotate)
+        if self.is_teacher():
+            return self._float_output(input)
         if self.is_whole:  # noqa: SIM102 - alone: TorchScript leaves out what a constant guards
             if self._is_on() if self.training else not (self._is_autocast(input) or is_exported()):
                 return self._whole(input)

@@ -206,15 +206,22 @@ class QuantizesWeight(HoldsMaster):
         return weight
 
     def is_trained(self) -> bool:
-        """Whether the weight that is quantized has a gradient."""
+        """Whether the weight that is quantized, or a learned scale, has a gradient."""
         is_trained: bool = self.float_weight().requires_grad
         if not torch.jit.is_scripting():
-            is_trained = is_trained or self._has_trained_adapter()
+            is_trained = is_trained or self._trains_more()
         return is_trained
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
-    def _has_trained_adapter(self) -> bool:
-        return any(adapter.is_trained() for adapter in self.adapters)
+    def _trains_more(self) -> bool:
+        return any(adapter.is_trained() for adapter in self.adapters) or has_trained_scale(
+            self.weight_fake_quant, self.input_fake_quant
+        )
+
+    def is_teacher(self) -> bool:
+        """Whether the layer computes in floating point, as :func:`baraquant.qat.teacher` asks."""
+        is_teacher: bool = self.weight_fake_quant.is_teacher()
+        return is_teacher
 
     def bias_to_add(self) -> Tensor | None:
         """Return the bias, rounded to the configuration's ``master`` as the weight is."""
@@ -290,7 +297,8 @@ class QuantizesWeight(HoldsMaster):
             weight = weight.contiguous()
         rows = self._as_rows(weight)
         quantizer = self.weight_fake_quant
-        rows = quantizer(rows) if self.training else quantizer.round(rows)
+        # Only the forward of a quantizer minds its switches.
+        rows = quantizer(rows) if self.training or self.is_teacher() else quantizer.round(rows)
         return rows.reshape(weight.shape) if self.is_grouped or self.fold > 0 else rows
 
     def _channels_first(self, weight: Tensor) -> Tensor:
@@ -317,7 +325,7 @@ class QuantizesWeight(HoldsMaster):
         """Return the rounded input, with its gradient."""
         if not self.rounds_input:
             return input
-        if self.training:
+        if self.training or self.is_teacher():
             return self.input_fake_quant(input)
         return self.input_fake_quant.round(input)
 
@@ -344,6 +352,11 @@ class DropIn(QuantizesWeight):
 
     def _set_config(self, config: Config) -> None:
         raise NotImplementedError
+
+
+def has_trained_scale(*quantizers: nn.Module) -> bool:
+    """Whether a scale or a zero point is learned."""
+    return any(scale.requires_grad for one in quantizers for scale in one.parameters())
 
 
 def check_groups(config: TensorConfig, features: int, name: str) -> None:
