@@ -25,7 +25,7 @@ import torch
 from benchmarks.bench import free_memory
 from benchmarks.bench_cli import Plan, parse, parser_of, parts_of, run
 from benchmarks.bench_report import Layout, Part, verdicts
-from benchmarks.bench_row import Row, TakesAtMost
+from benchmarks.bench_row import Row, ShareAtMost, TakesAtMost
 
 # isort: split
 from benchmarks import training_row
@@ -52,12 +52,8 @@ def parse_shape(text: str) -> list[int]:
     )
 
 
-@dataclass(frozen=True)
-class WeighsAtMost:
+class WeighsAtMost(ShareAtMost):
     """Keep the frozen weights in at most ``share`` of the bytes of ``against``."""
-
-    against: str
-    share: float
 
     def __str__(self) -> str:
         return f"weights ≤ {self.share:g}x {self.against}"
@@ -66,10 +62,6 @@ class WeighsAtMost:
         """The share of the bytes; None where one of the two is not known."""
         own, peer = row.weights.get(row.op), row.weights.get(self.against)
         return own / peer if own is not None and peer else None
-
-    def is_met(self, reached: float) -> bool:
-        """Whether it is little enough."""
-        return reached <= self.share
 
 
 @dataclass

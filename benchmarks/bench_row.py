@@ -79,11 +79,19 @@ class AtMost:
 
 
 @dataclass(frozen=True)
-class TakesAtMost:
-    """Take at most ``share`` of the time of ``against``, another in the same mode."""
+class ShareAtMost:
+    """At most ``share`` of what ``against`` has."""
 
     against: str
     share: float
+
+    def is_met(self, reached: float) -> bool:
+        """Whether it is little enough."""
+        return reached <= self.share
+
+
+class TakesAtMost(ShareAtMost):
+    """Take at most ``share`` of the time of ``against``, another in the same mode."""
 
     def __str__(self) -> str:
         return f"time ≤ {self.share:g}x {self.against}"
@@ -92,10 +100,6 @@ class TakesAtMost:
         """The share of the time; None where one of the two was not measured."""
         peer = row.seconds if self.against == row.op else row.peers.get(self.against)
         return row.seconds / peer if row.seconds is not None and peer else None
-
-    def is_met(self, reached: float) -> bool:
-        """Whether it is little enough."""
-        return reached <= self.share
 
 
 @dataclass(frozen=True)

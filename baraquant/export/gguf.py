@@ -273,6 +273,10 @@ SILU = ("silu", "swish")
 GELU = ("gelu_pytorch_tanh",)
 
 
+def _key_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model.
@@ -298,13 +302,9 @@ class Architecture:
     norm_offset: float = 0.0
     rotary: float = 1.0
     feed_forward: Callable[[Any], int] = lambda config: config.intermediate_size
-    key_heads: Callable[[Any], int | list[int]] = lambda config: _key_heads(config)
+    key_heads: Callable[[Any], int | list[int]] = _key_heads
     check: Callable[[Any], str | None] = lambda config: None
     write: Callable[[Any, Any], None] = lambda writer, config: None
-
-
-def _key_heads(config: Any) -> int:
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
 
 
 def _why_not_window(config: Any) -> str | None:

@@ -13,7 +13,7 @@ from . import arguments
 from .by_granularity import ByGranularity
 from .observed_range import ObservedRange
 from .precision import compute_dtype
-from .range import is_known, qparams_of_range, rounded_scale
+from .range import is_known, qparams_of_range, rounded_scale, share_of
 from .straight_through import without_gradient
 
 
@@ -289,7 +289,7 @@ class FakeQuantize(ByGranularity, ObservedRange):
         if importance is not None:
             importance = importance.reshape(-1, segments.shape[1])
         scale, zero_point, is_exact = self.searched_qparams(segments, importance, scale_rule)
-        share = int(is_exact.sum()) / max(1, is_exact.numel())
+        share = share_of(is_exact)
         if share == 0 and self.quant_max - self.quant_min == 255:
             return self, share
         return self._fixed(scale.reshape(shape), zero_point.reshape(shape)), share

@@ -85,6 +85,11 @@ def fitted_factors(
     return found
 
 
+def share_of(is_true: Tensor) -> float:
+    """Return the share of a mask that is true; 0 of an empty one."""
+    return int(is_true.sum()) / max(1, is_true.numel())
+
+
 def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:
     """Return whether these are the ends of a range: both finite, and in ascending order."""
     return min_val.isfinite() & max_val.isfinite() & (min_val <= max_val)

@@ -10,7 +10,7 @@ from ... import ops
 from ...configs import integer_range
 from ..shared.arguments import SCALES, check, check_dtype, check_even
 from ..shared.quantizer import Quantizer
-from ..shared.range import fitted_factors, searched_factors
+from ..shared.range import fitted_factors, searched_factors, share_of
 from ..shared.straight_through import straight_through, without_gradient
 
 
@@ -175,7 +175,7 @@ class FakeQuantizeInt4(RoundsToInt4):
             group_factor=factor,
             group_zero_point=zero_point,
         )
-        return fitted, int(is_exact.sum()) / max(1, is_exact.numel())
+        return fitted, share_of(is_exact)
 
     def searched_factors(self, rows: Tensor, scale: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the scale, and the factors and zero points of groups, that fit rows best."""
