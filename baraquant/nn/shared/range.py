@@ -87,7 +87,8 @@ def fitted_factors(
 
 def share_of(is_true: Tensor) -> float:
     """Return the share of a mask that is true; 0 of an empty one."""
-    return int(is_true.sum()) / max(1, is_true.numel())
+    share: float = int(is_true.sum()) / max(1, is_true.numel())
+    return share
 
 
 def is_known(min_val: Tensor, max_val: Tensor) -> Tensor:
