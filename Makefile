@@ -35,7 +35,7 @@ CHECK = set -e; py=$$($(ENVIRONMENT) --need test,examples --want lint,tidy,hf,gg
 	"$$py" -m pytest -n $(WORKERS) --dist worksteal --durations 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-cpp minilm lm quick test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \
+.PHONY: help demo demo-cpp minilm minilm-few-bits lm quick test test-all zoo serve-check asan tsan arm gpu-sanitize bench figures docs headers \
 	build lint tidy format clean
 
 help: ## show this list
@@ -55,6 +55,11 @@ minilm: ## quantize a sentence encoder, all-MiniLM-L6-v2: a table, a plot and a 
 	@set -e; py=$$($(ENVIRONMENT) --need examples --bare minilm); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/smoothquant_minilm.py $(MINILM_ARGS)
+
+minilm-few-bits: ## the same encoder with four and three bits, by every way: some minutes
+	@set -e; py=$$($(ENVIRONMENT) --need examples --bare minilm); \
+	"$$py" scripts/build.py; \
+	"$$py" examples/minilm_few_bits.py $(MINILM_ARGS)
 
 lm: ## train a language model under every scheme, some minutes: tables, a plot and a JSON
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \

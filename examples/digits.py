@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The data of the demo, and how a network learns it, quantized or not."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +48,18 @@ def float_network(hidden: int = 64) -> nn.Sequential:
     )
 
 
-def train(network: nn.Module, digits: Digits, epochs: int, seed: int) -> Iterator[int]:
+def cross_entropy(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """The loss of a batch."""
+    return F.cross_entropy(network(images), labels)
+
+
+def train(
+    network: nn.Module,
+    digits: Digits,
+    epochs: int,
+    seed: int,
+    loss_fn: Callable[[nn.Module, Tensor, Tensor], Tensor] = cross_entropy,
+) -> Iterator[int]:
     """Trains in place, and yields the number of each epoch that is done.
 
     SGD on a cosine schedule, for a fixed number of epochs: the test images decide nothing. Only
@@ -69,8 +80,7 @@ def train(network: nn.Module, digits: Digits, epochs: int, seed: int) -> Iterato
     for epoch in range(epochs):
         order = torch.randperm(len(digits.train_labels), generator=generator)
         for batch in order.to(digits.train_labels.device).split(BATCH)[:steps]:
-            logits = network(digits.train_images[batch])
-            loss = F.cross_entropy(logits, digits.train_labels[batch])
+            loss = loss_fn(network, digits.train_images[batch], digits.train_labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -2,7 +2,7 @@
 """A language model trained with quantization in the loop, from text to a served integer model.
 
 The text is Python's standard library, byte by byte; the model is a decoder with RMSNorm, rotary
-positions and SwiGLU. For each seed this has three parts (``--parts``):
+positions and SwiGLU. For each seed this has four parts (``--parts``):
 
 **training**, with each scheme:
 
@@ -22,6 +22,10 @@ and AWQ. Models of four bits are trained on with their scheme too, and asked to 
 the perplexity of the float model that was trained on as long, and to recover half of what GPTQ
 loses. Each row has the size of its file, and the bytes of text a second that its layers write.
 
+**few bits**: the checkpoint with 4, 3 and 2 bits in groups of 32 and 128: rounded to nearest, with
+searched scales, AWQ and GPTQ, reconstructed block by block, trained, and trained from where GPTQ
+ends with itself as its teacher. This last is asked to regain a share of what GPTQ loses.
+
 **sensitivity**: ``baraquant.sensitivity`` measures each layer with 3, 4 and 8 bits, and chooses
 among them within a budget of bytes; the model with this choice is a row of the deployed ones.
 
@@ -29,8 +33,8 @@ Run ``make lm``, or ``python examples/language_model.py``; the plots and all fig
 ``results/``, after each seed. ``--resume`` goes on from there. The model is in ``lm_decoder.py``,
 the text in ``lm_text.py``, the training loop in ``lm_training.py``, the schemes in
 ``lm_schemes.py``, what is done with a seed in ``lm_experiment.py``, the deployed models in
-``lm_deployment.py`` and ``lm_generation.py``, the cosines in ``lm_gradients.py``, tables and plots
-in ``lm_report.py`` and ``lm_deployment_report.py``.
+``lm_deployment.py`` and ``lm_generation.py``, the cosines in ``lm_gradients.py``, few bits in
+``few_bits.py``, tables and plots in ``lm_report.py`` and the other reports.
 """
 
 import argparse
@@ -56,6 +60,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in pl
 
 import baraquant
 from baraquant import _C
+from few_bits_report import (
+    FewBitsRow,
+    conclude_few_bits,
+    plot_few_bits,
+    print_few_bits,
+    summarize_few_bits,
+)
 from lm_decoder import SIZES, Decoder, Size
 from lm_deployment_report import (
     DeploymentRow,
@@ -108,22 +119,29 @@ class Report:
         return summarize_deployments(self.results.deployed, self.results.decoded)
 
     @property
+    def few_bits_rows(self) -> list[FewBitsRow]:
+        """Of models of few bits."""
+        return summarize_few_bits(self.results.few_bits)
+
+    @property
     def conclusion(self) -> list[str]:
         """What the figures say, in words."""
         lines = conclude(self.rows, self.results.cosines, self.args.missing)
-        return lines + conclude_deployments(self.deployment_rows)
+        lines += conclude_deployments(self.deployment_rows)
+        return lines + conclude_few_bits(self.few_bits_rows)
 
     def save(self) -> bool:
         """Write the JSON and the plots; return whether everything that was asked was reached."""
         self.results.seconds = round(time.perf_counter() - self.start, 1)
-        rows, deployments = self.rows, self.deployment_rows
-        verdicts = [row.verdict for row in (*rows, *deployments)]
+        rows, deployments, few_bits = self.rows, self.deployment_rows, self.few_bits_rows
+        verdicts = [row.verdict for row in (*rows, *deployments, *few_bits)]
         everything = {
             **describe(self.args, self.size, self.text),
             "conclusion": self.conclusion,
             "passed": all_passed(verdicts, self.results.cosines, self.args.missing),
             "rows": [asdict(row) for row in rows],
             "deployment_rows": [asdict(row) for row in deployments],
+            "few_bits_rows": [asdict(row) for row in few_bits],
             **self.results.as_dict(),
         }
         path = self.args.out / f"{NAME}.json"
@@ -131,6 +149,8 @@ class Report:
         plot(self.results.runs, rows, self.args.out / f"{NAME}.png")
         if deployments:
             plot_deployments(deployments, self.args.out / f"{NAME}.deployed.png")
+        if few_bits:
+            plot_few_bits(few_bits, self.args.out / f"{NAME}.few_bits.png", "nats per byte")
         if self.results.mixture is not None:
             plot_mixture(self.results.mixture, self.args.out / f"{NAME}.sensitivity.png")
         return bool(everything["passed"])
@@ -139,6 +159,7 @@ class Report:
         """Print the tables and the conclusion."""
         print_tables(self.rows, self.results.cosines, console)
         print_deployments(self.deployment_rows, self.results.decoded, console)
+        print_few_bits(self.few_bits_rows, console)
         if self.results.mixture is not None:
             print_mixture(self.results.mixture, console)
         for line in self.conclusion:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from rich.progress import Progress
-from torch import Tensor
+from torch import Tensor, nn
 
 import baraquant
+import few_bits
 from lm_decoder import Decoder, Size
 from lm_deployment import (
     QUANTIZED,
@@ -27,10 +28,11 @@ from lm_report import Run
 from lm_results import Results
 from lm_schemes import BASELINE, DEPLOYMENTS, FLOAT, MIXED, SCHEMES, TUNED
 from lm_text import Text, batches, validation_batches
-from lm_training import autocast, has_same_logits, train, validate
+from lm_training import autocast, has_same_logits, loss_of, taught_loss, train, validate
 from minilm_speed import measure
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+GROUPS = (32, 128)  # of few bits
 PROMPT = "def read(self, size=-1):\n"
 
 
@@ -75,6 +77,10 @@ class Experiment:
             if scheme in deployed_schemes(self.args):
                 self.deploy_tuned(served, scheme, seed)
         self.deploy_checkpoint(checkpoint, seed)
+        if "few_bits" in self.args.parts:
+            self.results.few_bits += self.few_bits(checkpoint, seed).measure(
+                self.tick, self.args.tuning_steps
+            )
         if not self.results.sample:  # the first of all seeds
             self.measure_speeds()
         self.results.done.append(seed)
@@ -139,6 +145,25 @@ class Experiment:
                 self.written.setdefault(name, served)
             self.tick(f"seed {seed}, deployed as {name}: {one.loss:.3f}", 1)
 
+    def few_bits(self, checkpoint: Decoder, seed: int) -> few_bits.Task:
+        """Return how the checkpoint is measured with few bits."""
+        size = self.size
+
+        def train_on(model: nn.Module, is_taught: bool) -> None:
+            batches = self.batches(2 * seed + 1)  # those of all models that are trained on
+            given = self.args.tuning_steps, size.learning_rate * self.args.tuning_rate, self.dtype
+            train(model, batches, *given, lambda *_: None, taught_loss if is_taught else loss_of)
+
+        return few_bits.Task(
+            checkpoint,
+            seed,
+            calibration_batches(self.text, seed, size.batch, size.context),
+            train_on,
+            lambda model: (validate(model, self.validation, self.dtype), {}),
+            QUANTIZED,
+            groups=groups_of(size),
+        )
+
     def measure_speeds(self) -> None:
         """Measure the models of the first seed in turns, and let one of them write."""
         if self.served:
@@ -196,6 +221,11 @@ class Experiment:
         self.progress.update(self.task, advance=steps, description=text)
 
 
+def groups_of(size: Size) -> tuple[int, ...]:
+    """Return the sizes of groups that few bits are measured with."""
+    return tuple(group for group in GROUPS if size.width % group == 0)
+
+
 def deployed_schemes(args: argparse.Namespace) -> list[str]:
     """Return what the checkpoint is deployed as; the float model in any case."""
     is_asked = "deployment" in args.parts
@@ -223,5 +253,8 @@ def planned_steps(args: argparse.Namespace, size: Size, seeds: int) -> int:
     names = deployed_schemes(args)
     is_mixed = "sensitivity" in args.parts
     steps += len({FLOAT, MIXED, *names} if is_mixed else names) + is_mixed
+    if "few_bits" in args.parts:
+        widths = len(few_bits.SCHEMES) * len(groups_of(size))
+        steps += few_bits.planned_steps(widths, args.tuning_steps)
     speeds = ("training" in args.parts) + (args.parts != ["training"])
     return seeds * steps + speeds + (size.steps if args.cosine else 0)

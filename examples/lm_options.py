@@ -15,6 +15,7 @@ from lm_schemes import BASELINE, DEFAULT, DEPLOYMENTS, SCHEMES, missing
 PARTS = {
     "training": "every scheme from scratch and from a checkpoint",
     "deployment": "the checkpoint rounded by every scheme, and trained on at four bits",
+    "few_bits": "4, 3 and 2 bits: rounded, reconstructed and trained",
     "sensitivity": "the schemes of layers within a budget of bytes",
 }
 

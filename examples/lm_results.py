@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from few_bits import FewBits
 from lm_deployment import Deployed
 from lm_generation import Decoded
 from lm_gradients import Cosines
@@ -25,6 +26,7 @@ class Results:
         deployed: Models as they are served.
         speeds: By scheme: tokens per second of validation, and the ratio to the float model.
         decoded: How fast text is written.
+        few_bits: Models of few bits, by each method.
         mixture: What sensitivity measured and chose with the first seed; None if not asked.
         cosines: Of gradients.
         sample: Text that a model wrote.
@@ -36,6 +38,7 @@ class Results:
     deployed: list[Deployed] = field(default_factory=list)
     speeds: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     decoded: list[Decoded] = field(default_factory=list)
+    few_bits: list[FewBits] = field(default_factory=list)
     mixture: dict[str, Any] | None = None
     cosines: list[Cosines] = field(default_factory=list)
     sample: str = ""
@@ -68,6 +71,7 @@ def resumed(path: Path, about: dict[str, Any]) -> Results:
     found["deployed"] = [Deployed(**one) for one in found["deployed"]]
     found["speeds"] = {name: tuple(pair) for name, pair in found["speeds"].items()}
     found["decoded"] = [Decoded(**one) for one in found["decoded"]]
+    found["few_bits"] = [FewBits(**one) for one in found["few_bits"]]
     found["cosines"] = [Cosines(**one) for one in found["cosines"]]
     return Results(**found)
 

@@ -16,8 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from baraquant.qat import distillation_loss, parameter_groups, teacher
+
 WARM_UP, LEAST_RATE = 0.1, 0.1  # shares of the steps and of the learning rate
 POINTS = 50  # of a loss curve, at most
+TEACHING = 0.3  # the weight of what a teacher says
 WATCHED = 1  # the step whose memory is measured: the optimizer's state is there from the first on
 
 
@@ -52,7 +55,21 @@ def loss_of(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mean cross-entropy in nats per byte; ``batch`` is int64 ``[rows, time + 1]``."""
     with autocast(batch.device, dtype):
         logits = model(batch[:, :-1])
+    return cross_entropy(logits, batch)
+
+
+def cross_entropy(logits: Tensor, batch: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the logits of a batch."""
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+def taught_loss(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the same loss, and the divergence from what the model gives without rounding."""
+    with autocast(batch.device, dtype):
+        logits = model(batch[:, :-1])
+        with torch.no_grad(), teacher(model):
+            expected = model(batch[:, :-1])
+    return cross_entropy(logits, batch) + TEACHING * distillation_loss(logits, expected)
 
 
 def train(
@@ -62,6 +79,7 @@ def train(
     learning_rate: float,
     dtype: torch.dtype,
     tick: Callable[[int, float], None],
+    loss_fn: Callable[[nn.Module, Tensor, torch.dtype], Tensor] = loss_of,
 ) -> Training:
     """Train in place with AdamW, warm-up and a cosine schedule.
 
@@ -72,6 +90,7 @@ def train(
         learning_rate: Its maximum.
         dtype: Of the products.
         tick: Hears after each chunk how many steps it had, and its mean loss.
+        loss_fn: Returns the loss of a batch.
     """
     device = next(model.parameters()).device
     optimizer = adamw(model, learning_rate)
@@ -87,7 +106,7 @@ def train(
             optimizer.zero_grad()
             watch = peak_memory(device) if step == WATCHED else contextlib.nullcontext([0])
             with watch as found:
-                loss = loss_of(model, next(batches), dtype)
+                loss = loss_fn(model, next(batches), dtype)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
@@ -103,13 +122,10 @@ def train(
 
 
 def adamw(model: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """Return AdamW whose weight decay leaves the norms' scales alone."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=parameters[0].is_cuda)
+    """Return AdamW whose weight decay leaves norms and learned scales alone."""
+    groups = parameter_groups(model, learning_rate, weight_decay=0.1)
+    is_cuda = groups[0]["params"][0].is_cuda
+    return torch.optim.AdamW(groups, learning_rate, betas=(0.9, 0.95), fused=is_cuda)
 
 
 def rate(step: int, steps: int) -> float:

@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 RESAMPLES = 20_000
+BOX = box.SIMPLE_HEAD
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _columns(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
 def print_table(rows: list[Row], console: Console) -> None:
     """Print all rows; sizes and speeds beside those of the first, the float model."""
     headings, cells = _columns(rows)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(box=BOX, padding=(0, 1, 0, 0))
     for name in headings:
         table.add_column(name, justify="left" if name == "" else "right", no_wrap=name == "")
     for line in cells:

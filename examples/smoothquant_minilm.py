@@ -153,18 +153,21 @@ class Experiment:
         self._take(name, loaded, path.stat().st_size)
 
     def _take(self, name: str, model: nn.Module, file_bytes: int) -> None:
+        self.models[name] = model
+        self.figures[name] = {**self.compared(model), "file_bytes": file_bytes}
+
+    def compared(self, model: nn.Module) -> dict[str, Any]:
+        """Return how near the embeddings are to the float ones, and what they find."""
         got = self._embed(model)
         cosine = torch.cat([(a * b).sum(1) for a, b in zip(got, self.expected, strict=True)])
         own = found(*got)
         change = own.float().mean() - self.expected_found.float().mean()
-        self.models[name] = model
-        self.figures[name] = {
+        return {
             "cosine": float(cosine.mean()),
             "least_cosine": float(cosine.min()),
             "retrieval": 100 * float(own.float().mean()),
             "change": 100 * float(change),
             "interval": interval(own.numpy(), self.expected_found.numpy()),
-            "file_bytes": file_bytes,
         }
 
     def rows(self) -> list[Row]:
@@ -235,9 +238,9 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse(what: str) -> argparse.Namespace:
+    """Read the command line of the program that is described so."""
+    parser = argparse.ArgumentParser(description=what.splitlines()[0])
     add = parser.add_argument
     add("--model", type=Path, help="folder of a BERT sentence encoder")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -256,7 +259,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     """Run all, print the table, write it, the plot and the JSON."""
-    args, console = parse(), Console()
+    args, console = parse(__doc__), Console()
     console = console if console.is_terminal else Console(width=190)
     torch.manual_seed(0)
     if args.keep_memory:

@@ -10,6 +10,7 @@
 from ..workflow.convert import convert_
 from ..workflow.prepare import prepare_
 from ..workflow.report import Report
+from .dampening import dampening_loss
 from .distillation import distillation_loss, teacher
 from .parameters import FrozenWeights, freeze_weights, parameter_groups
 
@@ -17,6 +18,7 @@ __all__ = [
     "FrozenWeights",
     "Report",
     "convert_",
+    "dampening_loss",
     "distillation_loss",
     "freeze_weights",
     "parameter_groups",

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
+import few_bits
+import few_bits_report
 import language_model
 import lm_deployment
 import lm_deployment_report
@@ -41,7 +43,7 @@ def run(out: Path, *options: str) -> dict[str, Any]:
     """
     pictures: dict[Callable[..., None], tuple[Any, ...]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("plot", "plot_deployments", "plot_mixture"):
+        for name in ("plot", "plot_deployments", "plot_few_bits", "plot_mixture"):
             draw = getattr(language_model, name)
             keep = partial(lambda draw, *given: pictures.update({draw: given}), draw)
             patch.setattr(language_model, name, keep)
@@ -117,9 +119,29 @@ def test_deployment_and_a_run_that_goes_on(
         run(tmp_path / "other", *small, *resume, "--dtype", other)
 
 
+@pytest.mark.packaging
+def test_few_bits(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run(tmp_path, "--parts", "few_bits", "--steps", "8", "--seeds", "1", "--device", device)
+    rows = {(row["bits"], row["method"]): row for row in report["few_bits_rows"]}
+    assert list(rows) == [(bits, method) for bits in (4, 3, 2) for method in few_bits.METHODS]
+    found = {(one["bits"], one["method"], one["tuned"]): one for one in report["few_bits"]}
+    floats = {tuned: found[0, "float", tuned]["loss"] for tuned in (False, True)}
+    assert floats[True] < floats[False]
+    for (bits, method), row in rows.items():
+        tuned = method in few_bits.TAUGHT
+        assert row["lost"][0] == found[bits, method, tuned]["loss"] - floats[tuned]
+        assert row["seeds"] == 1 and row["seconds"] > 0 and row["group"] == 32
+        assert bool(row["verdict"]) == (method == few_bits.RECIPE)
+    assert rows[2, "nearest"]["lost"][0] > rows[2, "GPTQ"]["lost"][0]
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(line in text for line in report["conclusion"])
+    assert (tmp_path / "language_model.few_bits.png").read_bytes().startswith(b"\x89PNG")
+
+
 # --- the reports
 
 NAN, judge_deployed = math.nan, lm_deployment_report.judge
+judge_few_bits = few_bits_report.judge
 
 
 @pytest.mark.parametrize(
@@ -132,6 +154,9 @@ NAN, judge_deployed = math.nan, lm_deployment_report.judge
         (judge_deployed, ((0.0099, 0.1), 0.5), "passed"),
         (judge_deployed, ((NAN, 0.0), None), "failed: more than 1% above float"),
         (judge_deployed, ((0.005, 0.0), 0.49), "failed: less than 50% of GPTQ's loss recovered"),
+        (judge_few_bits, (2, 0.1, 0.75), "passed"),
+        (judge_few_bits, (3, 0.1, NAN), "failed: less than 60% of GPTQ's loss regained"),
+        (judge_few_bits, (4, 0.01, None), "failed: 0.01000 lost, where GPTQ loses nothing"),
     ],
 )
 def test_verdicts(judge: Callable[..., str], given: tuple[Any, ...], verdict: str) -> None:

@@ -311,6 +311,12 @@ class QuantizesWeight(HoldsMaster):
         return weight.flatten(1) if self.is_grouped else weight
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
+    def rounding_error(self) -> Tensor:
+        """Return the weight, with its gradient, minus the rounded one, which has none."""
+        rows = self._as_rows(self._channels_first(self.weight_to_round()))
+        return rows - self.weight_fake_quant.round(rows.detach()).detach()
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
     def input_quantizers(self) -> dict[str, nn.Module]:
         """Return the fake quantizers of inputs by the names of these attributes."""
         return {"input_fake_quant": self.input_fake_quant} if self.rounds_input else {}
