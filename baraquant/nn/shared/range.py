@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .precision import compute_dtype
+
 
 def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     """Return the nearest numbers of a dtype, of two the even one, in the scale's own dtype.
@@ -48,6 +50,29 @@ def qparams_of_range(
         min_val, max_val, quant_min, quant_max, symmetric, scale_dtype
     )
     return qparams
+
+
+def fitted_qparams(
+    rows: Tensor, quant_min: int, quant_max: int, symmetric: bool, scale_dtype: str, scale_rule: str
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of each row of a weight, ``[rows]``, by a rule.
+
+    ``scale_rule`` is ``search``, ``lattice`` or ``max``, as in :class:`baraquant.QuantConfig`;
+    ``csrc/search/weights.h`` has the formulas. The scales are those of
+    :meth:`.fake_quantize.FakeQuantize.fitted`.
+    """
+    values = rows.to(compute_dtype(rows.dtype))
+    scale, zero_point = qparams_of_range(
+        values.amin(dim=1), values.amax(dim=1), quant_min, quant_max, symmetric, scale_dtype
+    )
+    if scale_rule == "max":
+        return scale, zero_point
+    found, zeros, is_exact = torch.ops.baraquant._search_scale(
+        rows, quant_min, quant_max, symmetric, scale_dtype, None, scale_rule
+    )
+    if quant_max - quant_min < 255:
+        return found, zeros
+    return torch.where(is_exact, found, scale), torch.where(is_exact, zeros, zero_point)
 
 
 def searched_factors(

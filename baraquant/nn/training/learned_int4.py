@@ -12,7 +12,7 @@ from ...configs import SCALE_RULES
 from ..shared.arguments import SCALES, check, check_choice, check_dtype, check_even, check_sizes
 from ..shared.master import round_master
 from ..shared.precision import compute_dtype
-from ..shared.range import searched_factors
+from ..shared.range import fitted_factors
 from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
@@ -55,8 +55,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         group_size: The number of adjacent columns that share a factor and a zero point, even.
         shape: ``[rows, groups]``.
         symmetric: True for the zero point 8 in every group.
-        scale_rule: How :meth:`initialize` finds the factors: ``search`` and ``lattice`` try all of
-            them, ``max`` takes the least that clips nothing.
+        scale_rule: How :meth:`initialize` finds the factors, as in :class:`baraquant.QuantConfig`.
         device: Of the parameters and buffers.
         dtype: Of the parameters: float32 or float64.
         master: As in :class:`LearnedFakeQuantize`.
@@ -77,7 +76,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     is_dynamic: Final[bool]
     groups: Final[int]
     largest_factor: Final[int]
-    scale_rule: Final[str]
     _kind = "learned int4"
 
     def __init__(
@@ -107,11 +105,11 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             device=device,
             dtype=dtype,
             master=master,
+            scale_rule=scale_rule,
         )
         self._name = name
         self.is_dynamic = False
         self.largest_factor = 16
-        self.scale_rule = scale_rule
         rows, self.groups = shape
         self.largest_step = nn.Parameter(torch.full((rows,), NAN, device=device, dtype=dtype))
 
@@ -135,9 +133,9 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
         """Set the parameters of rows from those of ``input`` that are finite."""
-        rows = input.detach()
-        if self.scale_rule != "max":
-            scale, factor, zeros = searched_factors(rows, self.group_size, self.symmetric)
+        rows, rule = input.detach(), self.scale_rule
+        if rule is not None and rule != "max":
+            scale, factor, zeros, _ = fitted_factors(rows, self.group_size, self.symmetric, rule)
         else:
             scale, factor, zeros = ops.choose_int4_qparams(
                 rows, self.group_size, symmetric=self.symmetric

@@ -412,10 +412,10 @@ def _learned_of_weight(
     granularity = str(config.granularity)
     channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
     learned: LearnedFakeQuantize
-    kept = _kept_as(weight, scheme)
+    kept = {**_kept_as(weight, scheme), "scale_rule": scheme.scale_rule}
     if config.group_factors and size is not None:
-        how: dict[str, Any] = {"symmetric": config.symmetric, "scale_rule": scheme.scale_rule}
-        learned = LearnedFakeQuantizeInt4(size, shape=(channels, groups), **how, **kept)
+        shape = channels, groups
+        learned = LearnedFakeQuantizeInt4(size, shape=shape, symmetric=config.symmetric, **kept)
     else:
         shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}
         learned = LearnedFakeQuantize(
