@@ -125,7 +125,7 @@ class TensorConfig(Config):
             training or calibration observes, or that training learns. None: True unless
             ``learned``.
         learned: Whether the scale, and the zero point if there is one, is a trained parameter (LSQ,
-            LSQ+).
+            LSQ+). That of a weight starts as :func:`baraquant.quantize_` finds it.
         group_size: The number of adjacent values that share a scale, for ``"per_group"``.
         group_factors: For weights of linear layers with 4 bits in groups. True makes the scale of a
             group a whole number from 1 to 16 times one scale of the channel, so that a product
@@ -254,8 +254,10 @@ class QuantConfig(Config):
             with the minimum squared error). Training updates the first two with each batch. The
             other two come from the calibration data of :func:`baraquant.qat.prepare_`, and do not
             change.
-        scale_rule: How to find a scale of weights that is not trained, and the factors that
-            ``learned`` ``group_factors`` start from. ``search`` looks first whether the weight is
+        scale_rule: How to find a scale of weights that is not trained, and the scale, the zero
+            point and the factors that ``learned`` ones start from: a model that is prepared and
+            converted at once has the integers and scales of :func:`baraquant.quantize_`.
+            ``search`` looks first whether the weight is
             integers times scales already, as after quantization-aware training elsewhere, and takes
             scales that give the weight's own bits; a few scales decide whether all are tried. Below
             eight bits it otherwise tries 26 scales, from the one for the largest absolute value
@@ -449,6 +451,25 @@ class QuantConfig(Config):
             return self
         plain = self.with_float_backward()
         return replace(plain, weight=replace(self.weight, group_factors=False))
+
+    def with_learned_scales(self) -> QuantConfig:
+        """Return the same configuration, but with learned scales of the weights.
+
+        Raises:
+            ValueError: Scales of these weights, or with this ``backward``, cannot be learned.
+        """
+        if self.weight.ternary:
+            raise ValueError(
+                "expected weights whose scales can be learned, but those of ternary weights come "
+                "from the weight of each step; use TensorConfig(2, learned=True)"
+            )
+        if self.backward != "float" and not self.weight.group_factors:
+            raise ValueError(
+                f"expected backward='float', but got {self.backward!r}: learned scales train on "
+                "floating products, unless they are factors of groups, as in "
+                f"W4A8(32, backward={self.backward!r})"
+            )
+        return replace(self, weight=replace(self.weight, learned=True, dynamic=False))
 
     def with_rotation(self, features: int) -> QuantConfig:
         """Return the configuration of a layer with so many inputs; 0: of one that is not rotated.

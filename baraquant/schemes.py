@@ -166,10 +166,8 @@ class Algorithm(Config):
 
     config: QuantConfig
 
-    # Words for errors: why training cannot follow it, and what it can follow instead; what it needs
-    # beside one layer, and what to do after the layers have been measured without it.
-    _is: ClassVar[str] = "is for a trained model"
-    _trains: ClassVar[str] = "its config, {quantized}"
+    # Words for errors: what it needs beside one layer, and what to do after the layers have been
+    # measured without it.
     _reach: ClassVar[str] = "it works on a whole model"
     _then: ClassVar[str] = "choose, and use {name} with the choice"
 
@@ -178,13 +176,9 @@ class Algorithm(Config):
         """How its layers are quantized; a subclass may say another than ``config``."""
         return self.config
 
-    def why_not_trained(self) -> str:
-        """Return the error of training, which cannot follow it."""
-        name = type(self).__name__
-        return (
-            f"{name}: expected a scheme that training can follow; {name} {self._is}: use "
-            f"baraquant.quantize_, or train with {self._trains.format(quantized=self.quantized)}"
-        )
+    def why_not_trained(self) -> str | None:
+        """Return why training cannot start from what the pass finds; None if it can."""
+        return None
 
     def why_not_alone(self) -> str:
         """Return why a layer cannot be measured with it alone, and what to do instead."""
@@ -203,8 +197,6 @@ class SmoothQuant(Algorithm):
     """
 
     scheme: ClassVar[str] = "smoothquant"
-    _is: ClassVar[str] = "needs calibration"
-    _trains: ClassVar[str] = "W8A8() or W8A8Static()"
     _reach: ClassVar[str] = (
         "its smoothing needs a calibration of its own and changes the layers before"
     )
@@ -237,6 +229,13 @@ class SmoothQuant(Algorithm):
             raise ValueError(
                 f"SmoothQuant: expected activation to be {wanted}, but got {self.activation}"
             )
+
+    def why_not_trained(self) -> str:
+        """Return why training cannot start from what the pass finds."""
+        return (
+            "SmoothQuant: expected a scheme that training can follow, but a smoothed layer may "
+            "divide its input; use baraquant.quantize_, or train with W8A8() or W8A8Static()"
+        )
 
     @property
     def quantized(self) -> QuantConfig:
@@ -283,7 +282,6 @@ class AWQ(Algorithm):
     """
 
     scheme: ClassVar[str] = "awq"
-    _is: ClassVar[str] = "needs calibration after training"
     _reach: ClassVar[str] = "its scaling changes the layers before"
 
     config: QuantConfig
@@ -360,7 +358,6 @@ class GPTQ(Algorithm):
     """
 
     scheme: ClassVar[str] = "gptq"
-    _is: ClassVar[str] = "needs calibration after training"
     _reach: ClassVar[str] = "its rounding follows the layers before, which no measurement knows yet"
 
     config: QuantConfig
@@ -395,7 +392,11 @@ def quant_config(config: Any) -> QuantConfig:
     if isinstance(config, QuantConfig):
         return config
     if isinstance(config, Algorithm):
-        raise ValueError(config.why_not_trained())
+        name = type(config).__name__
+        raise ValueError(
+            f"{name}: expected a QuantConfig for a layer alone, but {name} is for a whole model; "
+            f"use baraquant.quantize_ or baraquant.qat.prepare_, or here {config.quantized}"
+        )
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 
 

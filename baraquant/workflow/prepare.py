@@ -4,19 +4,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..configs import TRAINING_OBSERVERS, Config
-from ..nn import FakeQuantize, LearnedFakeQuantize
+from ..nn import FakeQuantize, LearnedFakeQuantize, QuantizesWeight
+from ..nn.shared.rotation import rotate_of
+from ..schemes import Algorithm
+from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.observers import Observer
 from .calibration.run import Calibration, Run
-from .passes import Chosen, as_prepared, observe_inputs
+from .computed import is_computed as computes_weight
+from .convert import Maker
+from .passes import (
+    Chosen,
+    Pass,
+    as_prepared,
+    check_calibrated,
+    observe_inputs,
+    pass_of,
+    passes_of,
+    plan_passes,
+)
+from .quantize import after_training
 from .replace import swap
-from .report import Report, completed, warn_if_no_faster
+from .report import Report, completed, warn_if_no_faster, with_weights
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .transaction import are_kept, changes_model, keep_values, run_to_end, unwritable
+from .start import set_weight, start, stored_of
+from .transaction import are_kept, changes_model, keep_values, run_to_end, unwritable, write
 from .unpack import unpack_modules
 from .view import FilterFn
 
@@ -105,55 +122,131 @@ def prepare_(
 input=int8 per_token symmetric dynamic)
     """
     rules = Rules(config, CALLER, trains=True)
-    selector = Selector(CALLER, rules)
+    algorithms = [one for one in rules.configs() if isinstance(one, Algorithm)]
+    check_calibrated(algorithms, calibration, CALLER)
+    selector = Selector(CALLER, rules, trains=True)
     chosen_by = filter_of(filter_fn)
     parts = unpack_modules(model, CALLER, chosen_by, computed=False)
     chosen, report = selector.choose(parts, chosen_by)
     if not chosen:
         raise ValueError(f"{CALLER}: {nothing_to('prepare', parts.view, report)}")
-    _calibrate(model, chosen, calibration, progress)
+    run = Run(model, calibration, progress, CALLER)
+    found, passes = _found(chosen, selector, run) if algorithms else ({}, {})
+    floating = {path: one for path, one in chosen.items() if one.made is None}
+    _calibrate(floating, run)
     warn_if_no_faster(as_prepared(chosen), CALLER)
-    _rotate(model, chosen)
+    maker = Maker(found.values(), CALLER)
+    made = {path: maker.make(path, one) for path, one in found.items() if _is_changed(one)}
+    _write(model, floating, found, made, maker)
+    abouts = dict(report.changed)
+    for path, one in chosen.items():
+        of_pass = found.get(path, one)
+        told = "" if of_pass.algorithm is None else of_pass.algorithm.describe(path)
+        abouts[path] += told + one.remark + (of_pass.remark if of_pass is not one else "")
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
-    chosen.clear()
-    report = swap(model, swaps, report)
+    stored = [path for path, one in chosen.items() if one.made is not None]
+    for held in (chosen, floating, found, made, *passes.values()):
+        held.clear()
+    report = swap(model, swaps, replace(report, changed=abouts))
     parts.release()
-    return completed(report, model)
+    for each in passes:
+        each.finish(model)
+    return completed(with_weights(report, model, stored), model)
 
 
-def _rotate(model: nn.Module, chosen: Mapping[str, Chosen]) -> None:
-    """Rotate the weights of layers in place."""
-    layers = {path: one.prepared for path, one in chosen.items() if one.rotate > 0}
+def _found(
+    chosen: Mapping[str, Chosen], selector: Selector, run: Run
+) -> tuple[dict[str, Chosen], dict[Pass, dict[str, Chosen]]]:
+    """Let the passes of algorithms plan; return their layers as quantize_ would choose them."""
+    found: dict[str, Chosen] = {}
+    for path, one in chosen.items():
+        is_computed = isinstance(one.module, nn.Module) and computes_weight(one.module)
+        if one.made is None and isinstance(one.prepared, QuantizesWeight) and not is_computed:
+            scheme = after_training(one.scheme, one.layer)
+            prepared = selector.prepare_as(one.module, one.layer, one.config, scheme)
+            assert not isinstance(prepared, str)
+            found[path] = replace(one, prepared=prepared, remark="")
+        elif isinstance(one.config, Algorithm):
+            why = "it is quantized already" if one.made is not None else (
+                "PyTorch computes its weight" if is_computed else "its weight has more dimensions"
+            )
+            one.remark += f"; {pass_of(one.config).instead}, as {why}"
+    prepared_as = {path: one.prepared for path, one in found.items()}
+    passes = passes_of(found, run)
+    plan_passes(passes, found, run)
+    for path, before in prepared_as.items():
+        one = found[path]
+        if one.prepared is not before:  # its static input was not reached
+            one.prepared, one.made, one.algorithm = before, None, None
+            one.remark = "; the calibration data does not reach it"
+    return found, passes
+
+
+def _is_changed(one: Chosen) -> bool:
+    """Whether a pass changes the weight of a layer."""
+    return one.algorithm is not None or one.divisor is not None
+
+
+def _write(
+    model: nn.Module,
+    chosen: Mapping[str, Chosen],
+    found: Mapping[str, Chosen],
+    made: Mapping[str, nn.Module],
+    maker: Maker,
+) -> None:
+    """Write the weights that are rotated, or that passes have changed, in place."""
+    layers = {
+        path: one.prepared for path, one in chosen.items() if one.rotate > 0 or path in made
+    }
     weights = [layer._parameters["weight"] for layer in layers.values()]
     reasons = unwritable(model) if weights else {}
-    for path, weight in zip(layers, weights, strict=True):
+    for (path, layer), weight in zip(layers.items(), weights, strict=True):
         if id(weight) in reasons:
+            what = "rotated" if rotate_of(layer) > 0 else "changed"
             raise ValueError(
-                f"{CALLER}: {path}: expected a weight that can be rotated in place, but "
+                f"{CALLER}: {path}: expected a weight that can be {what} in place, but "
                 f"{reasons[id(weight)]}; give the layer a copy of it"
             )
     if not are_kept(weights):
         run_to_end()
     keep_values(*weights)
-    for layer in layers.values():
-        layer.rotate_weight_()
+    for path, layer in layers.items():
+        if path not in made:
+            layer.rotate_weight_()
+            continue
+        rows, bias = maker.float_rows(path, found[path])
+        if rotate_of(layer) > 0:
+            layer.rotate_weight_()
+        found[path].remark += _start(layer, made[path], rows)
+        if found[path].divisor is not None and bias is not None:
+            write(layer.bias, bias)
 
 
-def _calibrate(
-    model: nn.Module, chosen: Mapping[str, Chosen], calibration: Calibration | None, progress: bool
-) -> None:
+def _start(layer: QuantizesWeight, made: nn.Module, rows: Tensor) -> str:
+    """Let a prepared layer start at what its quantized one stores; return a remark."""
+    quantizer = layer.weight_fake_quant
+    if isinstance(quantizer, LearnedFakeQuantize):
+        return start(layer, stored_of(made), rows)
+    set_weight(layer, rows)  # of a layer before, whose configuration has no pass
+    if quantizer.is_observed:
+        with torch.no_grad():
+            quantizer(layer._as_rows(layer._channels_first(layer.weight_to_round())))
+    return ""
+
+
+def _calibrate(chosen: Mapping[str, Chosen], run: Run) -> None:
     """Give static inputs the ranges of the calibration data."""
     for path, one in chosen.items():
         observer = one.scheme.observer
         is_static = one.prepared.config.is_static and not one.prepared.config.activation.learned
-        if calibration is None and is_static and observer not in TRAINING_OBSERVERS:
+        if run.data is None and is_static and observer not in TRAINING_OBSERVERS:
             raise ValueError(
                 f"{CALLER}: {path}: expected calibration data for the observer {observer!r}, but "
                 f"got None; training by itself follows {' and '.join(TRAINING_OBSERVERS)}"
             )
-    if calibration is None:
+    if run.data is None:
         return
-    observers = observe_inputs(chosen, Run(model, calibration, progress, CALLER))
+    observers = observe_inputs(chosen, run)
     for (path, name), observed in observers.items():
         quantizer = chosen[path].prepared.input_quantizers()[name]
         if isinstance(quantizer, (FakeQuantize, LearnedFakeQuantize)):

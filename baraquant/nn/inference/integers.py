@@ -17,6 +17,15 @@ from ..shared.weight import Shaped, WeightView, weight_to_read
 from . import _arguments
 
 
+def unpacked(packed: Tensor, columns: int) -> Tensor:
+    """Return the integers in [-8, 7] that are packed, int8 ``[rows, columns]``."""
+    # In a group of all columns with the factor 1, the numbers stand for themselves.
+    size = max(columns + columns % 2, 2)
+    groups = min(columns, 1)
+    factor = torch.ones([packed.shape[0], groups], dtype=torch.uint8, device=packed.device)
+    return ops.expand_int4(packed, factor, size, columns)
+
+
 class ReadsFloats(KeepsScales):
     """A module whose floating weights are computed from integers when they are read.
 

@@ -208,9 +208,9 @@ class LearnedFakeQuantize(ByGranularity):
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
         """Set scale and zero point to given values."""
         with torch.no_grad():
-            self.scale.copy_(scale.reshape(-1))
+            self.scale.copy_(scale.reshape(self.scale.shape))
             if self.zero_point is not None:
-                self.zero_point.copy_(zero_point.reshape(-1))
+                self.zero_point.copy_(zero_point.reshape(self.scale.shape))
         self._initialized = True
 
     def _initialize_by_first(self, input: Tensor) -> None:

@@ -140,7 +140,17 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
             scale, factor, zeros = ops.choose_int4_qparams(
                 rows, self.group_size, symmetric=self.symmetric
             )
-        is_new = self._is_new(scale, self.largest_step, only_unknown)
+        self._set(scale, factor, zeros, self._is_new(scale, self.largest_step, only_unknown))
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def start_from(self, scale: Tensor, factor: Tensor, zero_point: Tensor) -> None:
+        """Set the parameters to given scales ``[rows]``, factors and zero points in [0, 15]."""
+        self._set(scale, factor, zero_point, torch.ones_like(scale, dtype=torch.bool))
+        self._initialized = True
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _set(self, scale: Tensor, factor: Tensor, zeros: Tensor, is_new: Tensor) -> None:
+        """Set the parameters of the rows that are new."""
         values = [(self.scale, scale[:, None] * factor)]
         values += [(self.largest_step, scale * self.largest_factor)]
         if self.zero_point is not None:
