@@ -84,6 +84,7 @@ def W4A16(  # noqa: N802
     symmetric: bool = True,
     scale_rule: str = "search",
     *,
+    learned: bool = False,
     scale_dtype: str = "float32",
     rotate: int | None = None,
     master: str | None = None,
@@ -94,11 +95,13 @@ def W4A16(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
+        learned: Whether training learns the scales and zero points, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
         master: As in :class:`QuantConfig`.
     """
-    weight = _int4("W4A16", group_size, symmetric)
+    weight = replace(_int4("W4A16", group_size, symmetric), dynamic=None, learned=learned)
     return QuantConfig(
         weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate, master=master
     )

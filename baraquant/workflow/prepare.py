@@ -160,16 +160,16 @@ def _found(
     """Let the passes of algorithms plan; return their layers as quantize_ would choose them."""
     found: dict[str, Chosen] = {}
     for path, one in chosen.items():
-        is_computed = isinstance(one.module, nn.Module) and computes_weight(one.module)
-        if one.made is None and isinstance(one.prepared, QuantizesWeight) and not is_computed:
+        if one.made is not None:
+            continue
+        is_computed = computes_weight(one.module)
+        if isinstance(one.prepared, QuantizesWeight) and not is_computed:
             scheme = after_training(one.scheme, one.layer)
             prepared = selector.prepare_as(one.module, one.layer, one.config, scheme)
             assert not isinstance(prepared, str)
             found[path] = replace(one, prepared=prepared, remark="")
         elif isinstance(one.config, Algorithm):
-            why = "it is quantized already" if one.made is not None else (
-                "PyTorch computes its weight" if is_computed else "its weight has more dimensions"
-            )
+            why = "PyTorch computes its weight" if is_computed else "it holds several weights"
             one.remark += f"; {pass_of(one.config).instead}, as {why}"
     prepared_as = {path: one.prepared for path, one in found.items()}
     passes = passes_of(found, run)

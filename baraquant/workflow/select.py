@@ -133,18 +133,21 @@ class Selector:
             if config is None or layer is None:
                 known = PREPARED if seen.prepared_for else CONVERTED if seen.is_converted else None
                 return known or parts.packed.get(id(module), seen.unknown)
-            started = self._start(module, layer, config) if seen.is_converted else None
-            made = self.prepare(module, layer, config) if started is None else started
+            remark = ""
+            if seen.is_converted:
+                started = self._start(module, layer, config)
+                made, remark = (started, "") if isinstance(started, str) else started
+            else:
+                made = self.prepare(module, layer, config)
             if isinstance(made, str):
                 return made
             for weight in seen.weights:
                 self._rules.check_tie(weight, name, scheme_of(config))
             is_made = name in parts.before or id(module) in self._computed
-            remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
+            remark += "; its weight was computed by a parametrization or a hook" if is_made else ""
             shares_weight = view.shares_weight(module)
             one = Chosen(module, layer, config, made, shares_weight, remark)
-            if seen.is_converted:
-                one.made, one.remark = module, self._starts.remarks[id(made)]
+            one.made = module if seen.is_converted else None
             prepared[id(module)] = one
             is_embedding = isinstance(made, nn.Embedding)
             what = f"weight={made.config.weight_str}" if is_embedding else str(made.config)
@@ -229,17 +232,24 @@ class Selector:
             compute_as(prepared, module)
         return prepared
 
-    def _start(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
-        """Return a prepared layer that holds what a quantized one stores, or why there is none."""
+    def _start(
+        self, module: nn.Module, layer: Layer, config: Config
+    ) -> tuple[nn.Module, str] | str:
+        """Return a prepared layer that holds what a quantized one stores, and a remark.
+
+        Or return why there is none.
+        """
         scheme = scheme_of(config).with_learned_scales()
         if id(module) in self._fixed or not layer.is_linear:
             scheme = scheme.with_rotation(0)
-        prepared = self._starts.prepare(module, layer, scheme)
-        if not isinstance(prepared, str):
-            self._share_quantizer(prepared, module)
-            prepared = successor(prepared, module, layer.base_of(module))
-            vars(prepared).pop("_merged", None)
-        return prepared
+        started = self._starts.prepare(module, layer, scheme)
+        if isinstance(started, str):
+            return started
+        prepared, remark = started
+        self._share_quantizer(prepared, module)
+        prepared = successor(prepared, module, layer.base_of(module))
+        vars(prepared).pop("_merged", None)
+        return prepared, remark
 
     def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:
         """Let layers that share a weight share its learned or observed scale, which is a tensor.

@@ -179,18 +179,17 @@ def _dequantized(served: Any) -> Tensor:
 
 
 class Starts:
-    """Prepares layers that are quantized already, so that training starts at what they store.
-
-    Attributes:
-        remarks: What a report says of each prepared layer, by its id.
-    """
+    """Prepares layers that are quantized already, so that training starts at what they store."""
 
     def __init__(self) -> None:
-        self.remarks: dict[int, str] = {}
         self._weights: dict[tuple[int, bool], nn.Parameter] = {}  # of integers that are shared
 
-    def prepare(self, served: Any, layer: Layer, scheme: QuantConfig) -> nn.Module | str:
-        """Return the prepared layer of a scheme with learned scales, or why there is none.
+    def prepare(
+        self, served: Any, layer: Layer, scheme: QuantConfig
+    ) -> tuple[nn.Module, str] | str:
+        """Return the prepared layer of a scheme with learned scales, and what a report adds.
+
+        Or return why there is none.
 
         Raises:
             ValueError: The scheme does not fit what is stored; the message says what that is.
@@ -224,8 +223,7 @@ class Starts:
         remark += start(prepared, stored_of(served), prepared.rows_of_weight())
         if stored.is_static:
             start_input(prepared, served)
-        self.remarks[id(prepared)] = remark
-        return prepared
+        return prepared, remark
 
 
 # ---- The start ----------------------------------------------------------------------------------
