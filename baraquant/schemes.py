@@ -2,8 +2,7 @@
 """The common schemes, SmoothQuant, AWQ and GPTQ.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
-:class:`SmoothQuant`, :class:`AWQ` and :class:`GPTQ`. Both take a dictionary from layers to schemes
-too. Nothing here needs torch.
+:class:`SmoothQuant`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -162,6 +161,8 @@ class Algorithm(Config):
 
     A subclass is a frozen dataclass with a ``scheme`` of its own, which names it in dictionaries.
     :func:`baraquant.register_pass` says which pass carries it out.
+    :func:`baraquant.qat.prepare_` starts the training at what the pass finds, in learned scales,
+    unless :meth:`why_not_trained` returns a reason.
 
     Attributes:
         config: How its layers are quantized, after the pass has changed their weights.
@@ -262,6 +263,9 @@ class AWQ(Algorithm):
     with the minimum squared error of their outputs, for inputs from the float model: 0, which
     scales nothing, if no other is better than ``config`` alone.
 
+    With :func:`baraquant.qat.prepare_` training starts at the scaled weights and their integers,
+    with learned scales.
+
     Layers that are not linear, whose division nothing can absorb, that share their weight or that
     the data does not reach are quantized by ``config`` alone; the report says so. The model runs
     once to find what can be folded, and once for each set of layers whose ``X^T X``,
@@ -325,6 +329,8 @@ class GPTQ(Algorithm):
     where rounding to nearest takes the closest integer for each value, GPTQ corrects the rest of a
     row for the error of each value that it has rounded. Calibration gives the Hessian of the error,
     which is ``X^T X`` of a layer's inputs. The fewer the bits, the more it gains.
+
+    With :func:`baraquant.qat.prepare_` training starts at these integers, with learned scales.
 
     GPTQ rounds linear layers, also those in attentions and recurrent layers, and transformers'
     ``Conv1D``. Other layers (convolutions, embeddings, experts), layers that share their weight

@@ -32,7 +32,7 @@ from .quantize import after_training
 from .replace import swap
 from .report import Report, completed, warn_if_no_faster, with_weights
 from .select import Rule, Rules, Selector, filter_of, nothing_to
-from .start import set_weight, start, stored_of
+from .start import can_start, set_weight, start, stored_of
 from .transaction import are_kept, changes_model, keep_values, run_to_end, unwritable, write
 from .unpack import unpack_modules
 from .view import FilterFn
@@ -59,6 +59,26 @@ def prepare_(
       :mod:`baraquant.nn`, which have a ``FakeQuantizedLinear`` for each product instead of packed
       weights,
     * layers that you registered with :func:`baraquant.register_layer` become your classes.
+
+    Training may start where quantization ends. What was found is then held by scales (zero points,
+    factors) that are learned, whatever the configuration says of them, and by float weights that
+    round to the integers found. Preparing, evaluating and converting give the integers, scales and
+    logits that were found, bit for bit:
+
+    * With :class:`~baraquant.GPTQ`, :class:`~baraquant.AWQ` or another
+      :class:`~baraquant.Algorithm`, its pass runs as in :func:`baraquant.quantize_`. A float weight
+      moves no farther than it has to: to the point nearest to it (with AWQ, to the scaled weight)
+      that rounds to the integer. So the float weights, and a :func:`teacher`, stay near the model.
+      Layers that the pass leaves alone start as without it; the report says so. AWQ changes norms
+      and layers before, as ever. :class:`~baraquant.SmoothQuant` is refused, as a layer may divide
+      its input.
+    * A layer that is quantized already, by :func:`baraquant.quantize_`, from a file or from another
+      format, starts at its integers, with the float weight that they stand for and with the range
+      of a static input. The configuration has to fit what is stored. An input that is stored
+      floating stays floating. Floating layers beside it are prepared as ever. Experts, layers of
+      your own and layers that divide their input stay as they are; the report says so.
+
+    With ``master`` the scales are rounded to that dtype.
 
     A layer whose weight PyTorch computes, as by ``weight_norm`` or pruning, goes on to compute it
     of the same parameters. Such a layer is not rotated.
@@ -90,13 +110,14 @@ def prepare_(
 
     Args:
         model: The model that contains the layers; the root itself is not swapped.
-        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8`, or a
-            dictionary of them, as for :func:`baraquant.quantize_`.
+        config: A :class:`baraquant.QuantConfig`, for example :func:`baraquant.W8A8`, or an
+            :class:`baraquant.Algorithm` such as ``GPTQ(W4A16())``, or a dictionary of them, as for
+            :func:`baraquant.quantize_`.
         filter_fn: ``filter_fn(module, name)`` says whether to swap a layer, as for
             :func:`baraquant.quantize_`; None swaps all.
         calibration: Typical inputs, as for :func:`baraquant.quantize_`. They give the initial
             ranges of static inputs and the initial learned scales. The observers ``percentile`` and
-            ``mse`` need them for static inputs, and keep the range from then on.
+            ``mse`` need them for static inputs, and keep the range from then on. So do algorithms.
         progress: Whether calibration shows a progress bar, on a terminal and if rich is installed.
 
     Returns:
@@ -105,6 +126,9 @@ def prepare_(
 
     Raises:
         ValueError: There is no layer to swap (the message has reasons); a pattern matches no layer;
+            a configuration does not fit what a quantized layer stores (the message says what that
+            is), or its scales cannot be learned for what training starts at (``ternary``, or
+            ``backward`` without factors); there is no calibration data for an algorithm;
             one weight gets two configurations; a layer cannot be swapped although a key is its
             path; a weight to rotate shares memory; or the model is wrapped for several processes.
         TypeError: ``model`` is not a module or is scripted, or ``config`` is not a configuration.
@@ -120,6 +144,10 @@ def prepare_(
         >>> print(baraquant.qat.prepare_(model, baraquant.W8A8()).changed["0"])
         FakeQuantizedLinear(weight=int8 per_channel symmetric dynamic, \
 input=int8 per_token symmetric dynamic)
+        >>> model, data = torch.nn.Sequential(torch.nn.Linear(64, 8)), [torch.randn(16, 64)]
+        >>> scheme = baraquant.GPTQ(baraquant.W4A16(32))
+        >>> print(baraquant.qat.prepare_(model, scheme, calibration=data).changed["0"])
+        FakeQuantizedLinear(weight=int4 per_group(32) symmetric learned, input=float), GPTQ
     """
     rules = Rules(config, CALLER, trains=True)
     algorithms = [one for one in rules.configs() if isinstance(one, Algorithm)]
@@ -162,15 +190,17 @@ def _found(
     for path, one in chosen.items():
         if one.made is not None:
             continue
-        is_computed = computes_weight(one.module)
-        if isinstance(one.prepared, QuantizesWeight) and not is_computed:
-            scheme = after_training(one.scheme, one.layer)
-            prepared = selector.prepare_as(one.module, one.layer, one.config, scheme)
-            assert not isinstance(prepared, str)
-            found[path] = replace(one, prepared=prepared, remark="")
+        scheme = after_training(one.scheme, one.layer)
+        if computes_weight(one.module):
+            made: nn.Module | str = "PyTorch computes its weight"
+        elif can_start(one.layer):
+            made = selector.prepare_as(one.module, one.layer, one.config, scheme)
+        else:
+            made = f"no training starts from a {one.layer.forms[0].module.__name__}"
+        if not isinstance(made, str):
+            found[path] = replace(one, prepared=made, remark="")
         elif isinstance(one.config, Algorithm):
-            why = "PyTorch computes its weight" if is_computed else "it holds several weights"
-            one.remark += f"; {pass_of(one.config).instead}, as {why}"
+            one.remark += f"; {pass_of(one.config).instead}, as {made}"
     prepared_as = {path: one.prepared for path, one in found.items()}
     passes = passes_of(found, run)
     plan_passes(passes, found, run)
@@ -195,9 +225,7 @@ def _write(
     maker: Maker,
 ) -> None:
     """Write the weights that are rotated, or that passes have changed, in place."""
-    layers = {
-        path: one.prepared for path, one in chosen.items() if one.rotate > 0 or path in made
-    }
+    layers = {path: one.prepared for path, one in chosen.items() if one.rotate > 0 or path in made}
     weights = [layer._parameters["weight"] for layer in layers.values()]
     reasons = unwritable(model) if weights else {}
     for (path, layer), weight in zip(layers.items(), weights, strict=True):
@@ -226,7 +254,8 @@ def _start(layer: QuantizesWeight, made: nn.Module, rows: Tensor) -> str:
     """Let a prepared layer start at what its quantized one stores; return a remark."""
     quantizer = layer.weight_fake_quant
     if isinstance(quantizer, LearnedFakeQuantize):
-        return start(layer, stored_of(made), rows)
+        remark: str = start(layer, stored_of(made), rows)
+        return remark
     set_weight(layer, rows)  # of a layer before, whose configuration has no pass
     if quantizer.is_observed:
         with torch.no_grad():

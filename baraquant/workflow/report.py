@@ -262,9 +262,7 @@ def with_weights(report: Report, model: nn.Module, paths: Collection[str]) -> Re
         parameters[path] = float_weights(module, counted, whole=False)
         products[path] = multiply_adds(module, whole=False)
     total = total_parameters(model)
-    return replace(
-        report, parameters=parameters, multiply_adds=products, total_parameters=total
-    )
+    return replace(report, parameters=parameters, multiply_adds=products, total_parameters=total)
 
 
 def arithmetic_of(module: nn.Module) -> str | None:

@@ -293,7 +293,7 @@ def nothing_to(verb: str, view: ModelView, report: Report) -> str:
     kind = type(view.model).__name__
     if any(one.prepared_for for one in view.seen.values()):
         return f"expected a float model, but {kind} is prepared already"
-    if any(one.is_converted for one in view.seen.values()):
+    if verb != "prepare" and any(one.is_converted for one in view.seen.values()):
         return f"expected a float model, but {kind} is converted already"
     return (
         "expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to "

@@ -18,14 +18,12 @@ from torch import Tensor, nn
 from .. import nn as bnn
 from ..configs import TRAINING_OBSERVERS, QuantConfig, TensorConfig
 from ..nn import FakeQuantize, LearnedFakeQuantize, LearnedFakeQuantizeInt4, QuantizesWeight
-from ..nn.inference.conv import Convolution
 from ..nn.inference.inputs import DynamicInput, StaticInput
 from ..nn.inference.integers import unpacked
 from ..nn.inference.weights import Int4Factors, IntegerLinear
 from ..nn.shared.master import round_master
 from ..nn.shared.rotation import rotate_of
 from .layers import Layer, is_transposed
-
 
 # ---- What a served layer stores -----------------------------------------------------------------
 
@@ -101,9 +99,14 @@ def _input_of(served: Any, like: TensorConfig | None) -> TensorConfig | None:
     return TensorConfig(bits, "per_tensor", is_symmetric, dynamic=False, learned=learned)
 
 
+def can_start(layer: Layer) -> bool:
+    """Whether training can start from served layers of a kind: experts and users' kinds cannot."""
+    return layer.is_linear or layer.float_type in _FLOATS
+
+
 def why_not_started(served: Any, layer: Layer) -> str | None:
     """Return why training cannot start from a served layer; None if it can."""
-    if not issubclass(layer.training, QuantizesWeight) or layer.float_type not in _FLOATS:
+    if not can_start(layer):
         return f"it is a {type(served).__name__}, from which no training starts"
     if any(getattr(served, name, None) is not None for name in ("smooth", "smooth_scale")):
         return "it divides its input (SmoothQuant), which training cannot follow"
@@ -139,15 +142,10 @@ def _conv(served: Any, weight: nn.Parameter) -> nn.Module:
     return new
 
 
+_CONVS = (f"{kind}{dims}d" for kind in ("Conv", "ConvTranspose") for dims in (1, 2, 3))
 _FLOATS: dict[type[nn.Module] | None, Callable[[Any, nn.Parameter], nn.Module]] = {
-    nn.Linear: _linear,
-    None: _linear,  # Conv1D
     nn.Embedding: _embedding,
-    **{
-        getattr(nn, f"{kind}{dims}d"): _conv
-        for kind in ("Conv", "ConvTranspose")
-        for dims in (1, 2, 3)
-    },
+    **{getattr(nn, name): _conv for name in _CONVS},
 }
 
 
@@ -159,7 +157,7 @@ def as_float(served: Any, layer: Layer, weights: dict[tuple[int, bool], nn.Param
     key = id(served._integers()), is_transposed(served)
     if key not in weights:
         weights[key] = nn.Parameter(_dequantized(served))
-    new = _FLOATS[layer.float_type](served, weights[key])
+    new = _FLOATS.get(layer.float_type, _linear)(served, weights[key])
     new.weight = weights[key]
     if layer.float_type is not nn.Embedding:
         bias = None if served.bias is None else nn.Parameter(served.bias.detach().clone())
@@ -289,12 +287,13 @@ def _integers(prepared: QuantizesWeight, value: Tensor, shape: torch.Size) -> Te
 def _about(prepared: QuantizesWeight, stored: Stored, wrong: int) -> str:
     """Return what a report says of what the layer cannot hold."""
     quantizer: Any = prepared.weight_fake_quant
-    scale = quantizer.qparams()[0] if stored.factor is not None else quantizer.calculate_qparams()[0]
-    text = ""
+    qparams = quantizer.calculate_qparams if stored.factor is None else quantizer.qparams
+    scale, text = qparams()[0], ""
     if not torch.equal(scale.flatten(), stored.scale.flatten()[: scale.numel()].to(scale.dtype)):
         text += f"; its scales are rounded to {prepared.master or quantizer.scale_dtype}"
     if wrong:
-        text += f"; {wrong} of its values cannot hold the integers in {prepared.float_weight().dtype}"
+        dtype = str(prepared.float_weight().dtype).removeprefix("torch.")
+        text += f"; {wrong} of its values are not those found, as no {dtype} rounds to them"
     return text
 
 
@@ -311,8 +310,8 @@ def start_input(prepared: QuantizesWeight, served: Any) -> None:
         return
     assert isinstance(quantizer, FakeQuantize)
     with torch.no_grad():
-        low, high = quantizer.quant_min - zeros, quantizer.quant_max - zeros
-        values = {"scale": scale, "zero_point": zeros, "min_val": low * scale, "max_val": high * scale}
+        low, high = ((end - zeros) * scale for end in (quantizer.quant_min, quantizer.quant_max))
+        values = {"scale": scale, "zero_point": zeros, "min_val": low, "max_val": high}
         for name, value in values.items():
             own = getattr(quantizer, name)
             own.copy_(value.reshape(own.shape))

@@ -76,7 +76,8 @@ class BARAQUANT_API TensorConfig {
   TORCH_ARG(int64_t, bits) = 8;
   /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
   TORCH_ARG(bool, symmetric) = true;
-  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
+  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+). That
+  /// of a weight starts as quantize_ finds it.
   TORCH_ARG(bool, learned) = false;
   /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
   /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact

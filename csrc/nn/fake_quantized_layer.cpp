@@ -54,8 +54,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
   if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
   auto options = learned_of(config, scheme, weight);
   options.granularity(granularity).axis(channel_axis(granularity)).group_size(size).shape(shape);
-  auto learned =
-      std::make_shared<LearnedFakeQuantizeImpl>(options.scale_dtype(scheme.scale_dtype()));
+  options.scale_dtype(scheme.scale_dtype()).scale_rule(scheme.scale_rule());
+  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(options);
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }

@@ -7,8 +7,10 @@
 #include <limits>
 
 #include "api/ops.h"
+#include "frame/dtypes.h"
 #include "int4/math.h"
 #include "search/range.h"
+#include "search/weights.h"
 
 namespace baraquant::nn {
 
@@ -35,6 +37,21 @@ std::tuple<at::Tensor, at::Tensor> first_learned_qparams(const at::Tensor& rows,
   step = at::minimum(step, magnitude.amax(1) / quant_max);
   step = step.masked_fill(step == 0, 1.0);
   return {step, at::zeros_like(step)};
+}
+
+std::tuple<at::Tensor, at::Tensor> fitted_qparams(const at::Tensor& rows, int64_t quant_min,
+                                                  int64_t quant_max, bool symmetric,
+                                                  std::string_view scale_dtype,
+                                                  std::string_view scale_rule) {
+  const auto values = rows.to(compute_dtype(rows.scalar_type()));
+  auto [scale, zero_point] = search::qparams_of_range(values.amin(1), values.amax(1), quant_min,
+                                                      quant_max, symmetric, scale_dtype);
+  if (scale_rule == "max") return {scale, zero_point};
+  const auto [found, zeros, is_exact] =
+      search::search_scale(rows, quant_min, quant_max, symmetric, scale_dtype,
+                           /*importance=*/std::nullopt, scale_rule);
+  if (quant_max - quant_min < 255) return {found, zeros};
+  return {at::where(is_exact, found, scale), at::where(is_exact, zeros, zero_point)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> learned_int4_qparams(

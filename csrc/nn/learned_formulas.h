@@ -20,6 +20,12 @@ std::tuple<at::Tensor, at::Tensor> first_learned_qparams(const at::Tensor& rows,
                                                          int64_t quant_max, bool symmetric,
                                                          std::string_view scale_dtype);
 
+// The same by a rule for weights, "search", "lattice" or "max": those that quantize_ finds.
+std::tuple<at::Tensor, at::Tensor> fitted_qparams(const at::Tensor& rows, int64_t quant_min,
+                                                  int64_t quant_max, bool symmetric,
+                                                  std::string_view scale_dtype,
+                                                  std::string_view scale_rule);
+
 // The scale `[rows]`, and the factors and zero points `[rows, groups]`, uint8, that the steps and the
 // zero points of groups round to, for the positive scale of each row. A row with a step or a zero
 // point that is not finite has the scale NaN. `zero_point` is for integers in [-8, 7]; none: all 0.

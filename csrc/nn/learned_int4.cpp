@@ -66,8 +66,13 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
 void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
+  const auto fitted = [&] {
+    const auto [scale, factor, zeros, is_exact] =
+        search::fit_int4_factors(weight, group_size(), options.symmetric(), scale_rule());
+    return std::tuple{scale, factor, zeros};
+  };
   const auto given = PackedInt4::of(
-      scale_rule() != "max" ? search::search_int4_factors(weight, group_size(), options.symmetric())
+      scale_rule() != "max" ? fitted()
                             : choose_int4_qparams(weight, group_size(), options.symmetric()));
   set(given, is_new(given.scale, largest_step, only_unknown));
 }

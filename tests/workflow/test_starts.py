@@ -97,7 +97,9 @@ def test_an_algorithm_starts_the_training(name: str, dtype: torch.dtype) -> None
     kept = [prepared.block.up.weight, prepared.out.weight]
     report = prepare_(prepared, algorithm, calibration=data)
     assert prepared.block.up._parameters["weight"] is kept[0]  # for optimizers made before
-    assert all(("GPTQ" in what) == ("GPTQ" in told.changed[p]) for p, what in report.changed.items())
+    assert all(
+        ("GPTQ" in what) == ("GPTQ" in told.changed[p]) for p, what in report.changed.items()
+    )
     again = copy.deepcopy(served)
     assert_starts(lambda model: model(data[0]), served, prepared)
     report = prepare_(again, algorithm.config)
@@ -130,7 +132,9 @@ def test_the_float_weights_stay_near() -> None:
     assert error[0] < 0.7 * error[1]
 
 
-@pytest.mark.parametrize("name", ["GPTQ W4A16", "GPTQ W4A8", "GPTQ rotated", "AWQ W4A16 asymmetric"])
+@pytest.mark.parametrize(
+    "name", ["GPTQ W4A16", "GPTQ W4A8", "GPTQ rotated", "AWQ W4A16 asymmetric"]
+)
 def test_a_step_moves_weights_and_scales(name: str) -> None:
     model, data = seeded(Chain), batches()
     prepare_(model, ALGORITHMS[name], calibration=data)
@@ -151,8 +155,6 @@ FAMILY_SCHEMES = ("W4A16", "W4A16 asymmetric", "W4A8", "W8A8", "W8A8Static")
 @pytest.mark.parametrize("name", FAMILY_SCHEMES)
 def test_every_family(name: str, dtype: torch.dtype) -> None:
     model = seeded(EveryFamily).to(dtype)
-    with torch.no_grad():  # PyTorch's kernels for a conv of float weights go by the memory format
-        model.conv.weight.data = model.conv.weight.data.clone()
     served, prepared, scheme = copy.deepcopy(model), copy.deepcopy(model), SCHEMES[name]
     algorithm = GPTQ(scheme)
     baraquant.quantize_(served, algorithm, calibration=[TOKENS])
@@ -161,7 +163,7 @@ def test_every_family(name: str, dtype: torch.dtype) -> None:
     assert ", GPTQ" in report.changed["attention.q_proj"] and "learned" in report.changed["table"]
     again = copy.deepcopy(served)
     assert_starts(lambda model: model(TOKENS), served, prepared)
-    prepare_(again, {"conv": scheme, "*": scheme})
+    prepare_(again, scheme)
     assert_starts(lambda model: model(TOKENS), served, again)
 
 
@@ -201,7 +203,6 @@ def test_a_part_that_floats_is_prepared_as_ever(tmp_path: Path) -> None:
     data, scheme = batches(), W8A8Static("mse")
     model = seeded(Chain)
     baraquant.quantize_(model, {"block.*": scheme}, calibration=data)
-    baraquant.merge_linears_(model, calibration=data) if False else None
     baraquant.save(model, tmp_path / "model")
     loaded = baraquant.load_(seeded(Chain), tmp_path / "model").eval()
     refused(prepare_, f"{PREPARE}.*value: expected calibration data", copy.deepcopy(loaded), scheme)
@@ -353,4 +354,37 @@ def test_an_algorithm_of_a_user() -> None:
     report = prepare_(model, Halve(W4A16(4)))
     assert re.search("symmetric learned.*, halved$", report.changed["0"])
     assert_starts(lambda model: model(x), served, model)
-    assert replace(W4A16(4, learned=True).weight, learned=False, dynamic=True) == W4A16(4).weight
+
+
+RULES = [
+    replace(scheme, scale_rule=rule) for scheme in SCHEMES.values() for rule in ("max", "lattice")
+]
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES.values(), *RULES], ids=str)
+def test_learned_scales_start_as_quantize_finds_them(scheme: QuantConfig) -> None:
+    """At the preparation, and at the first batch of a model that had no data then."""
+    if scheme.backward != "float":
+        scheme = scheme.with_float_backward()
+    learned, data = scheme.with_learned_scales(), batches()
+    calibration = data if scheme.is_static else None
+    for dtype in (torch.float32, torch.bfloat16):
+        served, x = seeded(Block).to(dtype), data[0].to(dtype)
+        given = None if calibration is None else [one.to(dtype) for one in calibration]
+        prepared, state = copy.deepcopy(served), copy.deepcopy(served.state_dict())
+        baraquant.quantize_(served, scheme, calibration=given)
+        prepare_(prepared, learned, calibration=given)
+        assert_starts(lambda model, x=x: model(x), copy.deepcopy(served), prepared)
+        if scheme.is_static or scheme.rotate:
+            continue
+        with torch.device("meta"):
+            late = Block().to(dtype)
+        prepare_(late, learned)
+        late.to_empty(device="cpu").load_state_dict(state, strict=False)
+        late.train()(x)
+        assert_starts(lambda model, x=x: model(x), served, late)
+
+
+def test_names_of_learned_schemes() -> None:
+    assert W4A16(8, learned=True) == W4A16(8).with_learned_scales()
+    assert W4A8(8, learned=True) == W4A8(8).with_learned_scales()

@@ -34,9 +34,11 @@ class LearnedFakeQuantize(ByGranularity):
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, but at most ``max(abs(x)) / quant_max``,
     which clips nothing. With a zero point they are the scale and the zero point of the range of
     ``x``. With ``scale_rule``, which is for weights, they are those that
-    :func:`baraquant.quantize_` finds. Before that they are NaN. A batch with a NaN or an infinity, such as that of a step which
-    a gradient scaler skips, sets nothing: it gives NaN, the buffer ``skipped_batches`` counts it,
-    and the next batch is the first. If the first batch holds only zeros, such as the initial state
+    :func:`baraquant.quantize_` finds. Before that they are NaN.
+
+    A batch with a NaN or an infinity, such as that of a step which a gradient scaler skips, sets
+    nothing: it gives NaN, the buffer ``skipped_batches`` counts it, and the next batch is the
+    first. If the first batch holds only zeros, such as the initial state
     of a recurrent layer, the step is 1 until the next batch (compiled code does not check, and
     keeps it). Code that was compiled before the first batch looks at every batch, as each may be
     the first: compile after it. Initialize before the model is wrapped for several processes: each
@@ -361,3 +363,7 @@ class LearnedFakeQuantize(ByGranularity):
     def _fill_state(self) -> None:
         super()._fill_state()
         self.saw_zeros.fill_(int(self._saw_zeros))
+        self._initialized = False
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(NAN)

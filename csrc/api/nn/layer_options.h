@@ -95,6 +95,9 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// The dtype that the parameters are rounded to before each use, `bfloat16` or `float16`, as in
   /// QuantConfig; std::nullopt: none.
   TORCH_ARG(std::optional<std::string>, master);
+  /// How the first scales are found: `search`, `lattice` or `max`, as in QuantConfig.
+  /// std::nullopt: by the rule of LSQ, for inputs.
+  TORCH_ARG(std::optional<std::string>, scale_rule);
 };
 
 /// Options of FakeQuantizeInt4.
@@ -126,8 +129,7 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::vector<int64_t>, shape);
   /// true for the zero point 8 in every group.
   TORCH_ARG(bool, symmetric) = true;
-  /// How initialize finds the factors: `search` and `lattice` try all of them, `max` takes the
-  /// least that clips nothing.
+  /// How initialize finds the factors, as in QuantConfig.
   TORCH_ARG(std::string, scale_rule) = "search";
   /// Of the parameters and buffers.
   TORCH_ARG(std::optional<torch::Device>, device);
