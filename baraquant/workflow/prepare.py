@@ -91,9 +91,9 @@ def prepare_(
     ``TransformerEncoder`` is switched off, because it would bypass the new layers.
 
     With ``rotate`` in the configuration, the weights of rotated layers are rotated in place, in the
-    same parameters; load floating weights before. If they take more than 1 GiB, an interrupt waits
-    from the first rotation on. What an optimizer has kept of earlier steps is not rotated. Reading
-    ``layer.weight`` gives the weight before the rotation.
+    same parameters; load floating weights before. If these and those that an algorithm has changed
+    take more than 1 GiB, an interrupt waits from the first change on. What an optimizer has kept of
+    earlier steps is not rotated. Reading ``layer.weight`` gives the weight before the rotation.
 
     A weight that several layers share stays one weight with one scale, learned or not. If one of
     these layers stays floating, the others do too: otherwise the model would hold the weight twice.
@@ -163,9 +163,7 @@ input=int8 per_token symmetric dynamic)
     floating = {path: one for path, one in chosen.items() if one.made is None}
     _calibrate(floating, run)
     warn_if_no_faster(as_prepared(chosen), CALLER)
-    maker = Maker(found.values(), CALLER)
-    made = {path: maker.make(path, one) for path, one in found.items() if _is_changed(one)}
-    _write(model, floating, found, made, maker)
+    _write(model, floating, found)
     abouts = dict(report.changed)
     for path, one in chosen.items():
         of_pass = found.get(path, one)
@@ -173,8 +171,8 @@ input=int8 per_token symmetric dynamic)
         abouts[path] += told + one.remark + (of_pass.remark if of_pass is not one else "")
     swaps = {path: (one.module, one.prepared) for path, one in chosen.items()}
     stored = [path for path, one in chosen.items() if one.made is not None]
-    for held in (chosen, floating, found, made, *passes.values()):
-        held.clear()
+    for held in (chosen, floating, found, *passes.values()):
+        held.clear()  # nothing holds a layer that is swapped
     report = swap(model, swaps, replace(report, changed=abouts))
     parts.release()
     for each in passes:
@@ -212,19 +210,14 @@ def _found(
     return found, passes
 
 
-def _is_changed(one: Chosen) -> bool:
-    """Whether a pass changes the weight of a layer."""
-    return one.algorithm is not None or one.divisor is not None
-
-
-def _write(
-    model: nn.Module,
-    chosen: Mapping[str, Chosen],
-    found: Mapping[str, Chosen],
-    made: Mapping[str, nn.Module],
-    maker: Maker,
-) -> None:
+def _write(model: nn.Module, chosen: Mapping[str, Chosen], found: Mapping[str, Chosen]) -> None:
     """Write the weights that are rotated, or that passes have changed, in place."""
+    maker = Maker(found.values(), CALLER)
+    made = {  # before anything is written
+        path: maker.make(path, one)
+        for path, one in found.items()
+        if one.algorithm is not None or one.divisor is not None
+    }
     layers = {path: one.prepared for path, one in chosen.items() if one.rotate > 0 or path in made}
     weights = [layer._parameters["weight"] for layer in layers.values()]
     reasons = unwritable(model) if weights else {}
@@ -242,10 +235,10 @@ def _write(
         if path not in made:
             layer.rotate_weight_()
             continue
-        rows, bias = maker.float_rows(path, found[path])
+        rows, bias = maker.float_rows(path, found[path])  # of the weight as it is before
         if rotate_of(layer) > 0:
             layer.rotate_weight_()
-        found[path].remark += _start(layer, made[path], rows)
+        found[path].remark += _start(layer, made.pop(path), rows)
         if found[path].divisor is not None and bias is not None:
             write(layer.bias, bias)
 
