@@ -100,10 +100,69 @@ def W4A16(  # noqa: N802
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
         master: As in :class:`QuantConfig`.
     """
-    weight = replace(_int4("W4A16", group_size, symmetric), dynamic=None, learned=learned)
-    return QuantConfig(
-        weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate, master=master
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(4, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
+
+
+def W3A16(  # noqa: N802
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 3-bit weights with a scale for each group of inputs, and floating inputs.
+
+    A weight takes 3 bits in a file, and 4 in memory
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). Normal weights have a relative error of 20 % in
+    groups of 128, where 4 bits have 10 %; groups of 64 would save less than a point of it.
+    :class:`GPTQ` makes the error of the outputs smaller.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
+        scale_rule: As in :class:`QuantConfig`.
+        learned: As in :func:`W4A16`.
+        scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(3, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
+
+
+def W2A16(  # noqa: N802
+    group_size: int | None = 64,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 2-bit weights with a scale for each group of inputs, and floating inputs.
+
+    A weight takes 2 bits in a file, and 4 in memory
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). Normal weights have a relative error of 36 % in
+    groups of 64 with zero points, and 38 % without: use :class:`GPTQ` or training.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point, whose integers are -2 to 1; False adds one,
+            which suits normal weights a little better, but cost language models more, rounded and
+            trained (``docs/fine_tuning.md``).
+        scale_rule: As in :class:`QuantConfig`.
+        learned: As in :func:`W4A16`.
+        scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(2, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
 
 
 def W4A8(  # noqa: N802
@@ -127,33 +186,130 @@ def W4A8(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
-        scale_dtype: As in :class:`QuantConfig`.
         group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
             layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
             there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
         learned: Whether training learns the scales and factors, which start from those of
             ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
         backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    weight = _int4("W4A8", group_size, symmetric)
-    if group_factors is None:
-        group_factors = group_size is not None and scale_dtype == "float32"
-    if group_factors and group_size is None:
-        raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
-    weight = replace(weight, dynamic=None, learned=learned, group_factors=group_factors)
     shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
-    shared |= {"backward": backward, "rounding": rounding}
-    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule, **shared)
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(4, group_size, symmetric, group_factors, learned, **shared)
 
 
-def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
+def W3A8(  # noqa: N802
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    group_factors: bool | None = None,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 3-bit weights with a scale for each group, and int8 inputs with a scale per token.
+
+    As :func:`W4A8`, whose layers it has: a weight takes 4 bits in memory, and with factors in a
+    file too.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
+        scale_rule: As in :class:`QuantConfig`.
+        group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
+            layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
+        learned: Whether training learns the scales and factors, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
+        rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(3, group_size, symmetric, group_factors, learned, **shared)
+
+
+def W2A8(  # noqa: N802
+    group_size: int | None = 64,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    group_factors: bool | None = None,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 2-bit weights with a scale for each group, and int8 inputs with a scale per token.
+
+    As :func:`W4A8`, whose layers it has: a weight takes 4 bits in memory, and with factors in a
+    file too.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one, which is the default
+            because the four integers are -2 to 1 without one.
+        scale_rule: As in :class:`QuantConfig`.
+        group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
+            layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
+        learned: Whether training learns the scales and factors, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
+        rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(2, group_size, symmetric, group_factors, learned, **shared)
+
+
+def _weight_only(
+    bits: int, group_size: int | None, symmetric: bool, learned: bool, **shared: Any
+) -> QuantConfig:
+    weight = _few_bits(f"W{bits}A16", bits, group_size, symmetric, learned=learned)
+    return QuantConfig(weight, **shared)
+
+
+def _int8_inputs(
+    bits: int,
+    group_size: int | None,
+    symmetric: bool,
+    group_factors: bool | None,
+    learned: bool,
+    **shared: Any,
+) -> QuantConfig:
+    name, has_groups = f"W{bits}A8", group_size is not None
+    if group_factors is None:
+        group_factors = has_groups and shared["scale_dtype"] == "float32"
+    if group_factors and not has_groups:
+        raise ValueError(f"{name}: expected a group_size with group_factors=True, but got None")
+    more = {"learned": learned, "group_factors": group_factors}
+    weight = _few_bits(name, bits, group_size, symmetric, **more)
+    return QuantConfig(weight, TensorConfig(8, "per_token"), **shared)
+
+
+def _few_bits(
+    name: str, bits: int, group_size: int | None, symmetric: bool, **more: Any
+) -> TensorConfig:
     check_bool(name, "symmetric", symmetric)
-    if group_size is None:
-        return TensorConfig(4, "per_channel", symmetric)
-    return TensorConfig(4, "per_group", symmetric, group_size=group_size)
+    granularity = "per_channel" if group_size is None else "per_group"
+    return TensorConfig(bits, granularity, symmetric, group_size=group_size, **more)
 
 
 class Algorithm(Config):
@@ -409,9 +565,12 @@ def quant_config(config: Any) -> QuantConfig:
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
 
 
+_SCHEMES = (W8A8, W8A8Static, W8A16, W4A16, W3A16, W2A16, W4A8, W3A8, W2A8)
+
+
 def what_it_is(config: Any) -> str:
     """Return words for an error message about a value that is not a configuration."""
-    if config in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
+    if config in _SCHEMES:
         return f"the function {config.__name__}; write {config.__name__}()"
     if not isinstance(config, type):
         return type(config).__name__

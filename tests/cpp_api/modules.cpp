@@ -262,6 +262,8 @@ void errors() {
   WRONG(TensorConfig(3).ternary(true).check());
   WRONG(QuantConfig(TensorConfig(8), ternary(PerTensor())));
   WRONG(W4A8(nullopt, true, "search", true, true));
+  WRONG(W2A8(nullopt, true, "search", true));
+  WRONG(FakeQuantizeInt4(FakeQuantizeInt4Options(2).bits(5)));
   torch::nn::Sequential RELU{torch::nn::ReLU()};
   WRONG(prepare_(RELU, W8A8()));
   WRONG(convert_(RELU));

@@ -104,6 +104,8 @@ QUANTIZERS: list[Case] = [
     ("FakeQuantizeInt4", T, "group_factor to be uint8", {"group_factor": ones(4, 2)}),
     ("FakeQuantizeInt4", T, "group_zero_point to be uint8", {"group_zero_point": ones(4, 2)}),
     ("FakeQuantizeInt4", V, "the shape .rows, groups. and scale .rows.", {"scale": ones(3)}),
+    *((kind, V, r"bits to be an int in \[2, 4\], but got", {"bits": bits})
+      for kind in ("FakeQuantizeInt4", "LearnedFakeQuantizeInt4") for bits in (1, 5, 4.0)),
     ("LearnedFakeQuantizeInt4", V, "an even group_size > 0, but got 0", {"group_size": 0}),
     ("LearnedFakeQuantizeInt4", V, "an even group_size > 0, but got 2.0", {"group_size": 2.0}),
     ("LearnedFakeQuantizeInt4", V, r"\[rows, groups\], but got \[4, -1\]", {"shape": (4, -1)}),

@@ -76,7 +76,7 @@ def fitted_qparams(
 
 
 def searched_factors(
-    rows: Tensor, group_size: int, symmetric: bool, scale: Tensor | None = None
+    rows: Tensor, group_size: int, symmetric: bool, bits: int, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
 
@@ -84,13 +84,13 @@ def searched_factors(
     and the one with the minimum squared error is taken; ``csrc/search/weights.h`` has the formulas.
     """
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._search_int4_factors(
-        rows, group_size, symmetric, scale
+        rows, group_size, symmetric, scale, bits
     )
     return found
 
 
 def fitted_factors(
-    rows: Tensor, group_size: int, symmetric: bool, scale_rule: str
+    rows: Tensor, group_size: int, symmetric: bool, bits: int, scale_rule: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what :func:`searched_factors` does, and whether rows are exact, ``[N]``.
 
@@ -102,10 +102,11 @@ def fitted_factors(
         rows: A weight ``[N, K]``.
         group_size: The columns of a group, which divide K.
         symmetric: Whether all zero points are 8.
+        bits: The width of the numbers, 2 to 4.
         scale_rule: ``search`` or ``lattice``, as in :class:`baraquant.QuantConfig`.
     """
     found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.baraquant._fit_int4_factors(
-        rows, group_size, symmetric, scale_rule
+        rows, group_size, symmetric, scale_rule, bits
     )
     return found
 
