@@ -152,9 +152,9 @@ def W2A16(  # noqa: N802
 
     Args:
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
-        symmetric: True for weights without a zero point, whose integers are -2 to 1; False adds one,
-            which suits normal weights a little better, but cost language models more, rounded and
-            trained (``docs/fine_tuning.md``).
+        symmetric: True for weights without a zero point, whose integers are -2 to 1. False adds
+            one, which suits normal weights a little better; language models lost more with it,
+            rounded and trained (``docs/fine_tuning.md``).
         scale_rule: As in :class:`QuantConfig`.
         learned: As in :func:`W4A16`.
         scale_dtype: As in :class:`QuantConfig`.
@@ -260,8 +260,7 @@ def W2A8(  # noqa: N802
 
     Args:
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
-        symmetric: True for weights without a zero point; False adds one, which is the default
-            because the four integers are -2 to 1 without one.
+        symmetric: As in :func:`W2A16`.
         scale_rule: As in :class:`QuantConfig`.
         group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
             layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
