@@ -250,6 +250,7 @@ void errors() {
   WRONG(QuantConfig(TensorConfig(8)).conv_inputs(true));
   WRONG(FakeQuantize(Given().scale(0.5).scale_dtype("float64")));
   WRONG(LearnedFakeQuantize(LearnedFakeQuantizeOptions().scale_dtype("float64")));
+  WRONG(LearnedFakeQuantize(LearnedFakeQuantizeOptions().scale_rule("mean")));
   WRONG(LearnedFakeQuantizeInt4(Factors(3, {2, 2})));
   WRONG(LearnedFakeQuantizeInt4(Factors(2, {2})));
   WRONG(LearnedFakeQuantizeInt4(Factors(2, {2, 2}).scale_rule("mean")));

@@ -95,6 +95,7 @@ QUANTIZERS: list[Case] = [
      {"granularity": "per_token"}),
     ("LearnedFakeQuantize", V, "granularity to be one of", {"granularity": "per_row"}),
     ("LearnedFakeQuantize", V, "an axis for per_channel", {"granularity": "per_channel"}),
+    ("LearnedFakeQuantize", V, "scale_rule to be one of search, .* 'mean'", {"scale_rule": "mean"}),
     ("LearnedFakeQuantize", V, "shape to have one dimension", {**CHANNEL, "shape": (2, 2)}),
     ("LearnedFakeQuantize", V, r"shape to have \[1\] .*, but got \[3\]", {"shape": (3,)}),
     ("LearnedFakeQuantize", V, "quant_min < quant_max", {"quant_min": 7, "quant_max": -8}),

@@ -109,20 +109,17 @@ def test_an_algorithm_starts_the_training(name: str, dtype: torch.dtype) -> None
 
 
 def test_the_float_weights_stay_near() -> None:
-    """Within a step where GPTQ corrects; a value that its own integer holds does not move."""
+    """A value moves into the cell of its integer, and no farther."""
     model, data = seeded(Chain), batches()
     served, prepared = copy.deepcopy(model), copy.deepcopy(model)
-    nearest = copy.deepcopy(model)
     prepare_(prepared, GPTQ(W4A16(None)), calibration=data)
-    prepare_(nearest, described("int4 learned"))
     for name, layer in prepared.named_modules():
         if isinstance(layer, baraquant.nn.FakeQuantizedLinear):
-            before = model.get_submodule(name).weight
-            after, step = layer._parameters["weight"], layer.weight_fake_quant.scale[:, None]
-            was = nearest.get_submodule(name).quantized_weight()[0]
-            is_kept = layer.quantized_weight()[0] == was
-            assert torch.equal(after[is_kept], before[is_kept]) and not is_kept.all()
-            assert ((after - before).abs() <= (after - layer.eval().weight).abs() + 3 * step).all()
+            before, after = model.get_submodule(name).weight, layer._parameters["weight"]
+            step = layer.weight_fake_quant.scale[:, None]
+            outside = (before - layer.fake_quantized_weight()).abs() - step / 2
+            moved = (after - before).abs()
+            assert (moved <= outside.clamp_min(0) + 1e-5 * step).all() and (moved > 0).any()
     baraquant.quantize_(served, GPTQ(W4A16(None)), calibration=data)
     with torch.no_grad():
         expected, rounded = model(data[0]), prepared.eval()(data[0])
