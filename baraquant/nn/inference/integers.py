@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
+from ..shared.arguments import check_bits
 from ..shared.fake_quantize import FakeQuantize
 from ..shared.precision import KeepsScales
 from ..shared.pretrained import refuse_save_pretrained
@@ -134,7 +135,7 @@ class Dequantizes(HoldsIntegers):
         shape = integers.shape if shape is None else shape
         self.set_weight("packed" if is_packed else "qweight", integers, bias)
         name = type(self).__name__
-        _arguments.check_bits(name, "weight_bits", self.weight_bits)
+        check_bits(name, "weight_bits", self.weight_bits)
         self.positions = math.prod(shape[2:])
         scale = _arguments.scale_of_weight(name, weight_scale, shape, self.group_size)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)

@@ -85,7 +85,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     is_dynamic: Final[bool]
     groups: Final[int]
-    bits: Final[int]
     largest_factor: Final[int]
     scale_rule: Final[str]
     _kind = "learned int4"
