@@ -259,7 +259,7 @@ CONFIGS: list[tuple[Callable[[], Any] | str, type[Exception], str]] = [
     (lambda: W4A8(None, group_factors=True), V, "W4A8: expected a group_size"),
     ("int3 ternary", V, "2 bits.*but got int3"),
     ("int2 asymmetric ternary", V, "symmetric=True"),
-    ("int2 learned ternary", V, "dynamic=True with ternary=True"),
+    ("int2 learned ternary", V, "dynamic=True and group_factors=False with ternary=True"),
     (lambda: TensorConfig(2, ternary=1), T, "ternary to be a bool"),
     ("int4 per_group(32) factors, int2 per_tensor ternary", V, "weight alone"),
     (lambda: W4A8(32, learned=1), T, "learned to be a bool, but got int"),

@@ -101,7 +101,8 @@ def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
     model = seeded(EveryFamily)
     wanted = model(TOKENS)
     assert_whole(baraquant.quantize_(model, config, **needed(config)), name)
-    assert relative_error(model(TOKENS), wanted) < (0.06 if "8A" in name or "S" in name else 0.4)
+    bound = 0.06 if "8A" in name or "S" in name else 0.7 if "W2A16" in name else 0.4
+    assert relative_error(model(TOKENS), wanted) < bound
     assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 

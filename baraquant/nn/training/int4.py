@@ -99,7 +99,6 @@ class FakeQuantizeInt4(RoundsToInt4):
     """
 
     granularity: Final[str]
-    bits: Final[int]
     symmetric: Final[bool]
     is_dynamic: Final[bool]
     is_observed: Final[bool]

@@ -84,7 +84,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     is_dynamic: Final[bool]
     groups: Final[int]
-    bits: Final[int]
     largest_factor: Final[int]
     _kind = "learned int4"
 
