@@ -147,10 +147,9 @@ def W2A16(  # noqa: N802
     """Return 2-bit weights with a scale for each group of inputs, and floating inputs.
 
     A weight takes 2 bits in a file, and 4 in memory
-    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale and the int32 zero point of a
-    group of 64 add one. Normal weights have a relative error of 36 % then, and in groups of 128,
-    which add half a bit, 37 %. Without zero points it is 37 % in groups of 32, which also add one.
-    Use :class:`GPTQ` or training.
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale of a group of 64 adds half a
+    bit. Normal weights have a relative error of 38 %; with zero points, which add another half, of
+    36 %. Use :class:`GPTQ`, :func:`baraquant.reconstruct_` or training.
 
     Args:
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
