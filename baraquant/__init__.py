@@ -41,6 +41,10 @@ from baraquant.planning import can_implement, plan  # noqa: E402
 from baraquant.schemes import (  # noqa: E402
     AWQ,
     GPTQ,
+    W2A8,
+    W2A16,
+    W3A8,
+    W3A16,
     W4A8,
     W4A16,
     W8A8,
@@ -73,6 +77,10 @@ __version__ = _build_info()["version"]
 __all__ = [
     "AWQ",
     "GPTQ",
+    "W2A8",
+    "W2A16",
+    "W3A8",
+    "W3A16",
     "W4A8",
     "W4A16",
     "W8A8",

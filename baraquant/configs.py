@@ -125,10 +125,10 @@ class TensorConfig(Config):
             training or calibration observes, or that training learns. None: True unless
             ``learned``.
         learned: Whether the scale, and the zero point if there is one, is a trained parameter (LSQ,
-            LSQ+).
+            LSQ+). That of a weight starts as :func:`baraquant.quantize_` finds it.
         group_size: The number of adjacent values that share a scale, for ``"per_group"``.
-        group_factors: For weights of linear layers with 4 bits in groups. True makes the scale of a
-            group a whole number from 1 to 16 times one scale of the channel, so that a product
+        group_factors: For weights of linear layers with 2 to 4 bits in groups. True makes the scale
+            of a group a whole number from 1 to 16 times one scale of the channel, so that a product
             with integers is one exact sum over all groups: :class:`baraquant.nn.FakeQuantizeInt4`,
             or :class:`baraquant.nn.LearnedFakeQuantizeInt4` with ``learned``. Other kinds of layers
             keep a floating scale for each group.
@@ -188,16 +188,16 @@ class TensorConfig(Config):
         check_bools(self, "group_factors", "ternary")
         is_even = self.group_size is not None and self.group_size % 2 == 0
         is_known = self.dynamic or self.learned
-        if self.group_factors and not (self.bits == 4 and is_even and is_known):
+        if self.group_factors and not (self.bits <= 4 and is_even and is_known):
             raise ValueError(
-                "TensorConfig: expected 4 bits, granularity=PerGroup of an even size, and "
+                "TensorConfig: expected 2 to 4 bits, granularity=PerGroup of an even size, and "
                 f"dynamic=True or learned=True with group_factors=True, but got {self}"
             )
-        is_plain = self.bits == 2 and self.symmetric and self.dynamic
+        is_plain = self.bits == 2 and self.symmetric and self.dynamic and not self.group_factors
         if self.ternary and not is_plain:
             raise ValueError(
-                "TensorConfig: expected 2 bits, symmetric=True and dynamic=True with ternary=True, "
-                f"but got {self}"
+                "TensorConfig: expected 2 bits, symmetric=True, dynamic=True and "
+                f"group_factors=False with ternary=True, but got {self}"
             )
 
     def _take_granularity(self) -> None:
@@ -254,12 +254,15 @@ class QuantConfig(Config):
             with the minimum squared error). Training updates the first two with each batch. The
             other two come from the calibration data of :func:`baraquant.qat.prepare_`, and do not
             change.
-        scale_rule: How to find a scale of weights that is not trained, and the factors that
-            ``learned`` ``group_factors`` start from. ``search`` looks first whether the weight is
+        scale_rule: How to find a scale of weights that is not trained, and the scale, the zero
+            point and the factors that ``learned`` ones start from: a model that is prepared and
+            converted at once has the integers and scales of :func:`baraquant.quantize_`.
+            ``search`` looks first whether the weight is
             integers times scales already, as after quantization-aware training elsewhere, and takes
             scales that give the weight's own bits; a few scales decide whether all are tried. Below
             eight bits it otherwise tries 26 scales, from the one for the largest absolute value
-            down to half of it, or all factors, and takes the one with the minimum squared error.
+            down to half of it (with two or three bits 41, down to a fifth), or all factors, and
+            takes the one with the minimum squared error.
             ``lattice`` does the same, but tries every scale. ``max`` takes the scale for the
             largest absolute value. Weights that are ``ternary`` have a rule of their own.
         scale_dtype: The dtype in which a server will hold the scales of weights: ``float32``,
@@ -372,7 +375,7 @@ class QuantConfig(Config):
         if self.scale_dtype != "float32":
             raise ValueError(
                 "QuantConfig: expected scale_dtype='float32' with group_factors, but got "
-                f"{self.scale_dtype!r}; use W4A8(group_factors=False)"
+                f"{self.scale_dtype!r}; use W{self.weight.bits}A8(group_factors=False)"
             )
 
     def _check_activation(self) -> None:
@@ -449,6 +452,25 @@ class QuantConfig(Config):
             return self
         plain = self.with_float_backward()
         return replace(plain, weight=replace(self.weight, group_factors=False))
+
+    def with_learned_scales(self) -> QuantConfig:
+        """Return the same configuration, but with learned scales of the weights.
+
+        Raises:
+            ValueError: Scales of these weights, or with this ``backward``, cannot be learned.
+        """
+        if self.weight.ternary:
+            raise ValueError(
+                "expected weights whose scales can be learned, but those of ternary weights come "
+                "from the weight of each step; use TensorConfig(2, learned=True)"
+            )
+        if self.backward != "float" and not self.weight.group_factors:
+            raise ValueError(
+                f"expected backward='float', but got {self.backward!r}: learned scales train on "
+                "floating products, unless they are factors of groups, as in "
+                f"W4A8(32, backward={self.backward!r})"
+            )
+        return replace(self, weight=replace(self.weight, learned=True, dynamic=False))
 
     def with_rotation(self, features: int) -> QuantConfig:
         """Return the configuration of a layer with so many inputs; 0: of one that is not rotated.

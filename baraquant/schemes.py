@@ -2,8 +2,7 @@
 """The common schemes, SmoothQuant, AWQ and GPTQ.
 
 :func:`baraquant.quantize_` takes all of them, and :func:`baraquant.qat.prepare_` all but
-:class:`SmoothQuant`, :class:`AWQ` and :class:`GPTQ`. Both take a dictionary from layers to schemes
-too. Nothing here needs torch.
+:class:`SmoothQuant`. Both take a dictionary from layers to schemes too. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -84,6 +83,7 @@ def W4A16(  # noqa: N802
     symmetric: bool = True,
     scale_rule: str = "search",
     *,
+    learned: bool = False,
     scale_dtype: str = "float32",
     rotate: int | None = None,
     master: str | None = None,
@@ -94,14 +94,76 @@ def W4A16(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
+        learned: Whether training learns the scales and zero points, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
         scale_dtype: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
         master: As in :class:`QuantConfig`.
     """
-    weight = _int4("W4A16", group_size, symmetric)
-    return QuantConfig(
-        weight, scale_rule=scale_rule, scale_dtype=scale_dtype, rotate=rotate, master=master
-    )
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(4, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
+
+
+def W3A16(  # noqa: N802
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 3-bit weights with a scale for each group of inputs, and floating inputs.
+
+    A weight takes 3 bits in a file, and 4 in memory
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale of a group of 128 adds a
+    quarter. Normal weights have a relative error of 20 %, where 4 bits have 10 %; groups of 64,
+    which add half a bit, have 19 %. :class:`GPTQ` makes the error of the outputs smaller.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
+        scale_rule: As in :class:`QuantConfig`.
+        learned: As in :func:`W4A16`.
+        scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(3, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
+
+
+def W2A16(  # noqa: N802
+    group_size: int | None = 64,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 2-bit weights with a scale for each group of inputs, and floating inputs.
+
+    A weight takes 2 bits in a file, and 4 in memory
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale of a group of 64 adds half a
+    bit. Normal weights have a relative error of 38 %; with zero points, which add another half, of
+    36 %. Use :class:`GPTQ`, :func:`baraquant.reconstruct_` or training.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point, whose integers are -2 to 1. False adds
+            one, which suits normal weights a little better; language models lost more with it,
+            rounded and trained (``docs/fine_tuning.md``).
+        scale_rule: As in :class:`QuantConfig`.
+        learned: As in :func:`W4A16`.
+        scale_dtype: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of weights.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    return _weight_only(2, group_size, symmetric, learned, scale_rule=scale_rule, **shared)
 
 
 def W4A8(  # noqa: N802
@@ -125,33 +187,129 @@ def W4A8(  # noqa: N802
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
         symmetric: True for weights without a zero point; False adds one.
         scale_rule: As in :class:`QuantConfig`.
-        scale_dtype: As in :class:`QuantConfig`.
         group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
             layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
             there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
         learned: Whether training learns the scales and factors, which start from those of
             ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
         backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
         rounding: As in :class:`QuantConfig`.
         rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
         master: As in :class:`QuantConfig`.
     """
-    weight = _int4("W4A8", group_size, symmetric)
-    if group_factors is None:
-        group_factors = group_size is not None and scale_dtype == "float32"
-    if group_factors and group_size is None:
-        raise ValueError("W4A8: expected a group_size with group_factors=True, but got None")
-    weight = replace(weight, dynamic=None, learned=learned, group_factors=group_factors)
     shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
-    shared |= {"backward": backward, "rounding": rounding}
-    return QuantConfig(weight, TensorConfig(8, "per_token"), scale_rule=scale_rule, **shared)
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(4, group_size, symmetric, group_factors, learned, **shared)
 
 
-def _int4(name: str, group_size: int | None, symmetric: bool) -> TensorConfig:
+def W3A8(  # noqa: N802
+    group_size: int | None = 128,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    group_factors: bool | None = None,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 3-bit weights with a scale for each group, and int8 inputs with a scale per token.
+
+    As :func:`W4A8`, whose layers it has: a weight takes 4 bits in memory, and with factors in a
+    file too.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: True for weights without a zero point; False adds one.
+        scale_rule: As in :class:`QuantConfig`.
+        group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
+            layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
+        learned: Whether training learns the scales and factors, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
+        rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(3, group_size, symmetric, group_factors, learned, **shared)
+
+
+def W2A8(  # noqa: N802
+    group_size: int | None = 64,
+    symmetric: bool = True,
+    scale_rule: str = "search",
+    *,
+    group_factors: bool | None = None,
+    learned: bool = False,
+    scale_dtype: str = "float32",
+    backward: str = "float",
+    rounding: str = "nearest",
+    rotate: int | None = None,
+    master: str | None = None,
+) -> QuantConfig:
+    """Return 2-bit weights with a scale for each group, and int8 inputs with a scale per token.
+
+    As :func:`W4A8`, whose layers it has: a weight takes 4 bits in memory, and with factors in a
+    file too.
+
+    Args:
+        group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
+        symmetric: As in :func:`W2A16`.
+        scale_rule: As in :class:`QuantConfig`.
+        group_factors: Whether groups have whole factors, as in :class:`TensorConfig`, and linear
+            layers half a byte for a weight (:class:`baraquant.nn.QuantizedInt4Linear`). None: if
+            there are groups, and ``scale_dtype`` is ``float32``. False: floating scales.
+        learned: Whether training learns the scales and factors, which start from those of
+            ``scale_rule``; :func:`baraquant.quantize_`, which trains nothing, keeps these.
+        scale_dtype: As in :class:`QuantConfig`.
+        backward: As in :class:`QuantConfig`; anything but ``float`` needs integer products.
+        rounding: As in :class:`QuantConfig`.
+        rotate: As in :class:`QuantConfig`: 256 spreads the outliers of inputs.
+        master: As in :class:`QuantConfig`.
+    """
+    shared: Any = {"scale_dtype": scale_dtype, "rotate": rotate, "master": master}
+    shared |= {"scale_rule": scale_rule, "backward": backward, "rounding": rounding}
+    return _int8_inputs(2, group_size, symmetric, group_factors, learned, **shared)
+
+
+def _weight_only(
+    bits: int, group_size: int | None, symmetric: bool, learned: bool, **shared: Any
+) -> QuantConfig:
+    weight = _few_bits(f"W{bits}A16", bits, group_size, symmetric, learned=learned)
+    return QuantConfig(weight, **shared)
+
+
+def _int8_inputs(
+    bits: int,
+    group_size: int | None,
+    symmetric: bool,
+    group_factors: bool | None,
+    learned: bool,
+    **shared: Any,
+) -> QuantConfig:
+    name, has_groups = f"W{bits}A8", group_size is not None
+    if group_factors is None:
+        group_factors = has_groups and shared["scale_dtype"] == "float32"
+    if group_factors and not has_groups:
+        raise ValueError(f"{name}: expected a group_size with group_factors=True, but got None")
+    more = {"learned": learned, "group_factors": group_factors}
+    weight = _few_bits(name, bits, group_size, symmetric, **more)
+    return QuantConfig(weight, TensorConfig(8, "per_token"), **shared)
+
+
+def _few_bits(
+    name: str, bits: int, group_size: int | None, symmetric: bool, **more: Any
+) -> TensorConfig:
     check_bool(name, "symmetric", symmetric)
-    if group_size is None:
-        return TensorConfig(4, "per_channel", symmetric)
-    return TensorConfig(4, "per_group", symmetric, group_size=group_size)
+    granularity = "per_channel" if group_size is None else "per_group"
+    return TensorConfig(bits, granularity, symmetric, group_size=group_size, **more)
 
 
 class Algorithm(Config):
@@ -159,6 +317,8 @@ class Algorithm(Config):
 
     A subclass is a frozen dataclass with a ``scheme`` of its own, which names it in dictionaries.
     :func:`baraquant.register_pass` says which pass carries it out.
+    :func:`baraquant.qat.prepare_` starts the training at what the pass finds, in learned scales,
+    unless :meth:`why_not_trained` returns a reason.
 
     Attributes:
         config: How its layers are quantized, after the pass has changed their weights.
@@ -166,10 +326,8 @@ class Algorithm(Config):
 
     config: QuantConfig
 
-    # Words for errors: why training cannot follow it, and what it can follow instead; what it needs
-    # beside one layer, and what to do after the layers have been measured without it.
-    _is: ClassVar[str] = "is for a trained model"
-    _trains: ClassVar[str] = "its config, {quantized}"
+    # Words for errors: what it needs beside one layer, and what to do after the layers have been
+    # measured without it.
     _reach: ClassVar[str] = "it works on a whole model"
     _then: ClassVar[str] = "choose, and use {name} with the choice"
 
@@ -178,13 +336,9 @@ class Algorithm(Config):
         """How its layers are quantized; a subclass may say another than ``config``."""
         return self.config
 
-    def why_not_trained(self) -> str:
-        """Return the error of training, which cannot follow it."""
-        name = type(self).__name__
-        return (
-            f"{name}: expected a scheme that training can follow; {name} {self._is}: use "
-            f"baraquant.quantize_, or train with {self._trains.format(quantized=self.quantized)}"
-        )
+    def why_not_trained(self) -> str | None:
+        """Return why training cannot start from what the pass finds; None if it can."""
+        return None
 
     def why_not_alone(self) -> str:
         """Return why a layer cannot be measured with it alone, and what to do instead."""
@@ -203,8 +357,6 @@ class SmoothQuant(Algorithm):
     """
 
     scheme: ClassVar[str] = "smoothquant"
-    _is: ClassVar[str] = "needs calibration"
-    _trains: ClassVar[str] = "W8A8() or W8A8Static()"
     _reach: ClassVar[str] = (
         "its smoothing needs a calibration of its own and changes the layers before"
     )
@@ -238,6 +390,13 @@ class SmoothQuant(Algorithm):
                 f"SmoothQuant: expected activation to be {wanted}, but got {self.activation}"
             )
 
+    def why_not_trained(self) -> str:
+        """Return why training cannot start from what the pass finds."""
+        return (
+            "SmoothQuant: expected a scheme that training can follow, but a smoothed layer may "
+            "divide its input; use baraquant.quantize_, or train with W8A8() or W8A8Static()"
+        )
+
     @property
     def quantized(self) -> QuantConfig:
         """How the smoothed layers are quantized: ``activation``."""
@@ -259,6 +418,9 @@ class AWQ(Algorithm):
     for :class:`SmoothQuant`. Layers that read the same output share ``s``. ``alpha`` is the one
     with the minimum squared error of their outputs, for inputs from the float model: 0, which
     scales nothing, if no other is better than ``config`` alone.
+
+    With :func:`baraquant.qat.prepare_` training starts at the scaled weights and their integers,
+    with learned scales.
 
     Layers that are not linear, whose division nothing can absorb, that share their weight or that
     the data does not reach are quantized by ``config`` alone; the report says so. The model runs
@@ -283,7 +445,6 @@ class AWQ(Algorithm):
     """
 
     scheme: ClassVar[str] = "awq"
-    _is: ClassVar[str] = "needs calibration after training"
     _reach: ClassVar[str] = "its scaling changes the layers before"
 
     config: QuantConfig
@@ -325,6 +486,8 @@ class GPTQ(Algorithm):
     row for the error of each value that it has rounded. Calibration gives the Hessian of the error,
     which is ``X^T X`` of a layer's inputs. The fewer the bits, the more it gains.
 
+    With :func:`baraquant.qat.prepare_` training starts at these integers, with learned scales.
+
     GPTQ rounds linear layers, also those in attentions and recurrent layers, and transformers'
     ``Conv1D``. Other layers (convolutions, embeddings, experts), layers that share their weight
     with another module and layers that the calibration data does not reach are quantized by
@@ -360,7 +523,6 @@ class GPTQ(Algorithm):
     """
 
     scheme: ClassVar[str] = "gptq"
-    _is: ClassVar[str] = "needs calibration after training"
     _reach: ClassVar[str] = "its rounding follows the layers before, which no measurement knows yet"
 
     config: QuantConfig
@@ -395,13 +557,20 @@ def quant_config(config: Any) -> QuantConfig:
     if isinstance(config, QuantConfig):
         return config
     if isinstance(config, Algorithm):
-        raise ValueError(config.why_not_trained())
+        name = type(config).__name__
+        raise ValueError(
+            f"{name}: expected a QuantConfig for a layer alone, but {name} is for a whole model; "
+            f"use baraquant.quantize_ or baraquant.qat.prepare_, or here {config.quantized}"
+        )
     raise TypeError(f"expected config to be a QuantConfig, but got {what_it_is(config)}")
+
+
+_SCHEMES = (W8A8, W8A8Static, W8A16, W4A16, W3A16, W2A16, W4A8, W3A8, W2A8)
 
 
 def what_it_is(config: Any) -> str:
     """Return words for an error message about a value that is not a configuration."""
-    if config in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
+    if config in _SCHEMES:
         return f"the function {config.__name__}; write {config.__name__}()"
     if not isinstance(config, type):
         return type(config).__name__

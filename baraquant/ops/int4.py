@@ -20,7 +20,7 @@ __all__ = [
 
 @operator
 def choose_int4_qparams(
-    weight: Tensor, group_size: int, *, symmetric: bool = True
+    weight: Tensor, group_size: int, *, symmetric: bool = True, bits: int = 4
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose a scale for each row of a weight, and a whole factor for each group of its columns.
 
@@ -33,6 +33,8 @@ def choose_int4_qparams(
             a row may have fewer.
         symmetric: True puts 0 in the middle: all zero points are 8. False gives each group the zero
             point of its range ``[min(0, min w), max(0, max w)]``.
+        bits: The width of the numbers, 2 to 4: ``u - 8`` and ``z - 8`` are signed integers of so
+            many bits.
 
     Returns:
         The scale, ``[N]``, float32 (float64 for a float64 weight).
@@ -61,7 +63,9 @@ def choose_int4_qparams(
         ``z = rint(-low / (scale * f))``. Each step is rounded in the dtype of ``scale``; ``f`` is
         clamped to [1, 16] and ``z`` to [0, 15], where a NaN gives 1 and 0. One NaN or infinity
         makes the scale of its row NaN or infinite, and so all factors of the row 1, and its zero
-        points 0 if they are not 8.
+        points 0 if they are not 8. That is for four bits. With three, 48 stands for 112, 3 for 7, 7
+        for 15 and [4, 11] for [0, 15]; with two, 16, 1, 3 and [6, 9]; and ``z`` is ``rint(...)``
+        more than the least number.
 
     References:
         Two levels of scales: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs",
@@ -69,7 +73,7 @@ def choose_int4_qparams(
         et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
     result: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant.choose_int4_qparams.default(
-        weight, group_size, symmetric=symmetric
+        weight, group_size, symmetric=symmetric, bits=bits
     )
     return result
 
@@ -82,6 +86,7 @@ def quantize_int4(
     group_size: int,
     *,
     group_zero_point: Tensor | None = None,
+    bits: int = 4,
 ) -> Tensor:
     """Quantize a weight to four bits with a factor for each group, and pack it.
 
@@ -95,6 +100,8 @@ def quantize_int4(
         group_size: The columns of a group, an even number of at most 2147483646; the last group of
             a row may have fewer.
         group_zero_point: ``z``, ``[N, G]``, uint8, 0 to 15; None stands for 8.
+        bits: The width of the numbers, 2 to 4: ``u - 8`` is a signed integer of so many bits. They
+            take four bits of memory in any case.
 
     Returns:
         The packed numbers ``u``, ``[N, ceil(K / 2)]``, uint8: number ``2 i`` of a row is in the low
@@ -118,9 +125,9 @@ def quantize_int4(
 
     Rounding:
         As :func:`quantize_per_channel` with the scale ``scale * f``, rounded once, and the zero
-        point ``z``. The range is [0, 15] without the numbers whose ``(u - z) * f`` an int8 cannot
-        hold; with what :func:`choose_int4_qparams` gives there are none of those. A NaN becomes
-        ``z``.
+        point ``z``. The range is [0, 15] (three bits: [4, 11], two: [6, 9]) without the numbers
+        whose ``(u - z) * f`` an int8 cannot hold; with what :func:`choose_int4_qparams` gives there
+        are none of those. A NaN becomes ``z``.
 
     References:
         Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
@@ -130,7 +137,7 @@ def quantize_int4(
         et al. 2024, "QServe: W4A8KV4 Quantization and System Co-design for Efficient LLM Serving".
     """
     result: Tensor = torch.ops.baraquant.quantize_int4.default(
-        weight, scale, group_factor, group_size, group_zero_point=group_zero_point
+        weight, scale, group_factor, group_size, group_zero_point=group_zero_point, bits=bits
     )
     return result
 

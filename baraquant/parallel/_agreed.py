@@ -76,7 +76,7 @@ class AgreedFakeQuantize(_Split):
 
 
 class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
-    """Rounds a weight to four bits; each process has some of the groups of every row.
+    """Rounds a weight to 2 to 4 bits; each process has some of the groups of every row.
 
     The scale of a row comes from its range over all processes, and the factor of a group from that
     scale and the range of the group.
@@ -93,7 +93,10 @@ class AgreedFakeQuantizeInt4(FakeQuantizeInt4):
         low, high = ends.amin(dim=(1, 2)).to(compute), ends.amax(dim=(1, 2)).to(compute)
         of_row = torch.stack(self._layout.ends(low, high), dim=1).to(input.dtype)
         scale, factor, zero_point = ops.choose_int4_qparams(
-            torch.cat([ends.flatten(1), of_row], dim=1), 2, symmetric=self.symmetric
+            torch.cat([ends.flatten(1), of_row], dim=1),
+            2,
+            symmetric=self.symmetric,
+            bits=self.bits,
         )
         return scale, factor[:, :-1].contiguous(), zero_point[:, :-1].contiguous()
 

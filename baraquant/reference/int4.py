@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of four bits with a scale for each row and a whole factor for each group of columns."""
+"""Weights of 2 to 4 bits with a scale for each row and a whole factor for each group of columns."""
 
 from typing import Any
 
@@ -39,6 +39,12 @@ def numbers(packed: Tensor, columns: int) -> Tensor:
     return pairs.reshape(packed.shape[0], 2 * packed.shape[1])[:, :columns]
 
 
+def ends(bits: int) -> tuple[int, int]:
+    """Return the least and the largest number of a width."""
+    half = 1 << (bits - 1)
+    return MIDDLE - half, MIDDLE + half - 1
+
+
 def _factor(steps: Tensor) -> Tensor:
     return steps.ceil().nan_to_num(1.0).clamp(1, MAX_FACTOR)
 
@@ -48,6 +54,7 @@ def choose_int4_qparams(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scales of rows, and the factors and zero points of groups."""
     compute = compute_dtype(a.weight.dtype)
     groups = grouped(a.weight.detach().to(compute), a.group_size)
+    least, most = ends(a.bits)
     n, g, _ = groups.shape
     if groups.numel() == 0:
         empty = groups.new_zeros(n, g, dtype=torch.uint8)
@@ -56,18 +63,19 @@ def choose_int4_qparams(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     amax = largest.amax(1)
     # The divisors are tensors: with a number, a GPU multiplies by the reciprocal, which gives other
     # bits.
-    scale = amax / amax.new_tensor(7 * MAX_FACTOR)
+    scale = amax / amax.new_tensor((most - MIDDLE) * MAX_FACTOR)
     scale = torch.where(scale < torch.finfo(compute).tiny, torch.finfo(compute).tiny, scale)
     scale = torch.where(amax == 0, 1.0, scale)
     s = scale.unsqueeze(1)
     if a.symmetric:
-        factor = _factor(largest / largest.new_tensor(7) / s)
+        factor = _factor(largest / largest.new_tensor(most - MIDDLE) / s)
         zero_point = torch.full_like(factor, MIDDLE)
     else:
         low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-        largest_step = high.new_tensor(LARGEST)
-        factor = _factor((high / largest_step - low / largest_step) / s)
-        zero_point = torch.round(-low / (s * factor)).nan_to_num(0.0).clamp(0, LARGEST)
+        span = high.new_tensor(most - least)
+        factor = _factor((high / span - low / span) / s)
+        zero_point = least + torch.round(-low / (s * factor)).nan_to_num(0.0)
+        zero_point = zero_point.clamp(least, most)
     return scale, factor.to(torch.uint8), zero_point.to(torch.uint8)
 
 
@@ -85,8 +93,9 @@ def quantize_int4(a: Any) -> Tensor:
     f = of_elements(a.group_factor.to(torch.int32), a.group_size, columns)
     z = torch.zeros_like(f) + _zero_points(a, columns)
     at_least_one = f.clamp(min=1)
-    low = (z - 128 // at_least_one).clamp(min=0)
-    high = (z + 127 // at_least_one).clamp(max=LARGEST)
+    least, most = ends(a.bits)
+    low = (z - 128 // at_least_one).clamp(min=least)
+    high = (z + 127 // at_least_one).clamp(max=most)
     v = torch.round(a.weight.detach().to(a.scale.dtype) / (a.scale.unsqueeze(1) * f)) + z
     v = torch.where(v.isnan(), z.to(v.dtype), v)
     return packed_pairs(torch.minimum(torch.maximum(v, low), high).to(torch.int32))

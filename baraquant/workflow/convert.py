@@ -372,21 +372,29 @@ class Maker:
             prepared = prepared.with_rotated_weight()
         return prepared
 
+    def float_rows(self, path: str, one: Chosen) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of the weight that is rounded, and the bias beside it.
+
+        They are those of :meth:`nn.QuantizesWeight.rows_of_weight`, and not rounded to the dtype of
+        the layer where they are scaled.
+        """
+        scaled, ready = _scaled_layer(one), self._ready(path, one)
+        rows: Tensor = (ready if scaled is None else scaled).rows_of_weight()
+        return rows, ready.bias_to_add() if isinstance(ready, FakeQuantizedLinear) else None
+
     def _make(
         self, path: str, one: Chosen, rounding: Callable[[nn.Module], _Integers] | None
     ) -> nn.Module:
-        scaling, smooth, importance = one.scaling, None, one.importance
+        scaling, importance = one.scaling, one.importance
+        smooth = None if scaling is None else scaling.smooth
         integers: _Integers | None = None
-        if scaling is not None and not (scaling.smooth is None and one.divisor is None):
-            # Before `_ready`: a scaled weight and a divided one are not needed at the same time.
-            # The weight is rounded in the precision of the factors.
-            smooth, config = scaling.smooth, replace(one.prepared.config, master=None)
-            scaled = FakeQuantizedLinear.from_float(
-                _scaled(one.prepared, smooth, one.divisor), config
-            )
+        # Before `_ready`: a scaled weight and a divided one are not needed at the same time.
+        scaled = _scaled_layer(one)
+        if scaled is not None:
             if importance is not None and smooth is not None:
                 importance = importance / smooth.to(importance).square()
             integers = self._rounded(scaled, importance)
+            del scaled
         prepared = self._ready(path, one)
         if rounding is not None:
             integers = rounding(prepared)
@@ -408,6 +416,17 @@ class Maker:
             setattr(prepared, name, fitted)
             shares.append(share)
         self._shares[_weight_of(prepared)] = sum(shares) / max(1, len(shares))
+
+
+def _scaled_layer(one: Chosen) -> FakeQuantizedLinear | None:
+    """Return a layer whose weight is scaled, in the precision of the factors; None: it is not."""
+    scaling = one.scaling
+    if scaling is None or (scaling.smooth is None and one.divisor is None):
+        return None
+    config = replace(one.prepared.config, master=None)
+    return FakeQuantizedLinear.from_float(
+        _scaled(one.prepared, scaling.smooth, one.divisor), config
+    )
 
 
 def _rounded(

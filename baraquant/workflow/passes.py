@@ -8,7 +8,7 @@ an observer each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from ..nn import FakeQuantize, FakeQuantizedExperts, LearnedFakeQuantize, Quanti
 from ..nn.shared.rotation import rotate_of
 from ..schemes import Algorithm, scheme_of
 from .calibration.observers import OBSERVERS, Observer, Through
-from .calibration.run import UNREACHED, Run, Watcher
+from .calibration.run import UNREACHED, Calibration, Run, Watcher
 from .layers import Layer, weights_of
 from .replace import put
 from .transaction import undone
@@ -65,7 +65,7 @@ class Chosen:
     """A layer to quantize.
 
     Attributes:
-        module: The float module.
+        module: The float module, or the quantized one that training starts from.
         layer: Its kind.
         config: Its configuration, as the caller gave it.
         prepared: The layer that replaces it in training. It has the module's parameters.
@@ -119,6 +119,9 @@ def as_prepared(chosen: Mapping[str, Chosen]) -> dict[str, tuple[nn.Module, Quan
 
 class Pass:
     """Carries out an :class:`baraquant.Algorithm` in a call of :func:`baraquant.quantize_`.
+
+    :func:`baraquant.qat.prepare_` calls it in the same way: training then starts at the integers
+    that the layers would have got.
 
     A call makes one object of it, for all layers whose configuration is of the type that it was
     registered for. It calls :meth:`plan` once while the model is as it was, then :meth:`apply` for
@@ -240,6 +243,14 @@ def what_needs_calibration(config: Config) -> str | None:
     return "a static input" if scheme_of(config).is_static else None
 
 
+def check_calibrated(configs: Iterable[Config], data: Calibration | None, caller: str) -> None:
+    """Check that there is calibration data if a configuration needs it."""
+    for config in configs:
+        what = what_needs_calibration(config)
+        if data is None and what is not None:
+            raise ValueError(f"{caller}: expected calibration data for {what}, but got None")
+
+
 def passes_of(chosen: Mapping[str, Chosen], run: Run) -> dict[Pass, dict[str, Chosen]]:
     """Return the passes of the layers in the order in which they plan, with what each gets.
 
@@ -262,6 +273,18 @@ def passes_of(chosen: Mapping[str, Chosen], run: Run) -> dict[Pass, dict[str, Ch
         if passes[each] and each.reads:
             run.check_repeatable(each.reads)
     return passes
+
+
+def plan_passes(
+    passes: Mapping[Pass, dict[str, Chosen]], chosen: Mapping[str, Chosen], run: Run
+) -> None:
+    """Let passes plan, in their order, and give static inputs their ranges in between."""
+    for after_inputs in (False, True):
+        if after_inputs:
+            calibrate_inputs({p: one for p, one in chosen.items() if one.scaling is None}, run)
+        for each, layers in passes.items():
+            if each.after_inputs == after_inputs:
+                each.plan(layers, run, chosen)
 
 
 # ---- The ranges of static inputs ----------------------------------------------------------------

@@ -18,7 +18,7 @@ from . import awq, gptq, smoothquant  # noqa: F401 - each registers its pass
 from .calibration.run import Calibration, Run
 from .convert import swap_layers
 from .layers import Layer, weights_of
-from .passes import as_prepared, calibrate_inputs, passes_of, what_needs_calibration
+from .passes import as_prepared, check_calibrated, passes_of, plan_passes
 from .report import Report, completed, warn_if_no_faster
 from .select import Rule, Rules, Selector, filter_of, nothing_to
 from .transaction import changes_model
@@ -121,10 +121,7 @@ def quantize_(
         'QuantizedLinear, alpha 0.5 folded into 0'
     """
     rules = Rules(config, _CALLER, trains=False)
-    for one in rules.configs():
-        what = what_needs_calibration(one)
-        if calibration is None and what is not None:
-            raise ValueError(f"{_CALLER}: expected calibration data for {what}, but got None")
+    check_calibrated(rules.configs(), calibration, _CALLER)
     selector = Selector(_CALLER, rules, after_training, check_module)
     chosen_by = filter_of(filter_fn)
     parts = unpack_modules(model, _CALLER, chosen_by)
@@ -133,12 +130,7 @@ def quantize_(
         raise ValueError(f"{_CALLER}: {nothing_to('quantize', parts.view, report)}")
     run = Run(model, calibration, progress, _CALLER)
     passes = passes_of(chosen, run)
-    for after_inputs in (False, True):
-        if after_inputs:
-            calibrate_inputs({p: one for p, one in chosen.items() if one.scaling is None}, run)
-        for each, layers in passes.items():
-            if each.after_inputs == after_inputs:
-                each.plan(layers, run, chosen)
+    plan_passes(passes, chosen, run)
     # Before layers are swapped that may not be kept: a warning may be an error.
     warn_if_no_faster(as_prepared(chosen), _CALLER)
     for held in (parts.before, *passes.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -249,6 +249,20 @@ def total_bytes(model: nn.Module) -> int:
         key = (tensor.data_ptr(), tensor.device) if has_data else id(tensor)
         seen[key] = max(seen.get(key, 0), tensor.numel() * tensor.element_size())
     return sum(seen.values())
+
+
+def with_weights(report: Report, model: nn.Module, paths: Collection[str]) -> Report:
+    """Return a report with the sizes of layers at some paths, whose weights became floating."""
+    if not paths:
+        return report
+    parameters, products = dict(report.parameters), dict(report.multiply_adds)
+    counted: set[int] = set()
+    for path in paths:
+        module = model.get_submodule(path)
+        parameters[path] = float_weights(module, counted, whole=False)
+        products[path] = multiply_adds(module, whole=False)
+    total = total_parameters(model)
+    return replace(report, parameters=parameters, multiply_adds=products, total_parameters=total)
 
 
 def arithmetic_of(module: nn.Module) -> str | None:

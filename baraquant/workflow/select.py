@@ -24,9 +24,10 @@ from ..nn.shared.subclassed import successor
 from ..nn.training.quantizers import QuantizesWeight
 from ..schemes import Algorithm, quant_config, scheme_of
 from .computed import compute_as, plain
-from .layers import Layer
+from .layers import Layer, layer_of_converted
 from .passes import Chosen, pass_of
 from .report import CONVERTED, FILTERED, FLOATING, PREPARED, UNMATCHED, Report
+from .start import Starts
 from .unpack import Unpacked, is_packed
 from .view import Decision, FilterFn, ModelView, Swap, choose_swaps
 
@@ -80,6 +81,8 @@ class Selector:
         adapt: Adapts a configuration to a kind of layer.
         check: Raises an error, or returns why a module with its configuration stays floating, or
             None.
+        trains: Whether training follows. What it starts from is then kept in learned scales: what
+            an :class:`baraquant.Algorithm` finds, and what layers that are quantized already store.
     """
 
     def __init__(
@@ -88,8 +91,12 @@ class Selector:
         rules: Rules,
         adapt: Callable[[QuantConfig, Layer], QuantConfig] = lambda config, layer: config,
         check: Callable[[nn.Module, Config], str | None] = lambda module, config: None,
+        *,
+        trains: bool = False,
     ) -> None:
         self._caller, self._rules, self._adapt, self._check = caller, rules, adapt, check
+        self._trains = trains
+        self._starts = Starts()
         self._computed: set[int] = set()  # ids of layers whose weight PyTorch computes
         self._sharing: set[int] = set()  # ids of modules that share a parameter
         self._fixed: set[int] = set()  # ids of linear layers that are not rotated
@@ -122,18 +129,26 @@ class Selector:
             config, seen = configs.get(id(module)), view.seen[id(module)]
             if isinstance(config, str):
                 return config
-            if config is None or seen.layer is None:
+            layer = layer_of_converted(module) if seen.is_converted else seen.layer
+            if config is None or layer is None:
                 known = PREPARED if seen.prepared_for else CONVERTED if seen.is_converted else None
                 return known or parts.packed.get(id(module), seen.unknown)
-            made = self.prepare(module, seen.layer, config)
+            remark = ""
+            if seen.is_converted:
+                started = self._start(module, layer, config)
+                made, remark = (started, "") if isinstance(started, str) else started
+            else:
+                made = self.prepare(module, layer, config)
             if isinstance(made, str):
                 return made
             for weight in seen.weights:
                 self._rules.check_tie(weight, name, scheme_of(config))
             is_made = name in parts.before or id(module) in self._computed
-            remark = "; its weight was computed by a parametrization or a hook" if is_made else ""
+            remark += "; its weight was computed by a parametrization or a hook" if is_made else ""
             shares_weight = view.shares_weight(module)
-            prepared[id(module)] = Chosen(module, seen.layer, config, made, shares_weight, remark)
+            one = Chosen(module, layer, config, made, shares_weight, remark)
+            one.made = module if seen.is_converted else None
+            prepared[id(module)] = one
             is_embedding = isinstance(made, nn.Embedding)
             what = f"weight={made.config.weight_str}" if is_embedding else str(made.config)
             return Swap(module, f"{type(made).__name__}({what})")
@@ -170,7 +185,8 @@ class Selector:
         configs: dict[int, Config | str] = {}
         for module in parts.view.model.modules():
             seen = parts.view.seen[id(module)]
-            if seen.layer is not None or is_packed(module):
+            is_started = self._trains and seen.is_converted
+            if seen.layer is not None or is_started or is_packed(module):
                 wholes = [parts.whole_of(name) for name in seen.paths]
                 with placed(self._caller, seen.paths[0]):
                     configs[id(module)] = self._rules.config_of(module, seen.paths, wholes)
@@ -179,6 +195,14 @@ class Selector:
     def prepare(self, module: nn.Module, layer: Layer, config: Config) -> nn.Module | str:
         """Return the prepared layer, or why there is none."""
         scheme = self._adapt(scheme_of(config), layer)
+        if self._trains and isinstance(config, Algorithm):
+            scheme = scheme.with_learned_scales()
+        return self.prepare_as(module, layer, config, scheme)
+
+    def prepare_as(
+        self, module: nn.Module, layer: Layer, config: Config, scheme: QuantConfig
+    ) -> nn.Module | str:
+        """Return the prepared layer of a scheme, or why there is none."""
         if id(module) in self._fixed or not layer.is_linear:
             scheme = scheme.with_rotation(0)
         is_computed = id(module) in self._computed
@@ -207,6 +231,25 @@ class Selector:
         if is_computed:
             compute_as(prepared, module)
         return prepared
+
+    def _start(
+        self, module: nn.Module, layer: Layer, config: Config
+    ) -> tuple[nn.Module, str] | str:
+        """Return a prepared layer that holds what a quantized one stores, and a remark.
+
+        Or return why there is none.
+        """
+        scheme = scheme_of(config).with_learned_scales()
+        if id(module) in self._fixed or not layer.is_linear:
+            scheme = scheme.with_rotation(0)
+        started = self._starts.prepare(module, layer, scheme)
+        if isinstance(started, str):
+            return started
+        prepared, remark = started
+        self._share_quantizer(prepared, module)
+        prepared = successor(prepared, module, layer.base_of(module))
+        vars(prepared).pop("_merged", None)
+        return prepared, remark
 
     def _share_quantizer(self, prepared: nn.Module, module: nn.Module) -> None:
         """Let layers that share a weight share its learned or observed scale, which is a tensor.
@@ -250,7 +293,7 @@ def nothing_to(verb: str, view: ModelView, report: Report) -> str:
     kind = type(view.model).__name__
     if any(one.prepared_for for one in view.seen.values()):
         return f"expected a float model, but {kind} is prepared already"
-    if any(one.is_converted for one in view.seen.values()):
+    if verb != "prepare" and any(one.is_converted for one in view.seen.values()):
         return f"expected a float model, but {kind} is converted already"
     return (
         "expected a model with a Linear, Conv1d, Conv2d, Embedding or another layer to "
@@ -270,7 +313,7 @@ class Rules:
     Args:
         config: A configuration, or a dictionary from patterns and types to configurations.
         caller: The public function, for the messages.
-        trains: Whether training follows, which no :class:`baraquant.Algorithm` supports.
+        trains: Whether training follows, which not every :class:`baraquant.Algorithm` supports.
 
     Attributes:
         named: The configurations of layers one of whose paths is itself a key, by the layers' ids:
@@ -304,10 +347,13 @@ class Rules:
             if value is None and not self._is_one:
                 continue
             with placed(caller, where):
-                if not trains and isinstance(value, Algorithm):
-                    pass_of(value)
-                else:
+                if not isinstance(value, Algorithm):
                     quant_config(value)
+                    continue
+                pass_of(value)
+                why_not = value.why_not_trained() if trains else None
+                if why_not is not None:
+                    raise ValueError(why_not)
 
     def configs(self) -> list[Config]:
         """Return the configurations that a layer could get."""

@@ -76,9 +76,10 @@ class BARAQUANT_API TensorConfig {
   TORCH_ARG(int64_t, bits) = 8;
   /// true (the default) for no zero point: 0 is in the middle of the range. false adds one.
   TORCH_ARG(bool, symmetric) = true;
-  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+).
+  /// Whether the scale, and the zero point if there is one, is a trained parameter (LSQ, LSQ+). That
+  /// of a weight starts as quantize_ finds it.
   TORCH_ARG(bool, learned) = false;
-  /// For weights of linear layers with 4 bits in groups: true makes the scale of a group a whole
+  /// For weights of linear layers with 2 to 4 bits in groups: true makes the scale of a group a whole
   /// number from 1 to 16 times one scale of the channel, so that a product with integers is one exact
   /// sum over all groups (nn::FakeQuantizeInt4, or nn::LearnedFakeQuantizeInt4). Other kinds of
   /// layers keep a floating scale for each group.
@@ -108,7 +109,8 @@ class BARAQUANT_API QuantConfig {
   /// How quantize_ finds the scale of a weight: "search" (the default), "lattice" or "max", the max
   /// absolute value. "search" takes the scales that give the weight's own bits, if the weight is
   /// integers times scales already; a few groups decide whether all are looked at. Other groups get
-  /// the scale of the minimum squared error, of 26, or with eight bits that of "max". "lattice" looks
+  /// the scale of the minimum squared error, of 26 (with at most three bits of 41), or with eight bits
+  /// that of "max". "lattice" looks
   /// at every group, and otherwise does the same. Weights that are ternary have a rule of their own.
   /// @throws c10::ValueError Another name.
   QuantConfig& scale_rule(std::string_view name);
@@ -204,6 +206,21 @@ BARAQUANT_API QuantConfig W4A16(std::optional<int64_t> group_size = 128, bool sy
 /// groups. With scales of another dtype than float32 it has to be false. `learned`: training learns
 /// the scales and factors, which start from those of the rule.
 BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
+                               std::string_view scale_rule = "search",
+                               std::optional<bool> group_factors = std::nullopt,
+                               bool learned = false);
+/// The same with 3-bit weights.
+BARAQUANT_API QuantConfig W3A16(std::optional<int64_t> group_size = 128, bool symmetric = true,
+                                std::string_view scale_rule = "search");
+BARAQUANT_API QuantConfig W3A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
+                               std::string_view scale_rule = "search",
+                               std::optional<bool> group_factors = std::nullopt,
+                               bool learned = false);
+/// The same with 2-bit weights, and by default with zero points: without one the four integers are -2
+/// to 1.
+BARAQUANT_API QuantConfig W2A16(std::optional<int64_t> group_size = 64, bool symmetric = false,
+                                std::string_view scale_rule = "search");
+BARAQUANT_API QuantConfig W2A8(std::optional<int64_t> group_size = 64, bool symmetric = false,
                                std::string_view scale_rule = "search",
                                std::optional<bool> group_factors = std::nullopt,
                                bool learned = false);

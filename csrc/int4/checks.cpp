@@ -13,6 +13,10 @@ void check_group_size(const char* op, int64_t size) {
                     "], but got ", size);
 }
 
+void check_bits(const char* op, int64_t bits) {
+  TORCH_CHECK_VALUE(bits >= 2 && bits <= 4, op, ": expected bits to lie in [2, 4], but got ", bits);
+}
+
 void check_matrix(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.dim() == 2, op, ": expected ", name,
                     " to have 2 dimensions [N, K], but got shape ", tensor.sym_sizes());
@@ -59,6 +63,7 @@ void check_choose(const ChooseArgs& args) {
   check_floating(op, "weight", weight);
   check_matrix(op, "weight", weight);
   check_group_size(op, args.group_size);
+  check_bits(op, args.bits);
 }
 
 void check_quantize(const QuantizeArgs& args) {
@@ -75,6 +80,7 @@ void check_quantize(const QuantizeArgs& args) {
   TORCH_CHECK_VALUE(has_sizes(scale, {rows}), op, ": expected scale to have shape [", rows,
                     "] (weight.size(0)), but got ", scale.sym_sizes());
   check_groups(op, args.groups(), rows, weight.sym_size(1), weight, "weight");
+  check_bits(op, args.bits);
 }
 
 void check_expand(const ExpandArgs& args) {

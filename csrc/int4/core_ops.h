@@ -22,16 +22,18 @@ struct ChooseArgs {
   const at::Tensor& weight;
   int64_t group_size;
   bool symmetric;
+  int64_t bits;
 
-  static constexpr int kFields = 3;
+  static constexpr int kFields = 4;
 };
 
 struct QuantizeArgs {
   const at::Tensor &weight, &scale, &group_factor;
   int64_t group_size;
   const OptionalTensor& group_zero_point;
+  int64_t bits;
 
-  static constexpr int kFields = 5;
+  static constexpr int kFields = 6;
   Groups groups() const { return {group_factor, group_zero_point, group_size}; }
 };
 

@@ -16,10 +16,12 @@
 namespace baraquant::int4 {
 namespace {
 
+Width width_of(int64_t bits) { return {static_cast<int>(bits)}; }
+
 Qparams choose_device(const ChooseArgs& args) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   check_choose(args);
-  const auto& [weight, group_size, symmetric] = args;
+  const auto& [weight, group_size, symmetric, bits] = args;
   const c10::SymInt rows = weight.sym_size(0);
   const c10::SymInt groups = divide_up(weight.sym_size(1), group_size);
   const auto options = weight.options();
@@ -34,7 +36,8 @@ Qparams choose_device(const ChooseArgs& args) {
                             .factor = factor,
                             .zero_point = zero_point,
                             .group_size = group_size,
-                            .symmetric = symmetric});
+                            .symmetric = symmetric,
+                            .width = width_of(bits)});
   }
   return result;
 }
@@ -46,7 +49,7 @@ at::Tensor quantize_device(const QuantizeArgs& args) {
   const at::Tensor packed = at::empty_symint({weight.sym_size(0), divide_up(weight.sym_size(1), 2)},
                                              weight.options().dtype(at::kByte));
   if (has_work(packed)) {
-    kernels(weight).quantize(contiguous(weight), contiguous(args.scale),
+    kernels(weight).quantize(contiguous(weight), contiguous(args.scale), width_of(args.bits),
                              packed_weight(packed, args.groups(), weight.size(1)));
   }
   return packed;

@@ -28,6 +28,7 @@ struct ChooseCall {
   at::Tensor weight, scale, factor, zero_point;
   int64_t group_size;
   bool symmetric;
+  Width width;
 };
 
 template <typename Backend>
@@ -35,18 +36,18 @@ struct Launch {
   static void choose(const ChooseCall& call) {
     with_floating_type(call.weight.scalar_type(), [&]<typename T>(Type<T>) {
       Backend::template choose<T>({elements<T>(call.weight), call.weight.size(0),
-                                   call.weight.size(1), call.group_size, call.symmetric,
+                                   call.weight.size(1), call.group_size, call.symmetric, call.width,
                                    static_cast<ComputeType<T>*>(call.scale.mutable_data_ptr()),
                                    bytes(call.factor), bytes(call.zero_point)});
     });
   }
 
   // weight [rows, columns] and scale [rows] are contiguous and not empty.
-  static void quantize(const at::Tensor& weight, const at::Tensor& scale,
+  static void quantize(const at::Tensor& weight, const at::Tensor& scale, Width width,
                        const PackedWeight& packed) {
     with_floating_type(weight.scalar_type(), [&]<typename T>(Type<T>) {
       Backend::template quantize<T>({elements<T>(weight), weight.size(0),
-                                     elements<ComputeType<T>>(scale), packed.operands(),
+                                     elements<ComputeType<T>>(scale), width, packed.operands(),
                                      bytes(packed.values)});
     });
   }
@@ -60,7 +61,8 @@ struct Launch {
 // The kernels of a device, as dispatch.cpp calls them. Nothing is empty but the groups of `choose`.
 struct Kernels {
   void (*choose)(const ChooseCall&);
-  void (*quantize)(const at::Tensor& weight, const at::Tensor& scale, const PackedWeight& packed);
+  void (*quantize)(const at::Tensor& weight, const at::Tensor& scale, Width width,
+                   const PackedWeight& packed);
   void (*expand)(const ExpandParams&, const at::Tensor& target);
   void (*pack)(const PackParams&, const at::Tensor& target);
 };

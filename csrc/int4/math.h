@@ -8,7 +8,8 @@
 // Finetuning of Quantized LLMs", section 3 (there both levels are floating).
 //
 // With a scale of max |w| / 112 and factors of at most 16, 7 * 16 steps reach the largest weight, and
-// every w8 that is chosen here fits into int8 with its rounding.
+// every w8 that is chosen here fits into int8 with its rounding. A weight of two or three bits has
+// the same form, and numbers of a narrower Width: 1 * 16 or 3 * 16 steps reach its largest weight.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,17 @@ namespace baraquant::int4 {
 constexpr int kMaxFactor = 16;
 constexpr int kMiddle = 8;    // the zero point of a symmetric group
 constexpr int kLargest = 15;  // the largest number of four bits
-constexpr int kSteps = 7 * kMaxFactor;
+
+// The numbers of 2 to 4 bits: u - kMiddle is a signed integer of that width.
+struct Width {
+  int bits = 4;
+
+  BARAQUANT_HD constexpr int half() const { return 1 << (bits - 1); }
+  BARAQUANT_HD constexpr int least() const { return kMiddle - half(); }
+  BARAQUANT_HD constexpr int most() const { return kMiddle + half() - 1; }
+  BARAQUANT_HD constexpr int span() const { return 2 * half() - 1; }
+  BARAQUANT_HD constexpr int positive() const { return half() - 1; }  // the largest u - kMiddle
+};
 
 struct Group {
   uint8_t factor = 1, zero_point = kMiddle;
@@ -34,8 +45,8 @@ constexpr BARAQUANT_HD int8_t expand(uint32_t u, Group group) {
 }
 
 template <typename C>
-BARAQUANT_HD C row_scale(C amax) {
-  return range::usable_scale(amax / C(kSteps), amax == C(0));
+BARAQUANT_HD C row_scale(C amax, Width width) {
+  return range::usable_scale(amax / C(width.positive() * kMaxFactor), amax == C(0));
 }
 
 // The factor of a group that needs this many steps of the row's scale. NB: a NaN gives 1.
@@ -48,29 +59,31 @@ BARAQUANT_HD uint8_t factor_of(C steps) {
 }
 
 template <typename C>
-BARAQUANT_HD Group choose_symmetric(C amax, C scale) {
-  return {factor_of((amax / C(7)) / scale), kMiddle};
+BARAQUANT_HD Group choose_symmetric(C amax, C scale, Width width) {
+  return {factor_of((amax / C(width.positive())) / scale), kMiddle};
 }
 
 // For a group whose values, and 0, lie in [low, high].
 template <typename C>
-BARAQUANT_HD Group choose_asymmetric(C low, C high, C scale) {
-  const uint8_t factor = factor_of((high / C(kLargest) - low / C(kLargest)) / scale);
-  const C position = round_half_even(-low / (scale * static_cast<C>(factor)));
-  const C zero_point = position > C(0) ? position : C(0);  // a NaN gives 0
-  return {factor, static_cast<uint8_t>(zero_point < C(kLargest) ? zero_point : C(kLargest))};
+BARAQUANT_HD Group choose_asymmetric(C low, C high, C scale, Width width) {
+  const C span = C(width.span()), least = C(width.least()), most = C(width.most());
+  const uint8_t factor = factor_of((high / span - low / span) / scale);
+  const C position = least + round_half_even(-low / (scale * static_cast<C>(factor)));
+  const C zero_point = position > least ? position : least;  // a NaN gives the least
+  return {factor, static_cast<uint8_t>(zero_point < most ? zero_point : most)};
 }
 
-// How the values of a group become numbers of four bits: affine quantization with the scale
+// How the values of a group become numbers of a width: affine quantization with the scale
 // scale * f, to those u whose w8 fits into int8.
 template <typename C>
 class Grid {
  public:
-  BARAQUANT_HD Grid(C scale, Group group)
+  BARAQUANT_HD Grid(C scale, Group group, Width width)
       : scale_(scale * static_cast<C>(group.factor)), zero_point_(group.zero_point) {
     const int factor = group.factor > 1 ? group.factor : 1;
     const int z = group.zero_point, low = z - 128 / factor, high = z + 127 / factor;
-    range_ = {static_cast<C>(low > 0 ? low : 0), static_cast<C>(high < kLargest ? high : kLargest)};
+    const int least = width.least(), most = width.most();
+    range_ = {static_cast<C>(low > least ? low : least), static_cast<C>(high < most ? high : most)};
   }
   BARAQUANT_HD uint32_t quantize(C x) const {
     const C v = affine::grid_position(x, scale_, zero_point_);

@@ -16,6 +16,7 @@ struct ChooseParams {
   const T* weight;  // [rows, columns]
   int64_t rows, columns, group_size;
   bool symmetric;
+  Width width;
   C* scale;
   uint8_t *factor, *zero_point;
 
@@ -28,6 +29,7 @@ struct QuantizeParams {
   const T* weight;  // [rows, columns]
   int64_t rows;
   const ComputeType<T>* scale;  // [rows]
+  Width width;
   Packed packed;
   uint8_t* target;
 };

@@ -9,11 +9,11 @@ namespace baraquant::int4 {
 
 TORCH_LIBRARY_FRAGMENT(baraquant, m) {
   define(m,
-         "choose_int4_qparams(Tensor weight, int group_size, *, bool symmetric=True) -> "
-         "(Tensor scale, Tensor group_factor, Tensor group_zero_point)");
+         "choose_int4_qparams(Tensor weight, int group_size, *, bool symmetric=True, "
+         "int bits=4) -> (Tensor scale, Tensor group_factor, Tensor group_zero_point)");
   define(m,
          "quantize_int4(Tensor weight, Tensor scale, Tensor group_factor, int group_size, *, "
-         "Tensor? group_zero_point=None) -> Tensor");
+         "Tensor? group_zero_point=None, int bits=4) -> Tensor");
   define(m,
          "expand_int4(Tensor packed, Tensor group_factor, int group_size, SymInt in_features, *, "
          "Tensor? group_zero_point=None) -> Tensor");

@@ -23,9 +23,23 @@ void check(bool fits, const std::string& wanted, const std::string& got) {
   text::check("QuantConfig", fits, wanted, got);
 }
 
-TensorConfig int4(std::optional<int64_t> group_size, bool symmetric) {
+TensorConfig few_bits(int64_t bits, std::optional<int64_t> group_size, bool symmetric) {
   const auto granularity = group_size.has_value() ? PerGroup(*group_size) : PerChannel();
-  return TensorConfig(4).granularity(granularity).symmetric(symmetric);
+  return TensorConfig(bits).granularity(granularity).symmetric(symmetric);
+}
+
+QuantConfig weight_only(const TensorConfig& weight, std::string_view scale_rule) {
+  return QuantConfig(weight).scale_rule(scale_rule);
+}
+
+QuantConfig int8_inputs(TensorConfig weight, std::string_view scale_rule,
+                        std::optional<bool> group_factors, bool learned) {
+  const bool has_groups = weight.group_size().has_value();
+  const bool factors = group_factors.value_or(has_groups);
+  TORCH_CHECK_VALUE(!factors || has_groups, "W", weight.bits(),
+                    "A8: expected a group_size with group_factors=True, but got None");
+  weight.group_factors(factors).learned(learned);
+  return QuantConfig(weight, TensorConfig(8).granularity(PerToken())).scale_rule(scale_rule);
 }
 
 }  // namespace
@@ -50,13 +64,13 @@ void TensorConfig::check() const {
   } else {
     expect(!size, "no group_size for " + granularity_.name, text::of(size));
   }
-  const bool takes_factors = bits_ == 4 && size.value_or(1) % 2 == 0 && (dynamic() || learned_);
+  const bool takes_factors = bits_ <= 4 && size.value_or(1) % 2 == 0 && (dynamic() || learned_);
   expect(!group_factors_ || takes_factors,
-         "4 bits, granularity=PerGroup of an even size, and dynamic=True or learned=True with "
+         "2 to 4 bits, granularity=PerGroup of an even size, and dynamic=True or learned=True with "
          "group_factors=True",
          str());
-  expect(!ternary_ || (bits_ == 2 && symmetric_ && dynamic()),
-         "2 bits, symmetric=True and dynamic=True with ternary=True", str());
+  expect(!ternary_ || (bits_ == 2 && symmetric_ && dynamic() && !group_factors_),
+         "2 bits, symmetric=True, dynamic=True and group_factors=False with ternary=True", str());
 }
 
 std::string TensorConfig::str() const {
@@ -119,7 +133,8 @@ void QuantConfig::check_group_factors() const {
         "exact",
         (activation_.has_value() ? activation_->str() : "floating inputs") + "; use W4A8()");
   check(scale_dtype_ == "float32", "scale_dtype='float32' with group_factors",
-        text::quoted(scale_dtype_) + "; use W4A8(group_factors=False)");
+        text::quoted(scale_dtype_) + "; use W" + std::to_string(weight_.bits()) +
+            "A8(group_factors=False)");
 }
 
 QuantConfig& QuantConfig::backward(std::string_view name, std::string_view rounding) {
@@ -233,16 +248,30 @@ QuantConfig W8A8Static(std::string_view observer, bool symmetric) {
 QuantConfig W8A16() { return QuantConfig(TensorConfig(8)); }
 
 QuantConfig W4A16(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
-  return QuantConfig(int4(group_size, symmetric)).scale_rule(scale_rule);
+  return weight_only(few_bits(4, group_size, symmetric), scale_rule);
+}
+
+QuantConfig W3A16(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
+  return weight_only(few_bits(3, group_size, symmetric), scale_rule);
+}
+
+QuantConfig W2A16(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule) {
+  return weight_only(few_bits(2, group_size, symmetric), scale_rule);
 }
 
 QuantConfig W4A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
                  std::optional<bool> group_factors, bool learned) {
-  const bool factors = group_factors.value_or(group_size.has_value());
-  TORCH_CHECK_VALUE(!factors || group_size.has_value(),
-                    "W4A8: expected a group_size with group_factors=True, but got None");
-  const auto weight = int4(group_size, symmetric).group_factors(factors).learned(learned);
-  return QuantConfig(weight, TensorConfig(8).granularity(PerToken())).scale_rule(scale_rule);
+  return int8_inputs(few_bits(4, group_size, symmetric), scale_rule, group_factors, learned);
+}
+
+QuantConfig W3A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
+                 std::optional<bool> group_factors, bool learned) {
+  return int8_inputs(few_bits(3, group_size, symmetric), scale_rule, group_factors, learned);
+}
+
+QuantConfig W2A8(std::optional<int64_t> group_size, bool symmetric, std::string_view scale_rule,
+                 std::optional<bool> group_factors, bool learned) {
+  return int8_inputs(few_bits(2, group_size, symmetric), scale_rule, group_factors, learned);
 }
 
 }  // namespace baraquant

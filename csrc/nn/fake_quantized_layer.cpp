@@ -41,6 +41,7 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
     auto factors = std::make_shared<LearnedFakeQuantizeInt4Impl>(
         LearnedFakeQuantizeInt4Options(*size, {weight.size(0), weight.size(1) / *size})
             .symmetric(config.symmetric())
+            .bits(config.bits())
             .scale_rule(scheme.scale_rule())
             .device(weight.device())
             .dtype(compute_dtype(weight.scalar_type()))
@@ -54,8 +55,8 @@ std::shared_ptr<Quantizer> learned_of_weight(const QuantConfig& scheme, const to
   if (granularity == "per_group") shape = {weight.size(0), weight.size(-1) / *size};
   auto options = learned_of(config, scheme, weight);
   options.granularity(granularity).axis(channel_axis(granularity)).group_size(size).shape(shape);
-  auto learned =
-      std::make_shared<LearnedFakeQuantizeImpl>(options.scale_dtype(scheme.scale_dtype()));
+  options.scale_dtype(scheme.scale_dtype()).scale_rule(scheme.scale_rule());
+  auto learned = std::make_shared<LearnedFakeQuantizeImpl>(options);
   if (!weight.is_meta()) learned->initialize(weight);
   return learned;
 }
@@ -68,7 +69,7 @@ std::shared_ptr<Quantizer> of_weight(const QuantConfig& scheme, const torch::Ten
   if (config.learned()) return learned_of_weight(scheme, weight, size);
   if (config.group_factors()) {
     return std::make_shared<FakeQuantizeInt4Impl>(
-        FakeQuantizeInt4Options(*size).symmetric(config.symmetric()));
+        FakeQuantizeInt4Options(*size).symmetric(config.symmetric()).bits(config.bits()));
   }
   auto options = range_of<FakeQuantizeOptions>(config).scale_dtype(scheme.scale_dtype());
   if (config.dynamic()) {

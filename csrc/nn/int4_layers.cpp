@@ -17,6 +17,7 @@ namespace {
 void check_given(const FakeQuantizeInt4Options& options) {
   constexpr const char* name = "FakeQuantizeInt4";
   check_even(name, options.group_size());
+  check_bits(name, "bits", options.bits(), 4);
   const torch::Tensor &scale = options.scale(), &factor = options.group_factor(),
                       &zero_point = options.group_zero_point();
   TORCH_CHECK_VALUE(
@@ -43,7 +44,7 @@ void check_given(const FakeQuantizeInt4Options& options) {
 PackedInt4 RoundsToInt4::pack(const torch::Tensor& input) {
   auto result = qparams_of(input);
   result.packed = quantize_int4(input.detach(), result.scale, result.group_factor, group_size(),
-                                result.group_zero_point);
+                                result.group_zero_point, bits());
   return result;
 }
 
@@ -68,7 +69,11 @@ FakeQuantizeInt4Impl::FakeQuantizeInt4Impl(FakeQuantizeInt4Options given)
   check_given(options);
   const auto size = options.group_size();
   keep_state("int4",
-             {.granularity = "per_group", .axis = -1, .group_size = size, .low = -8, .high = 7},
+             {.granularity = "per_group",
+              .axis = -1,
+              .group_size = size,
+              .low = quant_min(),
+              .high = quant_max()},
              options.symmetric(), options.scale().defined() ? options.scale().numel() : 0);
   if (!options.scale().defined()) return;
   scale = register_buffer("scale", options.scale());
@@ -79,7 +84,8 @@ FakeQuantizeInt4Impl::FakeQuantizeInt4Impl(FakeQuantizeInt4Options given)
 
 PackedInt4 FakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
   if (!is_dynamic()) return {{}, scale, group_factor, group_zero_point};
-  return PackedInt4::of(choose_int4_qparams(input.detach(), group_size(), options.symmetric()));
+  return PackedInt4::of(
+      choose_int4_qparams(input.detach(), group_size(), options.symmetric(), bits()));
 }
 
 std::tuple<torch::Tensor, torch::Tensor> FakeQuantizeInt4Impl::calculate_qparams() const {
@@ -98,7 +104,9 @@ BARAQUANT_CLONE_BY(FakeQuantizeInt4Impl, copy->enable_fake_quant(rounds());
 void FakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::FakeQuantizeInt4(" << (is_dynamic() ? "dynamic" : "fixed")
          << ", group_size=" << options.group_size()
-         << ", symmetric=" << (options.symmetric() ? "true" : "false") << ")";
+         << ", symmetric=" << (options.symmetric() ? "true" : "false");
+  if (bits() != 4) stream << ", bits=" << bits();
+  stream << ")";
 }
 
 // ---- Int4Linear ---------------------------------------------------------------------------------

@@ -92,12 +92,16 @@ void LearnedFakeQuantizeImpl::note_if_known() {
 
 void LearnedFakeQuantizeImpl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
-  const auto rows = ops_of(options)
-                        .segments("LearnedFakeQuantize", input.detach())
-                        .to(scale.scalar_type());  // [scales, values]
-  auto [step, zeros] = first_learned_qparams(rows, options.quant_min(), options.quant_max(),
-                                             !zero_point.defined(), options.scale_dtype());
-  step = step.reshape(scale.sizes());
+  // [scales, values]
+  const auto rows = ops_of(options).segments("LearnedFakeQuantize", input.detach());
+  const auto low = options.quant_min(), high = options.quant_max();
+  const bool is_symmetric = !zero_point.defined();
+  auto [step, zeros] = options.scale_rule()
+                           ? fitted_qparams(rows, low, high, is_symmetric, options.scale_dtype(),
+                                            *options.scale_rule())
+                           : first_learned_qparams(rows.to(scale.scalar_type()), low, high,
+                                                   is_symmetric, options.scale_dtype());
+  step = step.to(scale.scalar_type()).reshape(scale.sizes());
   const auto is_taken = is_new(step, scale, only_unknown);
   scale.copy_(torch::where(is_taken, step, scale));
   if (!zero_point.defined()) return;

@@ -22,7 +22,7 @@ namespace baraquant::nn {
 namespace {
 
 constexpr const char* kLearnedInt4 = "LearnedFakeQuantizeInt4";
-constexpr int64_t largest_factor = int4::kMaxFactor, quant_low = -int4::kMiddle, quant_high = 7;
+constexpr int64_t largest_factor = int4::kMaxFactor, middle = int4::kMiddle;
 
 LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options) {
   check_even(kLearnedInt4, options.group_size());
@@ -32,12 +32,13 @@ LearnedFakeQuantizeOptions checked(const LearnedFakeQuantizeInt4Options& options
                     c10::str(at::IntArrayRef(shape)));
   text::check_choice(kLearnedInt4, "scale_rule", options.scale_rule(), text::scale_rules);
   check_scale(kLearnedInt4, "dtype", options.dtype());
+  check_bits(kLearnedInt4, "bits", options.bits(), 4);
   return LearnedFakeQuantizeOptions()
       .granularity("per_group")
       .group_size(options.group_size())
       .shape(shape)
-      .quant_min(quant_low)
-      .quant_max(quant_high)
+      .quant_min(low_of(options.bits()))
+      .quant_max(high_of(options.bits()))
       .symmetric(options.symmetric())
       .device(options.device())
       .dtype(options.dtype())
@@ -66,9 +67,15 @@ void LearnedFakeQuantizeInt4Impl::initialize(const torch::Tensor& input) {
 void LearnedFakeQuantizeInt4Impl::start_by(const torch::Tensor& input, bool only_unknown) {
   const torch::NoGradGuard no_grad;
   const auto weight = input.detach();
+  const auto fitted = [&] {
+    const auto [scale, factor, zeros, is_exact] = search::fit_int4_factors(
+        weight, group_size(), options.symmetric(), scale_rule(), given_.bits());
+    return std::tuple{scale, factor, zeros};
+  };
   const auto given = PackedInt4::of(
-      scale_rule() != "max" ? search::search_int4_factors(weight, group_size(), options.symmetric())
-                            : choose_int4_qparams(weight, group_size(), options.symmetric()));
+      scale_rule() != "max"
+          ? fitted()
+          : choose_int4_qparams(weight, group_size(), options.symmetric(), given_.bits()));
   set(given, is_new(given.scale, largest_step, only_unknown));
 }
 
@@ -87,14 +94,14 @@ void LearnedFakeQuantizeInt4Impl::set(const PackedInt4& given, const torch::Tens
   put(scale, given.scale.unsqueeze(1) * given.group_factor, of_groups);
   put(largest_step, given.scale * largest_factor, is_taken.to(scale.device()));
   if (!zero_point.defined()) return;
-  const auto zeros = given.group_zero_point.to(zero_point.scalar_type()) + quant_low;
+  const auto zeros = given.group_zero_point.to(zero_point.scalar_type()) - middle;
   put(zero_point, zeros, of_groups);
 }
 
 std::tuple<torch::Tensor, torch::Tensor> LearnedFakeQuantizeInt4Impl::calculate_qparams() const {
   const auto found = qparams();
   return {found.scale.unsqueeze(1) * found.group_factor,
-          found.group_zero_point.to(torch::kInt32) + quant_low};
+          found.group_zero_point.to(torch::kInt32) - middle};
 }
 
 PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_of(const torch::Tensor& input) {
@@ -106,12 +113,12 @@ torch::Tensor LearnedFakeQuantizeInt4Impl::smooth(const torch::Tensor& input) {
   if (!torch::GradMode::is_enabled()) return input;
   const auto dtype = input.scalar_type();
   const auto [steps, zeros] = parameters_of(dtype);
-  return smooth_int4(input, steps, row_scale(dtype), maybe(zeros), group_size());
+  return smooth_int4(input, steps, row_scale(dtype), maybe(zeros), group_size(), given_.bits());
 }
 
 PackedInt4 LearnedFakeQuantizeInt4Impl::qparams_in(torch::Dtype dtype) const {
   const auto [steps, zeros] = parameters_of(dtype);
-  return PackedInt4::of(learned_int4_qparams(steps, row_scale(dtype), maybe(zeros)));
+  return PackedInt4::of(learned_int4_qparams(steps, row_scale(dtype), maybe(zeros), given_.bits()));
 }
 
 torch::Tensor LearnedFakeQuantizeInt4Impl::row_scale(torch::Dtype dtype) const {
@@ -133,7 +140,9 @@ BARAQUANT_CLONE_BY(LearnedFakeQuantizeInt4Impl, clone_into(*copy, device), given
 
 void LearnedFakeQuantizeInt4Impl::pretty_print(std::ostream& stream) const {
   stream << "baraquant::nn::LearnedFakeQuantizeInt4(group_size=" << group_size()
-         << ", symmetric=" << (options.symmetric() ? "true" : "false") << ")";
+         << ", symmetric=" << (options.symmetric() ? "true" : "false");
+  if (bits() != 4) stream << ", bits=" << bits();
+  stream << ")";
 }
 
 }  // namespace baraquant::nn

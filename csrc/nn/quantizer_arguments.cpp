@@ -94,6 +94,9 @@ void check_learned(const LearnedFakeQuantizeOptions& options) {
   const auto& granularity = options.granularity();
   check_choice(name, "scale_dtype", options.scale_dtype(), text::scale_dtypes);
   if (options.master()) check_choice(name, "master", *options.master(), text::masters);
+  if (options.scale_rule()) {
+    check_choice(name, "scale_rule", *options.scale_rule(), text::scale_rules);
+  }
   check_granularity(granularity, options.axis(), options.group_size());
   text::check(name, granularity != "per_token",
               "granularity to be per_tensor, per_channel or per_group", "'per_token'");

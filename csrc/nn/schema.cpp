@@ -13,12 +13,12 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "str scale_dtype) -> (Tensor scale, Tensor zero_point)",
       &first_learned_qparams, traceable);
   m.def(
-      "_learned_int4_qparams(Tensor steps, Tensor scale, Tensor? zero_point) -> "
+      "_learned_int4_qparams(Tensor steps, Tensor scale, Tensor? zero_point, int bits=4) -> "
       "(Tensor scale, Tensor group_factor, Tensor group_zero_point)",
       &learned_int4_qparams, traceable);
   m.def(
       "_smooth_int4(Tensor input, Tensor steps, Tensor scale, Tensor? zero_point, "
-      "int group_size) -> Tensor",
+      "int group_size, int bits=4) -> Tensor",
       &smooth_int4, traceable);
 }
 

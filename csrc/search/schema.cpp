@@ -30,11 +30,12 @@ TORCH_LIBRARY_FRAGMENT(baraquant, m) {
       "(Tensor scale, Tensor zero_point, Tensor is_exact)",
       &search_scale);
   define(
-      "_search_int4_factors(Tensor rows, int group_size, bool symmetric, Tensor? scale=None) -> "
-      "(Tensor scale, Tensor group_factor, Tensor group_zero_point)",
+      "_search_int4_factors(Tensor rows, int group_size, bool symmetric, Tensor? scale=None, "
+      "int bits=4) -> (Tensor scale, Tensor group_factor, Tensor group_zero_point)",
       &search_int4_factors);
   define(
-      "_fit_int4_factors(Tensor rows, int group_size, bool symmetric, str scale_rule) -> "
+      "_fit_int4_factors(Tensor rows, int group_size, bool symmetric, str scale_rule, int bits=4) "
+      "-> "
       "(Tensor scale, Tensor group_factor, Tensor group_zero_point, Tensor is_exact)",
       &fit_int4_factors);
   define("_histogram(Tensor values) -> Tensor", &histogram);

@@ -10,6 +10,7 @@
 
 #include "api/ops.h"
 #include "frame/dtypes.h"
+#include "int4/math.h"
 #include "search/lattice.h"
 #include "search/range.h"
 
@@ -17,11 +18,16 @@ namespace baraquant::search {
 
 namespace {
 
-constexpr int64_t candidates = 26;
+// Half of the largest number of four bits, and the middle of those of a narrower width too.
+constexpr double middle = int4::kLargest / 2.0;
 // The number of elements at a time, so that the temporaries stay small.
 constexpr int64_t chunk = int64_t{1} << 22;
 
-// Of 26 ranges of each row the one with the least squared error.
+// The number of ranges that are tried: down to half of the full one; with at most three bits, whose
+// error of rounding is larger beside that of clipping, to a fifth.
+int64_t candidates(const Grid& grid) { return grid.quant_max - grid.quant_min < 8 ? 41 : 26; }
+
+// Of some ranges of each row the one with the least squared error.
 std::tuple<at::Tensor, at::Tensor> search_ranges(const at::Tensor& rows, const Grid& grid,
                                                  const std::optional<at::Tensor>& importance) {
   const auto qparams_of = [&](const at::Tensor& low, const at::Tensor& high) {
@@ -51,7 +57,7 @@ std::tuple<at::Tensor, at::Tensor> search_ranges(const at::Tensor& rows, const G
       weights = weights.repeat({values.size(0) / repeated, 1});
     }
     auto [scale, zero_point] = qparams_of(low, high);
-    for (int64_t i = 0; i < candidates; ++i) {
+    for (int64_t i = 0; i < candidates(grid); ++i) {
       const double factor = 1.0 - static_cast<double>(i) / 50;
       const auto [tried, zeros] = qparams_of(low * factor, high * factor);
       const auto rounded = fake_quantize_per_channel(near_one, tried * power, zeros, 0,
@@ -90,12 +96,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_scale(
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
     const at::Tensor& rows, int64_t group_size, bool symmetric,
-    const std::optional<at::Tensor>& given) {
+    const std::optional<at::Tensor>& given, int64_t bits) {
+  const int4::Width width{static_cast<int>(bits)};
   const auto step = std::max<int64_t>(1, chunk / std::max<int64_t>(1, rows.size(1)));
   std::array<std::vector<at::Tensor>, 3> found;
   for (int64_t start = 0; start == 0 || start < rows.size(0); start += step) {
     const auto part = rows.slice(0, start, start + step);
-    auto [scale, factor, zero_point] = choose_int4_qparams(part, group_size, symmetric);
+    auto [scale, factor, zero_point] = choose_int4_qparams(part, group_size, symmetric, bits);
     if (given) scale = given->slice(0, start, start + step);
     const auto values = part.to(scale.scalar_type()).unflatten(1, {-1, group_size});
     const auto [least, most] = at::aminmax(values, 2);
@@ -106,15 +113,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
     const auto scale_near_one = scale.unsqueeze(1).unsqueeze(2) * power;
     auto best = at::full_like(low, std::numeric_limits<double>::infinity());
     factor = at::ones_like(factor);
-    zero_point = at::full_like(zero_point, 8);
+    zero_point = at::full_like(zero_point, int4::kMiddle);
     for (int64_t number = 16; number > 0; --number) {
       const auto factors = at::full_like(factor, number);
       const auto grid = scale.unsqueeze(1) * number;
-      const std::array positions = {-low / grid, at::rsub((low + high) / (2 * grid), 7.5)};
+      const std::array positions = {(-low / grid).round() + width.least(),
+                                    at::rsub((low + high) / (2 * grid), middle).round()};
       for (size_t i = 0; i < (symmetric ? 1 : positions.size()); ++i) {
-        auto zeros = positions[i].round().nan_to_num(0.0).clamp(0, 15).to(at::kByte);
-        if (symmetric) zeros = at::full_like(zeros, 8);
-        const auto packed = quantize_int4(part, scale, factors, group_size, zeros);
+        auto zeros = positions[i].nan_to_num(0.0);
+        zeros = zeros.clamp(width.least(), width.most()).to(at::kByte);
+        if (symmetric) zeros = at::full_like(zeros, int4::kMiddle);
+        const auto packed = quantize_int4(part, scale, factors, group_size, zeros, bits);
         const auto rounded = expand_int4(packed, factors, group_size, part.size(1), zeros)
                                  .unflatten(1, {-1, group_size});
         const auto error = (rounded * scale_near_one - near_one).square_().sum(2);
@@ -132,8 +141,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fit_int4_factors(
-    const at::Tensor& rows, int64_t group_size, bool symmetric, std::string_view scale_rule) {
-  const auto found = search_int4_factors(rows, group_size, symmetric);
+    const at::Tensor& rows, int64_t group_size, bool symmetric, std::string_view scale_rule,
+    int64_t bits) {
+  const auto found = search_int4_factors(rows, group_size, symmetric, std::nullopt, bits);
   const auto lattice = find_lattice(rows, {-128, 127, /*symmetric=*/true, "float32"},
                                     /*every=*/scale_rule == "lattice");
   if (rows.is_meta()) return std::tuple_cat(found, std::tuple{lattice.is_exact});
@@ -141,9 +151,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fit_int4_factors(
   if (place.numel() > 0) {
     const auto own = rows.index_select(0, place);
     const auto in_scale =
-        search_int4_factors(own, group_size, symmetric, lattice.scale.index_select(0, place));
+        search_int4_factors(own, group_size, symmetric, lattice.scale.index_select(0, place), bits);
     const auto& [scale, factor, zero_point] = in_scale;
-    const auto packed = quantize_int4(own, scale, factor, group_size, zero_point);
+    const auto packed = quantize_int4(own, scale, factor, group_size, zero_point, bits);
     const auto integers = expand_int4(packed, factor, group_size, own.size(1), zero_point);
     const auto zeros = lattice.zero_point.index_select(0, place);
     const auto is_same = (integers == quantize_per_channel(own, scale, zeros, 0, -128, 127)).all(1);

@@ -87,8 +87,8 @@ double share_of(const torch::Tensor& is_true) {
 Fit fit_factors(const torch::Tensor& rows, const nn::FakeQuantizeInt4Impl& quantizer,
                 const std::string& scale_rule) {
   auto options = quantizer.options;
-  const auto [scale, factor, zero_point, is_exact] =
-      search::fit_int4_factors(rows, options.group_size(), options.symmetric(), scale_rule);
+  const auto [scale, factor, zero_point, is_exact] = search::fit_int4_factors(
+      rows, options.group_size(), options.symmetric(), scale_rule, options.bits());
   options.scale(scale).group_factor(factor).group_zero_point(zero_point);
   return {std::make_shared<nn::FakeQuantizeInt4Impl>(options), share_of(is_exact)};
 }

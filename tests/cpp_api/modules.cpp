@@ -250,6 +250,7 @@ void errors() {
   WRONG(QuantConfig(TensorConfig(8)).conv_inputs(true));
   WRONG(FakeQuantize(Given().scale(0.5).scale_dtype("float64")));
   WRONG(LearnedFakeQuantize(LearnedFakeQuantizeOptions().scale_dtype("float64")));
+  WRONG(LearnedFakeQuantize(LearnedFakeQuantizeOptions().scale_rule("mean")));
   WRONG(LearnedFakeQuantizeInt4(Factors(3, {2, 2})));
   WRONG(LearnedFakeQuantizeInt4(Factors(2, {2})));
   WRONG(LearnedFakeQuantizeInt4(Factors(2, {2, 2}).scale_rule("mean")));
@@ -262,6 +263,8 @@ void errors() {
   WRONG(TensorConfig(3).ternary(true).check());
   WRONG(QuantConfig(TensorConfig(8), ternary(PerTensor())));
   WRONG(W4A8(nullopt, true, "search", true, true));
+  WRONG(W2A8(nullopt, true, "search", true));
+  WRONG(FakeQuantizeInt4(FakeQuantizeInt4Options(2).bits(5)));
   torch::nn::Sequential RELU{torch::nn::ReLU()};
   WRONG(prepare_(RELU, W8A8()));
   WRONG(convert_(RELU));

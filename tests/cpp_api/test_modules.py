@@ -45,10 +45,13 @@ def made(value: Any) -> Any:
     return value.made() if isinstance(value, Made) else value
 
 
-def four_bits(*given: Any, **fields: Any) -> QuantConfig:
-    """W4A8 with the arguments of C++, which all have positions."""
+def few_bits(scheme: str, *given: Any, **fields: Any) -> QuantConfig:
+    """W4A8 and its like with the arguments of C++, which all have positions."""
     names = ("group_size", "symmetric", "scale_rule", "group_factors", "learned")
-    return baraquant.W4A8(**dict(zip(names, given, strict=False)), **fields)
+    made: QuantConfig = getattr(baraquant, scheme)(
+        **dict(zip(names, given, strict=False)), **fields
+    )
+    return made
 
 
 def as_python(text: str) -> str:
@@ -62,10 +65,20 @@ def as_python(text: str) -> str:
 def names_of_the_header() -> tuple[dict[str, Any], dict[str, str]]:
     """What an expression may name, with the functions of module_configs.h; its configurations."""
     text = Path(__file__).with_name("module_configs.h").read_text().partition("namespace {")[2]
-    presets = ("QuantConfig", "TensorConfig", "W8A8", "W8A8Static", "W8A16", "W4A16")
+    presets = (
+        "QuantConfig",
+        "TensorConfig",
+        "W8A8",
+        "W8A8Static",
+        "W8A16",
+        "W4A16",
+        "W3A16",
+        "W2A16",
+    )
     names: dict[str, Any] = {name: getattr(baraquant, name) for name in baraquant.__all__}
     names |= {name: partial(Made, names[name]) for name in presets}
-    names["W4A8"] = partial(Made, four_bits)
+    for scheme in ("W4A8", "W3A8", "W2A8"):
+        names[scheme] = partial(Made, partial(few_bits, scheme))
     function = r"^TensorConfig (\w+)\((.*?)\) {\s+return (.*?);"
     for name, given, result in re.findall(function, text, re.M | re.S):
         parameters = [one.rpartition(" ")[2] for one in given.split(" = ")[0].split(", ")]

@@ -31,6 +31,7 @@ WEIGHTS: dict[str, Any] = {
     "W8A16": baraquant.W8A16(),
     "W4A16": baraquant.W4A16(32),
     "W4A16 per channel": baraquant.W4A16(None),
+    "W3A16": baraquant.W3A16(32),
     "dictionary": {"*layer*.0.*": baraquant.W8A16(), nn.Linear: baraquant.W4A16(32)},
     "embeddings": {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()},
 }
@@ -40,7 +41,10 @@ INTEGERS: dict[str, Any] = {
     "W4A8": baraquant.W4A8(None),
 }
 # transformers cannot load what it writes itself: packed zero points get another shape.
-OURS_ALONE: dict[str, Any] = {"W4A16 asymmetric": baraquant.W4A16(32, symmetric=False)}
+OURS_ALONE: dict[str, Any] = {
+    "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False),
+    "W2A16": baraquant.W2A16(32),
+}
 EVERY = models.every_other(WEIGHTS | INTEGERS | OURS_ALONE, "embeddings")
 
 

@@ -27,6 +27,8 @@ SCHEMES: dict[str, Any] = {
     "W4A16": baraquant.W4A16(32),
     "W4A16 asymmetric": baraquant.W4A16(32, symmetric=False),
     "W4A8": baraquant.W4A8(32, group_factors=False),
+    "W3A16": baraquant.W3A16(32),
+    "W2A16": baraquant.W2A16(32),
     "dictionary": {"*layer*.0.*": baraquant.W8A8(), nn.Linear: baraquant.W4A16(None)},
     "embeddings": {nn.Embedding: baraquant.W8A16(), nn.Linear: baraquant.W8A16()},
 }

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights of four bits against the NumPy oracle, bit for bit; the reference, and tools."""
+"""Weights of 2 to 4 bits against the NumPy oracle, bit for bit; the reference, and tools."""
 
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from baraquant import ops, reference
+from baraquant.configs import integer_range
 from tests.support import cases
 from tests.support.bits import assert_all_same, assert_same_bits, to_numpy
 from tests.support.calls.int4 import INT4_CALLS, LINEARS, Int4Call
@@ -21,6 +23,7 @@ from tests.support.oracle import int4 as oracle
 SHAPES = ((5, 7), (16, 64), (3, 100), (9, 33), (1, 1), (4, 300), (7, 128), (0, 5), (5, 0))
 SIZES = (2, 10, 32, 64, 128)
 by_symmetric = pytest.mark.parametrize("symmetric", (True, False))
+by_bits = pytest.mark.parametrize("bits", (2, 3, 4))
 by_module = pytest.mark.parametrize("module", (ops, reference), ids=("ops", "reference"))
 
 
@@ -40,17 +43,18 @@ def weights(shape: tuple[int, int], dtype: torch.dtype, seed: int = 0) -> Tensor
 @by_module
 @by_symmetric
 @by_dtype
+@by_bits
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_weights(shape, dtype, symmetric, module, device) -> None:  # type: ignore[no-untyped-def]
-    w = weights(shape, dtype)
+def test_weights(shape, bits, dtype, symmetric, module, device) -> None:  # type: ignore[no-untyped-def]
+    w, width = weights(shape, dtype), {"bits": bits}
     for size in SIZES:
-        chosen = module.choose_int4_qparams(w.to(device), size, symmetric=symmetric)
-        expected = oracle.choose(w, size, symmetric)
+        chosen = module.choose_int4_qparams(w.to(device), size, symmetric=symmetric, **width)
+        expected = oracle.choose(w, size, symmetric, bits)
         assert_all_same(chosen, expected)
         scale, factor, zero_point = chosen
         given = {"group_zero_point": zero_point}
-        packed = module.quantize_int4(w.to(device), scale, factor, size, **given)
-        u = oracle.quantize(w, expected, size)
+        packed = module.quantize_int4(w.to(device), scale, factor, size, **given, **width)
+        u = oracle.quantize(w, expected, size, bits)
         assert_same_bits(packed, oracle.packed(u), "packed")
         w8 = module.expand_int4(packed, factor, size, shape[1], **given)
         exact = oracle.expanded(u, expected, size)
@@ -61,7 +65,8 @@ def test_weights(shape, dtype, symmetric, module, device) -> None:  # type: igno
 
 @by_module
 @by_dtype
-def test_given_factors(dtype: torch.dtype, module, device: str) -> None:  # type: ignore[no-untyped-def]
+@by_bits
+def test_given_factors(bits, dtype: torch.dtype, module, device: str) -> None:  # type: ignore[no-untyped-def]
     """All factors with all zero points: what an int8 cannot hold is never chosen."""
     factor = torch.arange(1, 17).repeat_interleave(16).to(torch.uint8).reshape(1, -1)
     zero_point = torch.arange(16).repeat(16).to(torch.uint8).reshape(1, -1)
@@ -69,11 +74,11 @@ def test_given_factors(dtype: torch.dtype, module, device: str) -> None:  # type
     w = w[torch.randperm(w.numel(), generator=cases.generator(1))].reshape(1, -1).to(dtype)
     scale = torch.ones(1, dtype=cases.compute_dtype(dtype))
     q = oracle.Qparams(*(to_numpy(t) for t in (scale, factor, zero_point)))
-    u = oracle.quantize(w, q, 34)
+    u = oracle.quantize(w, q, 34, bits)
     exact = oracle.expanded(u, q, 34)
-    assert -128 <= exact.min() < -112 and 112 < exact.max() <= 127
+    assert -128 <= exact.min() < -112 and 112 < exact.max() <= 127 and len(np.unique(u)) == 2**bits
     on = [t.to(device) for t in (w, scale, factor)]
-    packed = module.quantize_int4(*on, 34, group_zero_point=zero_point.to(device))
+    packed = module.quantize_int4(*on, 34, group_zero_point=zero_point.to(device), bits=bits)
     assert_same_bits(packed, oracle.packed(u))
     w8 = module.expand_int4(packed, on[2], 34, w.shape[1], group_zero_point=zero_point.to(device))
     assert_same_bits(w8, exact.astype("int8"))
@@ -90,16 +95,20 @@ def test_pack(shape, module, device) -> None:  # type: ignore[no-untyped-def]
     assert torch.equal(module.expand_int4(packed, ones, size, shape[1]), q.to(device))
 
 
+@by_bits
 @by_symmetric
-def test_error_is_that_of_four_bits(symmetric: bool, device: str) -> None:
+def test_error_is_that_of_the_bits(symmetric: bool, bits: int, device: str) -> None:
     """Of normal weights, against a floating scale for each group: at most a tenth more."""
     w = torch.randn(64, 1024, generator=cases.generator(3)).to(device)
     for size in (32, 64, 128):
-        scale, factor, zero_point = ops.choose_int4_qparams(w, size, symmetric=symmetric)
-        packed = ops.quantize_int4(w, scale, factor, size, group_zero_point=zero_point)
+        chosen = ops.choose_int4_qparams(w, size, symmetric=symmetric, bits=bits)
+        scale, factor, zero_point = chosen
+        given = {"group_zero_point": zero_point, "bits": bits}
+        packed = ops.quantize_int4(w, scale, factor, size, **given)
         w8 = ops.expand_int4(packed, factor, size, 1024, group_zero_point=zero_point)
         error = (w8 * scale.unsqueeze(1) - w).norm()
-        of_group = {"quant_min": -8, "quant_max": 7, "symmetric": symmetric}
+        low, high = integer_range(bits)
+        of_group = {"quant_min": low, "quant_max": high, "symmetric": symmetric}
         floating = ops.dynamic_fake_quantize_per_group(w, size, **of_group)
         assert error < 1.1 * (floating - w).norm()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Weights that have four bits and a whole factor for each group: quantizers, layers, training.
+"""Weights that have 2 to 4 bits and a whole factor for each group: quantizers, layers, training.
 
 Factors that are trained stand beside formulas in NumPy.
 """
@@ -12,8 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from baraquant import GPTQ, W4A8, W4A16, PerGroup, QuantConfig, TensorConfig, ops, quantize_, save
+from baraquant import (
+    GPTQ,
+    W2A8,
+    W3A8,
+    W4A8,
+    W4A16,
+    PerGroup,
+    QuantConfig,
+    TensorConfig,
+    ops,
+    quantize_,
+    save,
+)
 from baraquant import nn as bnn
+from baraquant.configs import integer_range
 from baraquant.qat import convert_, prepare_
 from tests.support import cases
 from tests.support.bits import to_numpy
@@ -23,6 +36,8 @@ from tests.support.models.one_layer import converted
 N, K, SIZE = 24, 96, 8
 by_dtype = pytest.mark.parametrize("dtype", cases.FLOAT_DTYPES, ids=cases.name_of)
 by_symmetry = pytest.mark.parametrize("symmetric", (True, False))
+by_bits = pytest.mark.parametrize("bits", (2, 3, 4))
+SCHEMES = {2: W2A8, 3: W3A8, 4: W4A8}
 SIZES = [(size, symmetric) for size in (2, 32, 96) for symmetric in (True, False)]
 by_scheme = pytest.mark.parametrize(("size", "symmetric"), SIZES, ids=str)
 
@@ -38,12 +53,16 @@ def inputs(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
 
 @by_dtype
 @by_scheme
-def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, device: str) -> None:
+@by_bits
+def test_quantizer_is_its_ops(
+    bits: int, size: int, symmetric: bool, dtype: torch.dtype, device: str
+) -> None:
     weight = torch.randn(N, K, generator=cases.generator(2)).to(device, dtype).requires_grad_()
-    quantizer = bnn.FakeQuantizeInt4(size, symmetric=symmetric)
-    scale, factor, zeros = ops.choose_int4_qparams(weight.detach(), size, symmetric=symmetric)
+    how: dict[str, Any] = {"symmetric": symmetric, "bits": bits}
+    quantizer = bnn.FakeQuantizeInt4(size, **how)
+    scale, factor, zeros = ops.choose_int4_qparams(weight.detach(), size, **how)
     of_groups = {"group_zero_point": zeros}
-    packed = ops.quantize_int4(weight.detach(), scale, factor, size, **of_groups)
+    packed = ops.quantize_int4(weight.detach(), scale, factor, size, bits=bits, **of_groups)
     w8 = ops.expand_int4(packed, factor, size, K, **of_groups)
     wanted = packed, scale, factor, zeros
     torch.testing.assert_close(quantizer.pack(weight), wanted, rtol=0, atol=0)
@@ -54,8 +73,8 @@ def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, de
     assert torch.equal(rounded, ops.dequantize_per_channel(w8, scale, None, 0, dtype=dtype))
     dy = torch.randn_like(rounded)
     assert torch.equal(torch.autograd.grad(rounded, weight, dy)[0], dy)
-    of_groups |= {"scale": scale, "group_factor": factor, "symmetric": symmetric}
-    given = bnn.FakeQuantizeInt4(size, **of_groups)
+    of_groups |= {"scale": scale, "group_factor": factor}
+    given = bnn.FakeQuantizeInt4(size, **of_groups, **how)
     assert torch.equal(given(weight), rounded) and not given.is_dynamic
     assert torch.equal(torch.jit.script(quantizer)(weight), rounded)
     quantizer.disable_fake_quant()
@@ -64,11 +83,12 @@ def test_quantizer_is_its_ops(size: int, symmetric: bool, dtype: torch.dtype, de
 
 @by_dtype
 @by_scheme
+@by_bits
 @pytest.mark.parametrize("of_input", ("dynamic", "static"))
 def test_one_product_in_all_three(
-    size: int, symmetric: bool, dtype: torch.dtype, of_input: str, device: str
+    bits: int, size: int, symmetric: bool, dtype: torch.dtype, of_input: str, device: str
 ) -> None:
-    config = W4A8(size, symmetric)
+    config = SCHEMES[bits](size, symmetric)
     if of_input == "static":
         input = TensorConfig(8, "per_tensor", symmetric, dynamic=False)
         config = QuantConfig(config.weight, input, observer="min_max")
@@ -115,11 +135,12 @@ def test_damaged_numbers_are_not_saved(tmp_path: Any) -> None:
             save(model, tmp_path / "bad")
 
 
-def test_the_search_is_the_best_of_all_factors() -> None:
+@by_bits
+def test_the_search_is_the_best_of_all_factors(bits: int) -> None:
     torch.manual_seed(0)
-    weight = torch.randn(8, 64)
-    scale = weight.abs().amax(1, keepdim=True) / 112
-    assert W4A8(32) == W4A8(32, scale_rule="search")
+    weight, (low, high), scheme = torch.randn(8, 64), integer_range(bits), SCHEMES[bits]
+    scale = weight.abs().amax(1, keepdim=True) / (16 * high)
+    assert scheme(32) == scheme(32, scale_rule="search")
 
     def errors(rounded: Tensor) -> Tensor:
         return (rounded - weight).square().unflatten(1, (-1, 32)).sum(2)
@@ -129,14 +150,14 @@ def test_the_search_is_the_best_of_all_factors() -> None:
         for rule in ("search", "max"):
             model = nn.Sequential(nn.Linear(64, 8, bias=False))
             model[0].weight = nn.Parameter(weight.clone())
-            quantize_(model, W4A8(32, symmetric, scale_rule=rule), progress=False)
+            quantize_(model, scheme(32, symmetric, scale_rule=rule), progress=False)
             assert torch.equal(model[0].weight_scale, scale[:, 0])
             found[rule] = errors(model[0].weight)
         assert (found["search"] <= found["max"] * (1 + 1e-6)).all()
         assert found["search"].sum() < (0.9 if symmetric else 0.95) * found["max"].sum()
         if symmetric:
             steps = [scale * factor for factor in range(1, 17)]
-            tried = [errors((weight / step).round().clamp(-8, 7) * step) for step in steps]
+            tried = [errors((weight / step).round().clamp(low, high) * step) for step in steps]
             torch.testing.assert_close(found["search"], torch.stack(tried).amin(0))
 
 
@@ -150,11 +171,11 @@ def weight(dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return (torch.randn(N, K, generator=generator) * sizes.repeat_interleave(SIZE, 1)).to(dtype)
 
 
-def quantizer_of(values: Tensor, symmetric: bool = True, **more: Any) -> Any:
+def quantizer_of(values: Tensor, symmetric: bool = True, bits: int = 4, **more: Any) -> Any:
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     made = bnn.LearnedFakeQuantizeInt4(
         SIZE, shape=(len(values), values.shape[1] // SIZE), symmetric=symmetric, dtype=dtype,
-        device=values.device, **more,
+        device=values.device, bits=bits, **more,
     )  # fmt: skip
     made.initialize(values)
     return made
@@ -175,11 +196,14 @@ def moved(made: bnn.LearnedFakeQuantizeInt4, seed: int = 3) -> bnn.LearnedFakeQu
 
 @by_dtype
 @by_symmetry
+@by_bits
 @pytest.mark.parametrize("rule", ("search", "max"))
-def test_it_starts_from_the_rule(rule: str, symmetric: bool, dtype: Any, device: str) -> None:
+def test_it_starts_from_the_rule(
+    rule: str, bits: int, symmetric: bool, dtype: Any, device: str
+) -> None:
     values = weight(dtype).to(device)
-    made = quantizer_of(values, symmetric, scale_rule=rule)
-    fixed = bnn.FakeQuantizeInt4(SIZE, symmetric=symmetric)
+    made = quantizer_of(values, symmetric, bits, scale_rule=rule)
+    fixed = bnn.FakeQuantizeInt4(SIZE, symmetric=symmetric, bits=bits)
     fixed = fixed.fitted(values)[0] if rule == "search" else fixed
     torch.testing.assert_close(made.pack(values), fixed.pack(values), rtol=0, atol=0)
     assert len(made.qparams()[1].unique()) > 8
@@ -189,9 +213,12 @@ def test_it_starts_from_the_rule(rule: str, symmetric: bool, dtype: Any, device:
 
 @by_symmetry
 @by_dtype
-def test_its_value_is_that_of_integers(dtype: torch.dtype, symmetric: bool, device: str) -> None:
+@by_bits
+def test_its_value_is_that_of_integers(
+    bits: int, dtype: torch.dtype, symmetric: bool, device: str
+) -> None:
     values = weight(dtype).to(device)
-    made = moved(quantizer_of(values, symmetric))
+    made = moved(quantizer_of(values, symmetric, bits))
     scale, factor, zero_point = made.qparams_of(values)
     steps, rows = made.scale.detach().abs(), made.largest_step.detach().abs()[:, None] / 16
     assert torch.equal(factor, (steps / rows).round().clamp(1, 16).to(torch.uint8))
@@ -207,23 +234,25 @@ def test_its_value_is_that_of_integers(dtype: torch.dtype, symmetric: bool, devi
     torch.testing.assert_close(made.smooth(values), wanted)
 
 
-def two_levels(w: Any, step: Any, row: Any, zero: Any, dy: Any) -> dict[str, np.ndarray]:
+def two_levels(
+    w: Any, step: Any, row: Any, zero: Any, dy: Any, least: int, most: int
+) -> dict[str, np.ndarray]:
     """The formulas of the class without its factors; `w` and `dy` are [rows, groups, size]."""
     t = step / row[:, None]
     f = np.clip(np.rint(t), 1, 16)
     d = (f * row[:, None])[..., None]
-    z = np.clip(np.rint(zero), -8, 7)[..., None]
+    z = np.clip(np.rint(zero), least, most)[..., None]
     whole = f[..., None]
     # What is an int8 ends at a distance from the zero point, and follows it; four bits do not.
     int8_low, int8_high = z - np.floor(128 / whole), z + np.floor(127 / whole)
-    low, high = np.maximum(-8, int8_low), np.minimum(7, int8_high)
+    low, high = np.maximum(least, int8_low), np.minimum(most, int8_high)
     v = w / d
     r = np.rint(v) + z
     q = np.clip(r, low, high)
     inside = r == q
     by_d = (dy * np.where(inside, np.rint(v) - v, q - z)).sum(2)
     is_free = np.rint(t) == f
-    format_end = ((r < low) & (int8_low < -8)) | ((r > high) & (int8_high > 7))
+    format_end = ((r < low) & (int8_low < least)) | ((r > high) & (int8_high > most))
     return {
         "y": (q - z) * d, "w": dy * inside, "scale": np.where(is_free, by_d, 0), "row":
         (by_d * np.where(is_free, np.rint(t) - t, f)).sum(1), "zero_point":
@@ -232,10 +261,11 @@ def two_levels(w: Any, step: Any, row: Any, zero: Any, dy: Any) -> dict[str, np.
 
 
 @by_symmetry
+@by_bits
 @pytest.mark.parametrize("seed", (0, 1, 2))
-def test_gradients_beside_numpy(seed: int, symmetric: bool, device: str) -> None:
-    values = weight(torch.float64, seed).to(device)
-    made = moved(quantizer_of(values, symmetric), seed)
+def test_gradients_beside_numpy(seed: int, bits: int, symmetric: bool, device: str) -> None:
+    values, ends = weight(torch.float64, seed).to(device), integer_range(bits)
+    made = moved(quantizer_of(values, symmetric, bits), seed)
     with torch.no_grad():
         made.scale[0, 0] *= -1  # the absolute value counts
     w = values.clone().requires_grad_()
@@ -246,9 +276,9 @@ def test_gradients_beside_numpy(seed: int, symmetric: bool, device: str) -> None
     scale, step = to_numpy(made.scale), to_numpy(made.largest_step)
     zero = np.zeros((N, groups)) if symmetric else to_numpy(made.zero_point)
     cut = [to_numpy(t).reshape(N, groups, SIZE) for t in (values, dy)]
-    right = two_levels(cut[0], np.abs(scale), np.abs(step) / 16, zero, cut[1])
+    right = two_levels(cut[0], np.abs(scale), np.abs(step) / 16, zero, cut[1], *ends)
     assert 0.3 < right["inside"].mean() < 0.98 and 0.3 < right["free"].mean() < 0.98
-    g = 1 / math.sqrt(SIZE * 7)
+    g = 1 / math.sqrt(SIZE * ends[1])
     # 16 times the gradient of the scale: descent moves largest_step / 16 as if it were one.
     by_row = 16 / math.sqrt(groups * 16)
     wanted = {

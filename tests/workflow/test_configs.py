@@ -16,7 +16,17 @@ import pytest
 from baraquant import AWQ, GPTQ, SmoothQuant, configs, granularity, schemes
 from baraquant.configs import Config, QuantConfig, TensorConfig
 from baraquant.granularity import PerChannel, PerGroup, PerTensor, PerToken
-from baraquant.schemes import W4A8, W4A16, W8A8, W8A16, W8A8Static
+from baraquant.schemes import (
+    W2A8,
+    W2A16,
+    W3A8,
+    W3A16,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    W8A8Static,
+)
 from tests.support.models import training_models
 
 WEIGHT, PER_TOKEN = TensorConfig(), TensorConfig(granularity="per_token")
@@ -26,6 +36,7 @@ DEEP = functools.reduce(lambda inner, _: [inner], range(2000), [])
 STATIC_GROUPS = TensorConfig(8, "per_group", group_size=4, dynamic=False)
 PER_TENSOR = QuantConfig(TensorConfig(4, "per_tensor"))
 ONE = "expected [a-z_]+ to be one of"
+NAMED = (W8A8, W8A8Static, W8A16, W4A16, W4A8, W3A16, W3A8, W2A16, W2A8)
 ALL = [
     W8A8(),
     W8A8(symmetric=False),
@@ -60,7 +71,7 @@ ALL = [
     W8A8(backward="int8_input"),
     W4A8(None, backward="int8_input", rounding="stochastic"),
     QuantConfig(TensorConfig(3), TensorConfig(5, "per_token"), backward="int8"),
-    *(scheme(rotate=256, master="bfloat16") for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8)),
+    *(scheme(rotate=256, master="bfloat16") for scheme in NAMED),
     W8A8(backward="int8", rotate=32768),
 ]
 PRESETS = {
@@ -69,6 +80,10 @@ PRESETS = {
     W8A16: QuantConfig(TensorConfig(8)),
     W4A16: QuantConfig(TensorConfig(4, "per_group", group_size=128)),
     W4A8: QuantConfig(TensorConfig(4, PerGroup(128), group_factors=True), PER_TOKEN),
+    W3A16: QuantConfig(TensorConfig(3, PerGroup(128))),
+    W3A8: QuantConfig(TensorConfig(3, PerGroup(128), group_factors=True), PER_TOKEN),
+    W2A16: QuantConfig(TensorConfig(2, PerGroup(64), False)),
+    W2A8: QuantConfig(TensorConfig(2, PerGroup(64), False, group_factors=True), PER_TOKEN),
 }
 
 
@@ -107,7 +122,7 @@ def test_the_block_of_a_layer(features: int, block: int | None) -> None:
 def test_blocks_that_cannot_be(value: int) -> None:
     expected = r"expected rotate to be a power of two in \[2, 32768\]"
     message = rf"^QuantConfig: {expected}, but got {value};"
-    for scheme in (W8A8, W8A8Static, W8A16, W4A16, W4A8):
+    for scheme in NAMED:
         with pytest.raises(ValueError, match=message):
             scheme(rotate=value)
     with pytest.raises(ValueError, match=message):
@@ -138,11 +153,11 @@ def test_options_of_the_presets() -> None:
         skewed = preset(symmetric=False)
         assert skewed.activation == dataclasses.replace(preset().activation, symmetric=False)
         assert dataclasses.replace(skewed, activation=preset().activation) == preset()
-    for preset in (W4A16, W4A8):
-        of_groups = TensorConfig(4, PerGroup(32), group_factors=preset is W4A8)
-        assert preset(32).weight == of_groups
-        assert preset(None).weight == TensorConfig(4)
-        assert preset(None, symmetric=False).weight == TensorConfig(4, symmetric=False)
+    for preset in (W4A16, W4A8, W3A16, W3A8, W2A16, W2A8):
+        bits, factors = int(preset.__name__[1]), preset in (W4A8, W3A8, W2A8)
+        assert preset(32, True).weight == TensorConfig(bits, PerGroup(32), group_factors=factors)
+        for symmetric in (True, False):
+            assert preset(None, symmetric).weight == TensorConfig(bits, symmetric=symmetric)
         assert preset(32, False, "max").scale_rule == "max"
         assert preset().scale_rule == "search"
 
@@ -199,6 +214,11 @@ def test_in_words() -> None:
         ({"dynamic": "yes"}, TypeError, "dynamic to be a bool, but got str"),
         ({"learned": 0}, TypeError, "learned to be a bool, but got int"),
         ({"learned": True, "dynamic": True}, ValueError, "dynamic=False .* for a learned scale"),
+        (
+            {"bits": 2, "granularity": PerGroup(4), "ternary": True, "group_factors": True},
+            ValueError,
+            "2 bits, .*group_factors=False with ternary=True",
+        ),
         ({"granularity": "per_token", "dynamic": False}, ValueError, "dynamic=True for per_token"),
         ({"granularity": "per_token", "learned": True}, ValueError, "dynamic=True for per_token"),
         ({"granularity": "per_group"}, TypeError, "group_size to be an int, but got NoneType"),
@@ -228,6 +248,7 @@ REFUSED: dict[type[Exception], list[tuple[Callable[[], Config], str]]] = {
         (lambda: W4A16(scale_rule=None), "expected scale_rule to be a str, but got NoneType"),
         (lambda: W4A16(symmetric=1), "W4A16: expected symmetric to be a bool, but got int"),
         (lambda: W4A8(symmetric=0), "W4A8: expected symmetric to be a bool, but got int"),
+        (lambda: W2A16(symmetric=0), "W2A16: expected symmetric to be a bool, but got int"),
         (lambda: W8A8("yes"), "W8A8: expected symmetric to be a bool, but got str"),
         (lambda: W8A8Static(symmetric=None), "W8A8Static: expected symmetric to be a bool"),
         (lambda: W8A8Static(conv_inputs="yes"), "conv_inputs to be a bool, but got str"),

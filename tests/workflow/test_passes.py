@@ -266,10 +266,10 @@ def test_an_error_leaves_the_model_as_it_was(message: str) -> None:
     refused(baraquant.quantize_, message, Model(), config, calibration=data, error=kind)
 
 
-def test_training_and_measuring_name_its_config() -> None:
+def test_a_layer_alone_and_measuring_name_its_config() -> None:
     model = nn.Sequential(nn.Linear(8, 4))
-    message = "Clip is for a trained model: .* with its config, weight"
-    refused(baraquant.qat.prepare_, message, model, Clip(W8A8()))
+    message = "Clip is for a whole model; use .*prepare_, or here weight=int8"
+    refused(baraquant.nn.FakeQuantizedLinear.from_float, message, model[0], Clip(W8A8()))
     message = "it works on a whole model: measure weight=int8 .* Clip w"
     refused(baraquant.sensitivity, message, model, [Clip(W8A8())], [torch.randn(2, 8)])
 

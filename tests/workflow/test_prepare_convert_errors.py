@@ -86,10 +86,10 @@ def test_what_is_no_scheme(config: object, got: str, call: Any, name: str) -> No
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (SmoothQuant(), "SmoothQuant: .*SmoothQuant needs calibration: use baraquant.quantize_"),
-        (AWQ(W4A16()), "AWQ: .*AWQ needs calibration after training: use baraquant.quantize_"),
-        (GPTQ(W8A8()), "GPTQ: .*GPTQ needs calibration after training: use baraquant.quantize_"),
-        ({"*": SmoothQuant()}, r"'\*': .* SmoothQuant needs calibration: use"),
+        (SmoothQuant(), "SmoothQuant: .*may divide its input; use baraquant.quantize_"),
+        (AWQ(W4A16()), "expected calibration data for AWQ, but got None"),
+        (GPTQ(W8A8()), "expected calibration data for GPTQ, but got None"),
+        ({"*": SmoothQuant()}, r"'\*': SmoothQuant: .*may divide its input; use"),
         (W8A8Static("mse"), MSE),
         (W8A8Static("percentile"), "0: expected calibration data for the observer 'percentile'"),
     ],
@@ -115,7 +115,8 @@ def test_twice(call: Any, name: str) -> None:
     prepare_(model, W8A8())
     refused(call, name + "expected a float model, .* prepared already", model, W8A8())
     convert_(model)
-    refused(call, name + "expected a float model, .* converted already", model, W8A8())
+    if call is not prepare_:  # training starts at integers
+        refused(call, name + "expected a float model, .* converted already", model, W8A8())
     refused(convert_, CONVERT + "expected a prepared .* is converted already", model)
 
 

@@ -11,7 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static
+from baraquant import (
+    AWQ,
+    GPTQ,
+    W2A8,
+    W2A16,
+    W3A8,
+    W3A16,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    SmoothQuant,
+    W8A8Static,
+    ops,
+)
 from baraquant.configs import OBSERVERS, TRAINING_OBSERVERS, Config, QuantConfig, TensorConfig
 from baraquant.qat import convert_, prepare_
 from tests.support.checks.stored import assert_stored
@@ -34,6 +48,10 @@ PRESETS: dict[str, QuantConfig] = {
     "W4A8": W4A8(4, group_factors=False),
     "W4A8 asymmetric": W4A8(8, symmetric=False, scale_rule="max", group_factors=False),
     "W4A8 per channel": W4A8(None),
+    "W3A16": W3A16(8),
+    "W2A16": W2A16(4),
+    "W3A8 factors": W3A8(4),
+    "W2A8 factors": W2A8(4),
 }
 ALGORITHMS: dict[str, Config] = {
     "SmoothQuant": SmoothQuant(0.5),
@@ -83,7 +101,8 @@ def test_quantized_and_stored(name: str, tmp_path: Path) -> None:
     model = seeded(EveryFamily)
     wanted = model(TOKENS)
     assert_whole(baraquant.quantize_(model, config, **needed(config)), name)
-    assert relative_error(model(TOKENS), wanted) < (0.06 if "8A" in name or "S" in name else 0.4)
+    bound = 0.06 if "8A" in name or "S" in name else 0.7 if "W2A16" in name else 0.4
+    assert relative_error(model(TOKENS), wanted) < bound
     assert_stored(model, EveryFamily, TOKENS, tmp_path / "model.safetensors")
 
 
@@ -188,11 +207,18 @@ def rounded(weight: Tensor, config: QuantConfig) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("group_size", "search", "largest"), [(32, 0.0866, 0.0973), (128, 0.1014, 0.118)]
+    ("scheme", "how", "search", "largest"),
+    [
+        (W4A16, (32,), 0.0866, 0.0973),
+        (W4A16, (128,), 0.1014, 0.118),
+        (W3A16, (128,), 0.196, 0.275),
+        (W2A16, (64,), 0.356, 0.457),
+        (W2A16, (64, True), 0.378, 0.718),
+    ],
 )
-def test_errors_of_normal_weights(group_size: int, search: float, largest: float) -> None:
+def test_errors_of_normal_weights(scheme: Any, how: Any, search: float, largest: float) -> None:
     for rule, error in (("search", search), ("max", largest)):
-        got = rounded(NORMAL, W4A16(group_size, scale_rule=rule))
+        got = rounded(NORMAL, scheme(*how, scale_rule=rule))
         assert relative_error(got, NORMAL) == pytest.approx(error, rel=0.02)
 
 
@@ -229,6 +255,39 @@ def test_a_search_is_never_worse(config: TensorConfig) -> None:
         if "zeros" in name:
             zeros = weight.abs().amax(1) == 0
             assert not search[zeros].any()
+
+
+@pytest.mark.parametrize("scheme", [W4A16, W3A16, W2A16])
+def test_a_file_holds_the_bits(scheme: Any, tmp_path: Path) -> None:
+    model, bits = nn.Sequential(nn.Linear(256, 64, bias=False)), scheme().weight.bits
+    baraquant.quantize_(model, scheme())
+    assert model[0].packed.nbytes == 64 * 256 // 2
+    baraquant.save(model, tmp_path / "model.safetensors")
+    size = (tmp_path / "model.safetensors").stat().st_size
+    rest = sum(t.nbytes for name, t in model.state_dict().items() if name != "0.packed")
+    assert size - rest - 64 * 256 * bits // 8 in range(2000)  # the header
+
+
+def squared_error(bits: int, symmetric: bool, ends: Tensor, rows: Tensor) -> Tensor:
+    """The error of each row with the scale for the given part of its range."""
+    config = TensorConfig(bits)
+    limits = config.quant_min, config.quant_max
+    scale, zero_point = ops.choose_qparams_per_channel(ends, 0, *limits, symmetric=symmetric)
+    found = ops.fake_quantize_per_channel(rows, scale, zero_point, 0, *limits)
+    return (found - rows).square().sum(1)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_search_goes_far_enough(bits: int, symmetric: bool) -> None:
+    """Of normal weights in groups of 128 it is within 1 % of the best of all narrower ranges."""
+    rows = NORMAL.reshape(-1, 128)
+    ends = torch.stack(torch.aminmax(rows, dim=1), dim=1)
+    parts = torch.linspace(0.02, 1, 99)
+    best = torch.stack([squared_error(bits, symmetric, ends * part, rows) for part in parts])
+    config = QuantConfig(TensorConfig(bits, "per_group", symmetric, group_size=128))
+    error = (rounded(NORMAL, config) - NORMAL).square().sum()
+    assert error < 1.01 * best.amin(0).sum()
 
 
 def test_eight_bits_are_not_searched() -> None:

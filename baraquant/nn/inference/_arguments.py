@@ -8,6 +8,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..shared.arguments import (
     SCALES,
     check,
+    check_bits,
     check_dtype,
     check_even,
     check_floating,
@@ -36,12 +37,6 @@ def parameter(tensor: Tensor) -> nn.Parameter:
     if known is None or known.untyped_storage()._cdata != source.untyped_storage()._cdata:
         known = _parameters[source] = nn.Parameter(source, requires_grad=False)
     return known
-
-
-def check_bits(name: str, argument: str, bits: int, most: int = 8) -> None:
-    """Check a width."""
-    fits = type(bits) is int and 2 <= bits <= most
-    check(name, fits, f"{argument} to be an int in [2, {most}]", repr(bits))
 
 
 # The layout of a layer's integers, by their number of dimensions.

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ... import ops
+from ..shared.arguments import check_bits
 from . import _arguments
 from .integers import HoldsIntegers
 
@@ -66,7 +67,7 @@ class QuantizedEmbedding(HoldsIntegers):
         super().__init__()
         name = "QuantizedEmbedding"
         _arguments.check_weight(name, qweight, None)
-        _arguments.check_bits(name, "weight_bits", weight_bits)
+        check_bits(name, "weight_bits", weight_bits)
         self.num_embeddings, self.embedding_dim = qweight.shape
         self.group_size, self.padding_idx, self.weight_bits = group_size, padding_idx, weight_bits
         scale = _arguments.scale_of_weight(name, weight_scale, qweight.shape, group_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ..shared.arguments import check
+from ..shared.arguments import check, check_bits
 from ..shared.experts import (
     Form,
     RunsExperts,
@@ -95,8 +95,8 @@ class QuantizedExperts(RunsExperts, ReadsFloats):
         form = form_of(like)
         if form is None:
             raise ValueError(f"{_NAME}: expected like to be experts, but got {type(like).__name__}")
-        _arguments.check_bits(_NAME, "weight_bits", weight_bits)
-        _arguments.check_bits(_NAME, "bits", bits)
+        check_bits(_NAME, "weight_bits", weight_bits)
+        check_bits(_NAME, "bits", bits)
         is_known = granularity in (None, "per_token", "per_tensor", "per_group")
         wanted = "granularity to be per_token, per_tensor, per_group or None"
         check(_NAME, is_known, wanted, repr(granularity))

@@ -10,11 +10,21 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ... import ops
+from ..shared.arguments import check_bits
 from ..shared.fake_quantize import FakeQuantize
 from ..shared.precision import KeepsScales
 from ..shared.pretrained import refuse_save_pretrained
 from ..shared.weight import Shaped, WeightView, weight_to_read
 from . import _arguments
+
+
+def unpacked(packed: Tensor, columns: int) -> Tensor:
+    """Return the integers in [-8, 7] that are packed, int8 ``[rows, columns]``."""
+    # In a group of all columns with the factor 1, the numbers stand for themselves.
+    size = max(columns + columns % 2, 2)
+    groups = min(columns, 1)
+    factor = torch.ones([packed.shape[0], groups], dtype=torch.uint8, device=packed.device)
+    return ops.expand_int4(packed, factor, size, columns)
 
 
 class ReadsFloats(KeepsScales):
@@ -134,7 +144,7 @@ class Dequantizes(HoldsIntegers):
         shape = integers.shape if shape is None else shape
         self.set_weight("packed" if is_packed else "qweight", integers, bias)
         name = type(self).__name__
-        _arguments.check_bits(name, "weight_bits", self.weight_bits)
+        check_bits(name, "weight_bits", self.weight_bits)
         self.positions = math.prod(shape[2:])
         scale = _arguments.scale_of_weight(name, weight_scale, shape, self.group_size)
         zero_point = _arguments.zero_point_of_weight(name, weight_zero_point, scale)

@@ -13,7 +13,7 @@ from ..shared.product import fixing_bias
 from ..shared.rotation import check_block
 from ..shared.weight import Shaped
 from . import _arguments
-from .integers import Dequantizes
+from .integers import Dequantizes, unpacked
 from .merged import Columns, Slots, State
 from .weights import LaysOutWeight
 
@@ -196,13 +196,7 @@ class WeightOnlyInt4Linear(WeightOnlyLinear):
     @property
     def qweight(self) -> Tensor:
         """The integers, int8 ``[out_features, in_features]``, unpacked at each read."""
-        # In a group of all columns with the factor 1, the numbers stand for themselves.
-        size = max(self.in_features + self.in_features % 2, 2)
-        groups = min(self.in_features, 1)
-        factor = torch.ones(
-            [self.out_features, groups], dtype=torch.uint8, device=self.packed.device
-        )
-        return ops.expand_int4(self.packed, factor, size, self.in_features)
+        return unpacked(self.packed, self.in_features)
 
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def as_int8(self) -> WeightOnlyLinear:

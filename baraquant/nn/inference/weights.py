@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from ... import ops
 from ...configs import integer_range
+from ..shared.arguments import check_bits
 from ..shared.product import matching_bias
 from ..shared.rotation import check_block, note_metadata, other_metadata
 from ..shared.weight import Shaped
@@ -141,8 +142,8 @@ class IntegerLinear(LaysOutWeight):
         ``(out_features, in_features)``; the others are as in the constructors.
         """
         name = type(self).__name__
-        _arguments.check_bits(name, "weight_bits", self.weight_bits)
-        _arguments.check_bits(name, "bits", self.bits)
+        check_bits(name, "weight_bits", self.weight_bits)
+        check_bits(name, "bits", self.bits)
         self.out_features, self.in_features = shape
         self.rotate = check_block(name, rotate, self.in_features)
         self.quant_min, self.quant_max = integer_range(self.bits)

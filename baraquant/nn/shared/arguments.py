@@ -62,6 +62,12 @@ def check_even(name: str, group_size: int) -> None:
     check(name, fits, "an even group_size > 0", repr(group_size))
 
 
+def check_bits(name: str, argument: str, bits: int, most: int = 8) -> None:
+    """Check a width."""
+    fits = type(bits) is int and 2 <= bits <= most
+    check(name, fits, f"{argument} to be an int in [2, {most}]", repr(bits))
+
+
 # ---- Those of fake quantizers -------------------------------------------------------------------
 
 _check = functools.partial(check, "FakeQuantize")

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .precision import compute_dtype
+
 
 def rounded_scale(scale: Tensor, scale_dtype: str) -> Tensor:
     """Return the nearest numbers of a dtype, of two the even one, in the scale's own dtype.
@@ -50,8 +52,31 @@ def qparams_of_range(
     return qparams
 
 
+def fitted_qparams(
+    rows: Tensor, quant_min: int, quant_max: int, symmetric: bool, scale_dtype: str, scale_rule: str
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and the zero point of each row of a weight, ``[rows]``, by a rule.
+
+    ``scale_rule`` is ``search``, ``lattice`` or ``max``, as in :class:`baraquant.QuantConfig`;
+    ``csrc/search/weights.h`` has the formulas. The scales are those of
+    :meth:`.fake_quantize.FakeQuantize.fitted`.
+    """
+    values = rows.to(compute_dtype(rows.dtype))
+    scale, zero_point = qparams_of_range(
+        values.amin(dim=1), values.amax(dim=1), quant_min, quant_max, symmetric, scale_dtype
+    )
+    if scale_rule == "max":
+        return scale, zero_point
+    found, zeros, is_exact = torch.ops.baraquant._search_scale(
+        rows, quant_min, quant_max, symmetric, scale_dtype, None, scale_rule
+    )
+    if quant_max - quant_min < 255:
+        return found, zeros
+    return torch.where(is_exact, found, scale), torch.where(is_exact, zeros, zero_point)
+
+
 def searched_factors(
-    rows: Tensor, group_size: int, symmetric: bool, scale: Tensor | None = None
+    rows: Tensor, group_size: int, symmetric: bool, bits: int, scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scale ``[N]``, and the factors and zero points ``[N, groups]``, that fit best.
 
@@ -59,13 +84,13 @@ def searched_factors(
     and the one with the minimum squared error is taken; ``csrc/search/weights.h`` has the formulas.
     """
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._search_int4_factors(
-        rows, group_size, symmetric, scale
+        rows, group_size, symmetric, scale, bits
     )
     return found
 
 
 def fitted_factors(
-    rows: Tensor, group_size: int, symmetric: bool, scale_rule: str
+    rows: Tensor, group_size: int, symmetric: bool, bits: int, scale_rule: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what :func:`searched_factors` does, and whether rows are exact, ``[N]``.
 
@@ -77,10 +102,11 @@ def fitted_factors(
         rows: A weight ``[N, K]``.
         group_size: The columns of a group, which divide K.
         symmetric: Whether all zero points are 8.
+        bits: The width of the numbers, 2 to 4.
         scale_rule: ``search`` or ``lattice``, as in :class:`baraquant.QuantConfig`.
     """
     found: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.baraquant._fit_int4_factors(
-        rows, group_size, symmetric, scale_rule
+        rows, group_size, symmetric, scale_rule, bits
     )
     return found
 

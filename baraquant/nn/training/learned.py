@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...configs import MASTERS, SCALE_DTYPES
+from ...configs import MASTERS, SCALE_DTYPES, SCALE_RULES
 from ..shared.arguments import check, check_choice, check_granularity
 from ..shared.by_granularity import ByGranularity
 from ..shared.master import check_unrounded, round_master
 from ..shared.precision import compute_dtype
-from ..shared.range import rounded_scale
+from ..shared.range import fitted_qparams, rounded_scale
 from ..shared.straight_through import without_gradient
 from ._first_batch import check_unwrapped, is_known, is_zero
 
@@ -33,9 +33,12 @@ class LearnedFakeQuantize(ByGranularity):
     The first batch in training, or :meth:`initialize`, sets the parameters:
     ``s = 2 * mean(abs(x)) / sqrt(quant_max)`` as in LSQ, but at most ``max(abs(x)) / quant_max``,
     which clips nothing. With a zero point they are the scale and the zero point of the range of
-    ``x``. Before that they are NaN. A batch with a NaN or an infinity, such as that of a step which
-    a gradient scaler skips, sets nothing: it gives NaN, the buffer ``skipped_batches`` counts it,
-    and the next batch is the first. If the first batch holds only zeros, such as the initial state
+    ``x``. With ``scale_rule``, which is for weights, they are those that
+    :func:`baraquant.quantize_` finds. Before that they are NaN.
+
+    A batch with a NaN or an infinity, such as that of a step which a gradient scaler skips, sets
+    nothing: it gives NaN, the buffer ``skipped_batches`` counts it, and the next batch is the
+    first. If the first batch holds only zeros, such as the initial state
     of a recurrent layer, the step is 1 until the next batch (compiled code does not check, and
     keeps it). Code that was compiled before the first batch looks at every batch, as each may be
     the first: compile after it. Initialize before the model is wrapped for several processes: each
@@ -65,9 +68,12 @@ class LearnedFakeQuantize(ByGranularity):
             itself keeps its precision.
         master: The dtype that the parameters are rounded to before each use, ``bfloat16`` or
             ``float16``, as in :class:`baraquant.QuantConfig`; None: none.
+        scale_rule: How the first scales are found: ``search``, ``lattice`` or ``max``, as in
+            :class:`baraquant.QuantConfig`. None: by the rule of LSQ, for inputs.
 
     Raises:
-        ValueError: A granularity, shape, range, ``scale_dtype`` or ``master`` does not fit.
+        ValueError: A granularity, shape, range, ``scale_dtype``, ``master`` or ``scale_rule`` does
+            not fit.
 
     Example:
         >>> quantizer = baraquant.nn.LearnedFakeQuantize(quant_min=-8, quant_max=7)
@@ -82,6 +88,7 @@ class LearnedFakeQuantize(ByGranularity):
     symmetric: Final[bool]
     per_sample: Final[bool]
     master: Final[str]
+    scale_rule: Final[str | None]
     _kind = "learned"
 
     def __init__(
@@ -99,6 +106,7 @@ class LearnedFakeQuantize(ByGranularity):
         dtype: torch.dtype = torch.float32,
         scale_dtype: str = "float32",
         master: str | None = None,
+        scale_rule: str | None = None,
     ) -> None:
         super().__init__()
         check_granularity(granularity, axis, group_size)
@@ -106,6 +114,8 @@ class LearnedFakeQuantize(ByGranularity):
         check_choice(name, "scale_dtype", scale_dtype, SCALE_DTYPES)
         if master is not None:
             check_choice(name, "master", master, MASTERS)
+        if scale_rule is not None:
+            check_choice(name, "scale_rule", scale_rule, SCALE_RULES)
         wanted = "granularity to be per_tensor, per_channel or per_group"
         check(name, granularity != "per_token", wanted, repr(granularity))
         is_grid, ends = quant_min < quant_max and quant_max > 0, f"{quant_min} and {quant_max}"
@@ -117,6 +127,7 @@ class LearnedFakeQuantize(ByGranularity):
         self.is_observed = False
         self.scale_dtype = scale_dtype
         self.master = master or ""
+        self.scale_rule = scale_rule
         self._set_granularity(granularity, axis, group_size)
         self.quant_min, self.quant_max = quant_min, quant_max
         self.symmetric, self.per_sample = symmetric, per_sample
@@ -160,13 +171,7 @@ class LearnedFakeQuantize(ByGranularity):
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
         """Set the parameters, or only those that are unknown, from finite values of ``input``."""
         with torch.no_grad():
-            step, zeros = torch.ops.baraquant._first_learned_qparams(
-                self._segments(input.detach()).to(self.scale.dtype),
-                self.quant_min,
-                self.quant_max,
-                self.zero_point is None,
-                self.scale_dtype,
-            )
+            step, zeros = self._first_qparams(self._segments(input.detach()))
             step = step.reshape(self.scale.shape)
             is_new = self._is_new(step, self.scale, only_unknown)
             self.scale.copy_(torch.where(is_new, step, self.scale))
@@ -174,6 +179,18 @@ class LearnedFakeQuantize(ByGranularity):
             if zero_point is not None:
                 zeros = zeros.reshape(zero_point.shape).to(zero_point.dtype)
                 zero_point.copy_(torch.where(is_new, zeros, zero_point))
+
+    def _first_qparams(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scale and the zero point that each row starts with, ``[rows]`` each."""
+        low, high, dtype, rule = self.quant_min, self.quant_max, self.scale_dtype, self.scale_rule
+        is_symmetric = self.zero_point is None
+        if rule is not None:
+            step, zeros = fitted_qparams(rows, low, high, is_symmetric, dtype, rule)
+            return step.to(self.scale.dtype), zeros
+        step, zeros = torch.ops.baraquant._first_learned_qparams(
+            rows.to(self.scale.dtype), low, high, is_symmetric, dtype
+        )
+        return step, zeros
 
     def _is_new(self, scale: Tensor, known: Tensor, only_unknown: bool) -> Tensor:
         """Return which scales are taken; count the batch if one that is wanted is not finite."""
@@ -193,9 +210,9 @@ class LearnedFakeQuantize(ByGranularity):
     def start(self, scale: Tensor, zero_point: Tensor) -> None:
         """Set scale and zero point to given values."""
         with torch.no_grad():
-            self.scale.copy_(scale.reshape(-1))
+            self.scale.copy_(scale.reshape(self.scale.shape))
             if self.zero_point is not None:
-                self.zero_point.copy_(zero_point.reshape(-1))
+                self.zero_point.copy_(zero_point.reshape(self.scale.shape))
         self._initialized = True
 
     def _initialize_by_first(self, input: Tensor) -> None:
@@ -346,3 +363,7 @@ class LearnedFakeQuantize(ByGranularity):
     def _fill_state(self) -> None:
         super()._fill_state()
         self.saw_zeros.fill_(int(self._saw_zeros))
+        self._initialized = False
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(NAN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""``LearnedFakeQuantizeInt4``: rounds a weight to four bits, with factors that are trained."""
+"""``LearnedFakeQuantizeInt4``: rounds a weight to 2 to 4 bits, with factors that are trained."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,11 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from ... import ops
-from ...configs import SCALE_RULES
-from ..shared.arguments import SCALES, check, check_choice, check_dtype, check_even, check_sizes
+from ...configs import SCALE_RULES, integer_range
+from ..shared.arguments import (
+    SCALES,
+    check,
+    check_bits,
+    check_choice,
+    check_dtype,
+    check_even,
+    check_sizes,
+)
 from ..shared.master import round_master
 from ..shared.precision import compute_dtype
-from ..shared.range import searched_factors
+from ..shared.range import fitted_factors
 from ..shared.straight_through import makes_graph
 from ._first_batch import check_unwrapped
 from .int4 import RoundsToInt4
@@ -20,7 +28,7 @@ from .learned import NAN, LearnedFakeQuantize
 
 
 class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
-    """Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
+    """Rounds a weight to 2 to 4 bits, and learns the scales of rows and the factors of groups.
 
     The numbers are those of :class:`FakeQuantizeInt4`: an int8 ``w8 = (u - z) * f`` stands for
     ``w8 * scale``. Each group learns the step that it would like to have, and this is rounded to a
@@ -33,8 +41,8 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     * ``dy/dd = rint(v) - v``, or ``u - z`` where ``u`` was clamped (to [0, 15], and to those whose
       ``w8`` is an int8). The gradient of ``d`` is the sum of this over the group, times
-      ``1 / sqrt(group_size * 7)``. It is also the gradient of the step, but 0 where ``f`` was
-      clamped.
+      ``1 / sqrt(group_size * 7)`` (three bits: 3 instead of 7, two: 1). It is also the gradient
+      of the step, but 0 where ``f`` was clamped.
     * ``dd/dscale = rint(t) - t``, or ``f`` where it was clamped. The gradient of the scale is the
       sum of this, times the gradient of ``d``, over the groups of a row, times
       ``1 / sqrt(groups * 16)``.
@@ -44,7 +52,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     The parameters are ``scale`` ``[rows, groups]``, the steps, as in a
     :class:`LearnedFakeQuantize` ``per_group``; ``largest_step`` ``[rows]``, the step of a group
     with the factor 16, so 16 times the row's scale; and, if not symmetric, ``zero_point``
-    ``[rows, groups]`` for integers in [-8, 7]. The scale itself is no parameter because an
+    ``[rows, groups]`` for signed integers of the width. The scale itself is no parameter because an
     optimizer such as Adam moves each parameter by about its learning rate, which is much for a
     number as small as the scale. The gradient of ``largest_step`` is 16 times that of the scale, so
     that gradient descent moves the scale as if it were the parameter. :meth:`initialize` sets all
@@ -55,15 +63,15 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         group_size: The number of adjacent columns that share a factor and a zero point, even.
         shape: ``[rows, groups]``.
         symmetric: True for the zero point 8 in every group.
-        scale_rule: How :meth:`initialize` finds the factors: ``search`` and ``lattice`` try all of
-            them, ``max`` takes the least that clips nothing.
+        bits: The width of the numbers, 2 to 4.
+        scale_rule: How :meth:`initialize` finds the factors, as in :class:`baraquant.QuantConfig`.
         device: Of the parameters and buffers.
         dtype: Of the parameters: float32 or float64.
         master: As in :class:`LearnedFakeQuantize`.
 
     Raises:
         ValueError: The group size is not even and above 0, the shape is not one of rows and groups,
-            or the rule is unknown.
+            the bits are out of range, or the rule is unknown.
         TypeError: The dtype is another one.
 
     Example:
@@ -77,7 +85,6 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     is_dynamic: Final[bool]
     groups: Final[int]
     largest_factor: Final[int]
-    scale_rule: Final[str]
     _kind = "learned int4"
 
     def __init__(
@@ -86,6 +93,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         *,
         shape: Sequence[int],
         symmetric: bool = True,
+        bits: int = 4,
         scale_rule: str = "search",
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
@@ -93,25 +101,27 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     ) -> None:
         name = "LearnedFakeQuantizeInt4"
         check_even(name, group_size)
+        check_bits(name, "bits", bits, 4)
         is_matrix = len(shape) == 2 and all(type(size) is int and size >= 0 for size in shape)
         check(name, is_matrix, "shape to be [rows, groups]", list(shape))
         check_choice(name, "scale_rule", scale_rule, SCALE_RULES)
         check_dtype(name, "dtype", dtype, *SCALES)
+        low, high = integer_range(bits)
         super().__init__(
             "per_group",
             group_size=group_size,
             shape=shape,
-            quant_min=-8,
-            quant_max=7,
+            quant_min=low,
+            quant_max=high,
             symmetric=symmetric,
             device=device,
             dtype=dtype,
             master=master,
+            scale_rule=scale_rule,
         )
-        self._name = name
+        self._name, self.bits = name, bits
         self.is_dynamic = False
         self.largest_factor = 16
-        self.scale_rule = scale_rule
         rows, self.groups = shape
         self.largest_step = nn.Parameter(torch.full((rows,), NAN, device=device, dtype=dtype))
 
@@ -135,14 +145,26 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     @torch.jit.unused  # type: ignore[untyped-decorator]
     def _start_by(self, input: Tensor, only_unknown: bool) -> None:
         """Set the parameters of rows from those of ``input`` that are finite."""
-        rows = input.detach()
-        if self.scale_rule != "max":
-            scale, factor, zeros = searched_factors(rows, self.group_size, self.symmetric)
+        rows, rule = input.detach(), self.scale_rule
+        if rule is not None and rule != "max":
+            scale, factor, zeros, _ = fitted_factors(
+                rows, self.group_size, self.symmetric, self.bits, rule
+            )
         else:
             scale, factor, zeros = ops.choose_int4_qparams(
-                rows, self.group_size, symmetric=self.symmetric
+                rows, self.group_size, symmetric=self.symmetric, bits=self.bits
             )
-        is_new = self._is_new(scale, self.largest_step, only_unknown)
+        self._set(scale, factor, zeros, self._is_new(scale, self.largest_step, only_unknown))
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def start_from(self, scale: Tensor, factor: Tensor, zero_point: Tensor) -> None:
+        """Set the parameters to given scales ``[rows]``, factors and zero points in [0, 15]."""
+        self._set(scale, factor, zero_point, torch.ones_like(scale, dtype=torch.bool))
+        self._initialized = True
+
+    @torch.jit.unused  # type: ignore[untyped-decorator]
+    def _set(self, scale: Tensor, factor: Tensor, zeros: Tensor, is_new: Tensor) -> None:
+        """Set the parameters of the rows that are new."""
         values = [(self.scale, scale[:, None] * factor)]
         values += [(self.largest_step, scale * self.largest_factor)]
         if self.zero_point is not None:
@@ -163,7 +185,7 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
 
     @torch.jit.export  # type: ignore[untyped-decorator]
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Return the steps ``f * scale`` and the int32 zero points in [-8, 7], for each group."""
+        """Return the steps ``f * scale`` and the int32 zero points, signed, for each group."""
         scale, factor, zero_point = self.qparams()
         return scale[:, None] * factor, zero_point.to(torch.int32) - 8
 
@@ -179,14 +201,14 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
         steps, zero_point = self._parameters_of(input.dtype)
         scale = self._row_scale(input.dtype)
         smooth: Tensor = torch.ops.baraquant._smooth_int4(
-            input, steps, scale, zero_point, self.group_size
+            input, steps, scale, zero_point, self.group_size, self.bits
         )
         return smooth
 
     def _qparams_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         steps, zero_point = self._parameters_of(dtype)
         qparams: tuple[Tensor, Tensor, Tensor] = torch.ops.baraquant._learned_int4_qparams(
-            steps, self._row_scale(dtype), zero_point
+            steps, self._row_scale(dtype), zero_point, self.bits
         )
         return qparams
 
@@ -213,4 +235,5 @@ class LearnedFakeQuantizeInt4(RoundsToInt4, LearnedFakeQuantize):
     def extra_repr(self) -> str:
         """Return the arguments that differ between modules, for ``repr``."""
         shape = list(self.scale.shape)
-        return f"group_size={self.group_size}, symmetric={self.symmetric}, scale={shape}"
+        width = "" if self.bits == 4 else f", bits={self.bits}"
+        return f"group_size={self.group_size}, symmetric={self.symmetric}{width}, scale={shape}"

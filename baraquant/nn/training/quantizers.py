@@ -42,7 +42,7 @@ class PackedIntegers(NamedTuple):
 
 
 class Int4Integers(NamedTuple):
-    """A quantized weight of four bits, as :class:`FakeQuantizeInt4` packs it."""
+    """A quantized weight of 2 to 4 bits, as :class:`FakeQuantizeInt4` packs it."""
 
     packed: Tensor
     scale: Tensor
@@ -384,7 +384,7 @@ def _of_weight(
         return _learned_of_weight(config, weight, size, scheme)
     made: FakeQuantize | FakeQuantizeInt4
     if config.group_factors and size is not None:
-        made = FakeQuantizeInt4(size, symmetric=config.symmetric)
+        made = FakeQuantizeInt4(size, symmetric=config.symmetric, bits=config.bits)
         made.to(weight.device)
         return made
     granularity, grid = str(config.granularity), _grid_of(config)
@@ -418,9 +418,9 @@ def _learned_of_weight(
     granularity = str(config.granularity)
     channels, groups = weight.shape[0], 1 if size is None else weight.shape[-1] // size
     learned: LearnedFakeQuantize
-    kept = _kept_as(weight, scheme)
+    kept = {**_kept_as(weight, scheme), "scale_rule": scheme.scale_rule}
     if config.group_factors and size is not None:
-        how: dict[str, Any] = {"symmetric": config.symmetric, "scale_rule": scheme.scale_rule}
+        how: dict[str, Any] = {"symmetric": config.symmetric, "bits": config.bits}
         learned = LearnedFakeQuantizeInt4(size, shape=(channels, groups), **how, **kept)
     else:
         shapes = {"per_tensor": (1,), "per_channel": (channels,), "per_group": (channels, groups)}

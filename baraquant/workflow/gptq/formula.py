@@ -255,7 +255,9 @@ class FactorGrid:
         self._scale, self._factor, self._zero_point = (
             quantizer.searched_factors(rows)
             if searches and fixed
-            else ops.choose_int4_qparams(rows, self.size, symmetric=quantizer.symmetric)
+            else ops.choose_int4_qparams(
+                rows, self.size, symmetric=quantizer.symmetric, bits=quantizer.bits
+            )
         )
 
     def find(self, group: int, rows: Tensor) -> None:
@@ -268,7 +270,12 @@ class FactorGrid:
         factor, zero_point = self._factor[:, group, None], self._zero_point[:, group, None]
         # A group of two columns, the second of which is not used.
         packed = ops.quantize_int4(
-            column[:, None], self._scale, factor, 2, group_zero_point=zero_point
+            column[:, None],
+            self._scale,
+            factor,
+            2,
+            group_zero_point=zero_point,
+            bits=self._quantizer.bits,
         )
         weights = ops.expand_int4(packed, factor, 2, 1, group_zero_point=zero_point)[:, 0]
         return (packed[:, 0] & 15).to(torch.int8), weights.to(torch.float64) * self._scale

@@ -39,13 +39,15 @@ class BARAQUANT_API RoundsToInt4 {
   virtual torch::Tensor smooth(const torch::Tensor& input) = 0;
   /// The number of adjacent columns that share a factor and a zero point.
   virtual int64_t group_size() const = 0;
+  /// The width of the numbers, 2 to 4: `u - 8` is a signed integer of so many bits.
+  virtual int64_t bits() const = 0;
 
  protected:
   Quantized int8_of(const torch::Tensor& input);
   torch::Tensor rounded(const torch::Tensor& input);
 };
 
-/// Rounds a weight to four bits; each row has a scale, and each group of columns a whole factor.
+/// Rounds a weight to 2 to 4 bits; each row has a scale, and each group of columns a whole factor.
 ///
 /// A product with the integers of an input is one exact sum over all groups. The gradient goes
 /// straight through the rounding.
@@ -66,8 +68,9 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4
   /// The input itself: the gradient goes straight through.
   torch::Tensor smooth(const torch::Tensor& input) override { return input; }
   int64_t group_size() const override { return options.group_size(); }
-  int64_t quant_min() const override { return -8; }
-  int64_t quant_max() const override { return 7; }
+  int64_t bits() const override { return options.bits(); }
+  int64_t quant_min() const override { return -(int64_t{1} << (bits() - 1)); }
+  int64_t quant_max() const override { return (int64_t{1} << (bits() - 1)) - 1; }
   bool is_dynamic() const { return !scale.defined(); }
 
   void pretty_print(std::ostream& stream) const override;
@@ -79,11 +82,11 @@ class BARAQUANT_API FakeQuantizeInt4Impl : public Quantizer, public RoundsToInt4
 };
 TORCH_MODULE(FakeQuantizeInt4);
 
-/// Rounds a weight to four bits, and learns the scale of each row and the factor of each group.
+/// Rounds a weight to 2 to 4 bits, and learns the scale of each row and the factor of each group.
 ///
 /// Each group learns its step by the rule of LSQ, rounded to a whole multiple, 1 to 16, of the row's
 /// scale, which is learned by the same rule. The parameters are `scale` `[rows, groups]`, the steps;
-/// `zero_point` of that shape, if not symmetric, for integers of -8 to 7; and `largest_step` `[rows]`,
+/// `zero_point` of that shape, if not symmetric, for signed integers; and `largest_step` `[rows]`,
 /// 16 times the row's scale. They are NaN until initialize().
 ///
 /// @throws c10::ValueError The group size is not even and above 0, the shape is not one of rows and
@@ -101,7 +104,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   torch::Tensor round(const torch::Tensor& input) override { return rounded(input); }
   /// The int8 that a product multiplies, with scales and zeros `[rows]`.
   Quantized quantize(const torch::Tensor& input) override { return int8_of(input); }
-  /// The steps and the int32 zero points, -8 to 7, of each group.
+  /// The steps and the int32 zero points, those of signed integers, of each group.
   std::tuple<torch::Tensor, torch::Tensor> calculate_qparams() const override;
   /// The current scale, factors and zero points. A row with a step or a zero point that is not finite
   /// has the scale NaN.
@@ -109,6 +112,7 @@ class BARAQUANT_API LearnedFakeQuantizeInt4Impl : public LearnedFakeQuantizeImpl
   PackedInt4 qparams_of(const torch::Tensor& input) override;
   torch::Tensor smooth(const torch::Tensor& input) override;
   int64_t group_size() const override { return *options.group_size(); }
+  int64_t bits() const override { return given_.bits(); }
   const std::string& scale_rule() const { return given_.scale_rule(); }
   /// Set the parameters to the factors that fit a weight `[rows, columns]`. A row with a NaN or an
   /// infinity changes nothing; `skipped_batches` counts such a weight.

@@ -95,6 +95,9 @@ struct BARAQUANT_API LearnedFakeQuantizeOptions {
   /// The dtype that the parameters are rounded to before each use, `bfloat16` or `float16`, as in
   /// QuantConfig; std::nullopt: none.
   TORCH_ARG(std::optional<std::string>, master);
+  /// How the first scales are found: `search`, `lattice` or `max`, as in QuantConfig.
+  /// std::nullopt: by the rule of LSQ, for inputs.
+  TORCH_ARG(std::optional<std::string>, scale_rule);
 };
 
 /// Options of FakeQuantizeInt4.
@@ -104,8 +107,8 @@ struct BARAQUANT_API FakeQuantizeInt4Options {
       : group_size_(group_size) {}
   /// The number of adjacent columns that share a factor and a zero point, even.
   TORCH_ARG(int64_t, group_size);
-  /// true for the zero point 8 in every group, so that `u - z` lies in [-8, 7]. false fits it to
-  /// the range of a group, extended to include 0.
+  /// true for the zero point 8 in every group, so that `u - z` lies in [-8, 7] (three bits: [-4,
+  /// 3], two: [-2, 1]). false fits it to the range of a group, extended to include 0.
   TORCH_ARG(bool, symmetric) = true;
   /// float32 (float64 for a float64 weight) `[rows]`; undefined: from each weight.
   TORCH_ARG(torch::Tensor, scale);
@@ -113,6 +116,8 @@ struct BARAQUANT_API FakeQuantizeInt4Options {
   TORCH_ARG(torch::Tensor, group_factor);
   /// uint8 `[rows, groups]`, the same.
   TORCH_ARG(torch::Tensor, group_zero_point);
+  /// The width of the numbers, 2 to 4.
+  TORCH_ARG(int64_t, bits) = 4;
 };
 
 /// Options of LearnedFakeQuantizeInt4.
@@ -126,8 +131,9 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::vector<int64_t>, shape);
   /// true for the zero point 8 in every group.
   TORCH_ARG(bool, symmetric) = true;
-  /// How initialize finds the factors: `search` and `lattice` try all of them, `max` takes the
-  /// least that clips nothing.
+  /// The width of the numbers, 2 to 4.
+  TORCH_ARG(int64_t, bits) = 4;
+  /// How initialize finds the factors, as in QuantConfig.
   TORCH_ARG(std::string, scale_rule) = "search";
   /// Of the parameters and buffers.
   TORCH_ARG(std::optional<torch::Device>, device);

@@ -18,6 +18,8 @@ namespace baraquant {
 ///     of a row may have fewer.
 /// @param symmetric true puts 0 in the middle: all zero points are 8. false gives each group the
 ///     zero point of its range `[min(0, min w), max(0, max w)]`.
+/// @param bits The width of the numbers, 2 to 4: `u - 8` and `z - 8` are signed integers of so many
+///     bits.
 /// @return The scale, `[N]`, float32 (float64 for a float64 weight). The factor `f`, `[N, ceil(K /
 ///     group_size)]`, uint8, 1 to 16. The zero point `z`, of the same shape and dtype, 0 to 15.
 /// @throws c10::ValueError A shape, a device, a range or a number that does not fit.
@@ -25,9 +27,10 @@ namespace baraquant {
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const at::Tensor& weight,
                                                                           int64_t group_size,
-                                                                          bool symmetric = true) {
+                                                                          bool symmetric = true,
+                                                                          int64_t bits = 4) {
   return api::call<std::tuple<at::Tensor, at::Tensor, at::Tensor>, "choose_int4_qparams">(
-      weight, group_size, symmetric);
+      weight, group_size, symmetric, bits);
 }
 
 /// Quantize a weight to four bits with a factor for each group, and pack it.
@@ -41,6 +44,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 /// @param group_size The columns of a group, an even number of at most 2147483646; the last group
 ///     of a row may have fewer.
 /// @param group_zero_point `z`, `[N, G]`, uint8, 0 to 15; std::nullopt stands for 8.
+/// @param bits The width of the numbers, 2 to 4: `u - 8` is a signed integer of so many bits. They
+///     take four bits of memory in any case.
 /// @return The packed numbers `u`, `[N, ceil(K / 2)]`, uint8: number `2 i` of a row is in the low
 ///     four bits of byte `i`, number `2 i + 1` in the high ones. The last byte of an odd row has
 ///     zeros there.
@@ -49,9 +54,10 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> choose_int4_qparams(const 
 /// @throws c10::NotImplementedError No kernel for the device; torch.vmap.
 inline at::Tensor quantize_int4(const at::Tensor& weight, const at::Tensor& scale,
                                 const at::Tensor& group_factor, int64_t group_size,
-                                const std::optional<at::Tensor>& group_zero_point = std::nullopt) {
+                                const std::optional<at::Tensor>& group_zero_point = std::nullopt,
+                                int64_t bits = 4) {
   return api::call<at::Tensor, "quantize_int4">(weight, scale, group_factor, group_size,
-                                                group_zero_point);
+                                                group_zero_point, bits);
 }
 
 /// Turn packed numbers of four bits into the int8 weight that they stand for.

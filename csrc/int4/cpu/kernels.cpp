@@ -48,24 +48,25 @@ struct Cpu {
     for_each_row(args.rows, args.columns, [&](int64_t n) __attribute__((always_inline)) {
       const T* const row = args.weight + n * args.columns;
       const auto all = range_of<T, range::Magnitude<T>>(row, args.columns);
-      const C scale = row_scale(range::value_of_magnitude<T>(all.max));
+      const C scale = row_scale(range::value_of_magnitude<T>(all.max), args.width);
       args.scale[n] = scale;
-      for_each_group(row, args.columns, args.group_size,
-                     [&](int64_t g, const T* values, int64_t count) __attribute__((always_inline)) {
-                       Group group;
-                       if (args.symmetric) {
-                         const auto range = range_of<T, range::Magnitude<T>>(values, count);
-                         group = choose_symmetric(range::value_of_magnitude<T>(range.max), scale);
-                       } else {
-                         auto range = range_of<T, range::MinMax<T>>(values, count);
-                         range.add(T{});
-                         group =
-                             choose_asymmetric(range::value_of_ordered<T>(range.lowest),
-                                               range::value_of_ordered<T>(range.highest), scale);
-                       }
-                       args.factor[n * args.groups() + g] = group.factor;
-                       args.zero_point[n * args.groups() + g] = group.zero_point;
-                     });
+      for_each_group(
+          row, args.columns, args.group_size,
+          [&](int64_t g, const T* values, int64_t count) __attribute__((always_inline)) {
+            Group group;
+            if (args.symmetric) {
+              const auto range = range_of<T, range::Magnitude<T>>(values, count);
+              group = choose_symmetric(range::value_of_magnitude<T>(range.max), scale, args.width);
+            } else {
+              auto range = range_of<T, range::MinMax<T>>(values, count);
+              range.add(T{});
+              group =
+                  choose_asymmetric(range::value_of_ordered<T>(range.lowest),
+                                    range::value_of_ordered<T>(range.highest), scale, args.width);
+            }
+            args.factor[n * args.groups() + g] = group.factor;
+            args.zero_point[n * args.groups() + g] = group.zero_point;
+          });
     });
   }
 
@@ -79,7 +80,7 @@ struct Cpu {
       uint8_t* const target = args.target + n * packed_size(packed.columns);
       for_each_group(row, packed.columns, packed.group_size,
                      [&](int64_t g, const T* values, int64_t count) __attribute__((always_inline)) {
-                       const Grid<C> grid(args.scale[n], packed.group(n, g));
+                       const Grid<C> grid(args.scale[n], packed.group(n, g), args.width);
                        uint8_t* const to = target + g * packed.group_size / 2;
                        for (int64_t i = 0; i < count / 2; ++i) {
                          const uint32_t low = grid.quantize(to_compute<C>(values[2 * i]));

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) choose_int4_kernel(const ChooseParam
   Magnitude all;
 #pragma unroll
   for (const range::Key<T> max : maxima) all.merge({max});
-  const C scale = row_scale(range::value_of_magnitude<T>(all.max));
+  const C scale = row_scale(range::value_of_magnitude<T>(all.max), args.width);
   if (thread == 0) args.scale[n] = scale;
   for (int64_t g = warp; g < groups; g += kWarps) {
     const int64_t first = g * args.group_size;
@@ -71,12 +71,12 @@ __global__ void __launch_bounds__(kThreads) choose_int4_kernel(const ChooseParam
     Group group;
     if (args.symmetric) {
       const auto range = range_of_warp<Magnitude>(row + first, count, lane, 32);
-      group = choose_symmetric(range::value_of_magnitude<T>(range.max), scale);
+      group = choose_symmetric(range::value_of_magnitude<T>(range.max), scale, args.width);
     } else {
       auto range = range_of_warp<range::MinMax<T>>(row + first, count, lane, 32);
       range.add(T{});
       group = choose_asymmetric(range::value_of_ordered<T>(range.lowest),
-                                range::value_of_ordered<T>(range.highest), scale);
+                                range::value_of_ordered<T>(range.highest), scale, args.width);
     }
     if (lane == 0) {
       args.factor[n * groups + g] = group.factor;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) quantize_int4_kernel(const QuantizeP
   const Packed& packed = args.packed;
   const int64_t bytes = packed_size(packed.columns);
   for_each_byte(args.rows, bytes, [&](int64_t n, int64_t i) {
-    const Grid<C> grid(args.scale[n], packed.group(n, 2 * i / packed.group_size));
+    const Grid<C> grid(args.scale[n], packed.group(n, 2 * i / packed.group_size), args.width);
     const T* const from = args.weight + n * packed.columns + 2 * i;
     const uint32_t low = grid.quantize(to_compute<C>(from[0]));
     const bool pair = 2 * i + 1 < packed.columns;
@@ -183,9 +183,10 @@ void choose(const ChooseCall& call) {
   Launch<Cuda>::choose(call);
 }
 
-void quantize(const at::Tensor& weight, const at::Tensor& scale, const PackedWeight& packed) {
+void quantize(const at::Tensor& weight, const at::Tensor& scale, Width width,
+              const PackedWeight& packed) {
   const c10::cuda::CUDAGuard guard(weight.device());
-  Launch<Cuda>::quantize(weight, scale, packed);
+  Launch<Cuda>::quantize(weight, scale, width, packed);
 }
 
 void expand_weight(const ExpandParams& args, const at::Tensor& target) {

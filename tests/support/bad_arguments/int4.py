@@ -64,6 +64,7 @@ def bad_cases() -> wrong.Bads:
     yield from wrong.wrong_shapes(vectors, ((), (N - 1,), (1, N)), r"to have shape \[5\]")
     sizes = (0, -2, 3, 31, 2**31, 2**40, INT64_MIN, INT64_MAX)
     yield from wrong.wrong_values("group_size", sizes, "even .*but ")
+    yield from wrong.wrong_values("bits", (0, 1, 5, INT64_MIN, INT64_MAX), r"in \[2, 4\], but ")
     yield from wrong.wrong_values("in_features", (-1, -10, INT64_MIN), "at least 0, but ")
 
 

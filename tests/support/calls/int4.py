@@ -87,9 +87,14 @@ class Int4Call(OpCall):
         if self.verb == "pack_int4":
             return tensors, {}
         if self.verb == "choose_int4_qparams":
-            return (*tensors, GROUP_SIZE), {"symmetric": not self.full}
+            return (*tensors, GROUP_SIZE), {
+                "symmetric": not self.full,
+                "bits": 3 if self.full else 4,
+            }
         keywords: dict[str, Any] = {"group_size": GROUP_SIZE}
         keywords |= dict(zip((*NEEDED[self.verb], *OPTIONAL), tensors, strict=False))
+        if self.verb == "quantize_int4" and self.full:
+            keywords["bits"] = 2
         if self.verb == "expand_int4":  # with one column more than the shape if that is odd
             keywords["in_features"] = 2 * tensors[0].shape[1]
         if self.verb == INTEGERS:

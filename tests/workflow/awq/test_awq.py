@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import baraquant
-from baraquant import AWQ, GPTQ, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, ops
-from baraquant.configs import QuantConfig, TensorConfig
+from baraquant import AWQ, GPTQ, W2A16, W3A16, W4A16, W8A8, W8A16, SmoothQuant, W8A8Static, ops
+from baraquant.configs import QuantConfig
 from baraquant.nn import WeightOnlyInt4Linear, WeightOnlyLinear
 from tests.support.checks.stored import assert_stored
 from tests.support.models.outlier_models import Block, OwnRMSNorm, batches, relative_error, seeded
@@ -24,7 +24,8 @@ SCHEMES: dict[str, QuantConfig] = {
     "asymmetric": W4A16(8, symmetric=False),
     "channel": W4A16(None),
     "W8A16": W8A16(),
-    "three bits": QuantConfig(TensorConfig(3, "per_group", group_size=16)),
+    "three bits": W3A16(16),
+    "two bits": W2A16(16),
     "bfloat16": W4A16(16, scale_dtype="bfloat16"),
 }
 
@@ -62,7 +63,7 @@ def searched(weight: Tensor, importance: Tensor, config: QuantConfig) -> tuple[T
     limits = how.quant_min, how.quant_max
     integers, values = torch.empty_like(segments, dtype=torch.int8), torch.empty_like(segments)
     least = torch.full_like(segments[:, 0], torch.inf)
-    for step in range(26):
+    for step in range(41 if how.bits <= 3 else 26):
         parts = ends * (1 - step / 50), 0, *limits
         scale, zero_point = ops.choose_qparams_per_channel(*parts, symmetric=how.symmetric)
         if config.scale_dtype != "float32":

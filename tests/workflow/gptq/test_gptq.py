@@ -9,7 +9,20 @@ import torch
 from torch import Tensor, nn
 
 import baraquant
-from baraquant import GPTQ, W4A8, W4A16, W8A8, W8A16, QuantConfig, TensorConfig, W8A8Static, ops
+from baraquant import (
+    GPTQ,
+    W2A8,
+    W2A16,
+    W3A8,
+    W4A8,
+    W4A16,
+    W8A8,
+    W8A16,
+    QuantConfig,
+    TensorConfig,
+    W8A8Static,
+    ops,
+)
 from baraquant.nn import WeightOnlyInt4Linear
 from baraquant.workflow.gptq.formula import Hessian
 from tests.support.checks.refused import refused
@@ -27,7 +40,7 @@ SCHEMES: dict[str, QuantConfig] = {
     "W8A16": W8A16(),
     "W8A8": W8A8(),
     "W8A8 asymmetric": W8A8(False),
-    "two bits": QuantConfig(TensorConfig(2, "per_group", False, group_size=12)),
+    "two bits": W2A16(12),
     "three bits": QuantConfig(TensorConfig(3), scale_rule="max"),
     "five bits asymmetric": QuantConfig(TensorConfig(5, "per_channel", False)),
     "per tensor": QuantConfig(TensorConfig(4, "per_tensor")),
@@ -178,8 +191,9 @@ def test_is_deterministic_and_splits_do_not_matter() -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("rule", ["search", "max"])
 @pytest.mark.parametrize("act_order", [True, False])
-def test_groups_with_factors(symmetric: bool, rule: str, act_order: bool) -> None:
-    config, data = W4A8(16, symmetric, rule, group_factors=True), correlated(dtype=torch.float32)
+@pytest.mark.parametrize("scheme", [W4A8, W3A8, W2A8])
+def test_groups_with_factors(scheme: Any, symmetric: bool, rule: str, act_order: bool) -> None:
+    config, data = scheme(16, symmetric, rule, group_factors=True), correlated(dtype=torch.float32)
     exact, nearest, model = (linear(dtype=torch.float32) for _ in range(3))
     baraquant.quantize_(nearest, config)
     report = baraquant.quantize_(model, GPTQ(config, act_order=act_order), calibration=data)

@@ -12,7 +12,18 @@ import torch
 from torch import nn
 
 import baraquant
-from baraquant import AWQ, GPTQ, W4A8, W4A16, W8A8, Sensitivity, SmoothQuant, W8A8Static
+from baraquant import (
+    AWQ,
+    GPTQ,
+    W2A8,
+    W3A16,
+    W4A8,
+    W4A16,
+    W8A8,
+    Sensitivity,
+    SmoothQuant,
+    W8A8Static,
+)
 from baraquant.configs import QuantConfig, TensorConfig
 from tests.support.models.outlier_models import Block, Tied, batches, seeded, tokens, unchanged
 from tests.workflow.every_family import PARTS, TOKENS, EveryFamily
@@ -260,7 +271,8 @@ def test_names_of_a_list():
         "W8A8 static": W8A8Static(),
         "W4A16 g16": W4A16(16),
         "W4A16 g16 asymmetric rotate 16": W4A16(16, symmetric=False, rotate=16),
-        "W3A16 g8": QuantConfig(TensorConfig(3, "per_group", group_size=8)),
+        "W3A16 g8": W3A16(8),
+        "W2A8 g8 asymmetric factors": W2A8(8),
     }
     assert measured(seeded(Block), [*wanted.values()]).configs == wanted
 
