@@ -121,7 +121,9 @@ def test_deployment_and_a_run_that_goes_on(
 
 @pytest.mark.packaging
 def test_few_bits(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    report = run(tmp_path, "--parts", "few_bits", "--steps", "8", "--seeds", "1", "--device", device)
+    report = run(
+        tmp_path, "--parts", "few_bits", "--steps", "8", "--seeds", "1", "--device", device
+    )
     rows = {(row["bits"], row["method"]): row for row in report["few_bits_rows"]}
     assert list(rows) == [(bits, method) for bits in (4, 3, 2) for method in few_bits.METHODS]
     found = {(one["bits"], one["method"], one["tuned"]): one for one in report["few_bits"]}

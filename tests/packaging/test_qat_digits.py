@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import baraquant
+import few_bits
 import qat_deploy
 import qat_report
 import qat_widths
@@ -197,3 +198,18 @@ def test_gains_are_paired_over_the_seeds() -> None:
         "training makes +0.8 ± 0.4 points with 4-bit weights (2 of 2 seeds gain) and +4.8 ± 7.4 "
         "points with 2-bit weights (1 of 2 seeds gain)."
     )
+
+
+@pytest.mark.packaging
+def test_few_bits(tmp_path: Path) -> None:
+    script = processes.ROOT / "examples" / "digits_few_bits.py"
+    small = "--seeds", "2", "--float-epochs", "10", "--epochs", "2", "--out", tmp_path
+    done = processes.run(sys.executable, script, *small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "digits_few_bits.json").read_text())
+    rows = {(row["bits"], row["method"]): row for row in report["few_bits_rows"]}
+    assert list(rows) == [(bits, method) for bits in (4, 3, 2) for method in few_bits.METHODS]
+    assert all(row["seeds"] == 2 and len(row["more"]["accuracy"]) == 2 for row in rows.values())
+    lost = {key: row["lost"][0] for key, row in rows.items()}
+    assert lost[2, "nearest"] > lost[2, "GPTQ"] > lost[2, few_bits.RECIPE]
+    assert (tmp_path / "digits_few_bits.png").read_bytes().startswith(b"\x89PNG")

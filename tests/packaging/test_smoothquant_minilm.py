@@ -16,6 +16,7 @@ from torch import nn
 
 import baraquant
 import docstrings
+import few_bits
 import minilm_report
 import minilm_speed
 import sentence_encoder
@@ -43,6 +44,26 @@ def tiny_model(folder):
     sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": len(vocabulary)}
     config = transformers.BertConfig(**sizes)
     transformers.BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+@pytest.mark.packaging
+def test_few_bits(tmp_path):
+    tiny_model(tmp_path / "model")
+    out = tmp_path / "out"
+    sizes = {"passages": 40, "calibration": 20, "longest": 24, "steps": 3}
+    options = [text for key, value in sizes.items() for text in (f"--{key}", str(value))]
+    folders = ("--model", tmp_path / "model", "--out", out)
+    script = ROOT / "examples" / "minilm_few_bits.py"
+    done = run(sys.executable, script, "--device", "cpu", *folders, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((out / "minilm_few_bits.json").read_text())["few_bits_rows"]
+    wanted = [(bits, method) for bits in (4, 3) for method in few_bits.METHODS]
+    assert [(row["bits"], row["method"]) for row in rows] == wanted
+    lost = {(row["bits"], row["method"]): row["lost"][0] for row in rows}
+    for method in few_bits.UNTRAINED:
+        assert 0 < lost[4, method] < lost[3, method] < 1
+    assert all(0 <= row["more"]["retrieval"][0] <= 100 for row in rows)
+    assert (out / "minilm_few_bits.png").stat().st_size > 10_000
 
 
 @pytest.mark.packaging

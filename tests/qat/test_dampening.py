@@ -72,7 +72,9 @@ def test_descending_it_moves_weights_to_the_grid() -> None:
 def test_what_is_not_prepared_is_an_error() -> None:
     floats = model()
     for wrong in (floats, nn.Identity()):
-        with pytest.raises(ValueError, match=r"expected a model prepared by baraquant.qat.prepare_"):
+        with pytest.raises(
+            ValueError, match=r"expected a model prepared by baraquant.qat.prepare_"
+        ):
             dampening_loss(wrong)
     with pytest.raises(TypeError, match=r"baraquant.qat.dampening_loss"):
         dampening_loss([floats])
