@@ -104,17 +104,17 @@ struct BARAQUANT_API FakeQuantizeInt4Options {
       : group_size_(group_size) {}
   /// The number of adjacent columns that share a factor and a zero point, even.
   TORCH_ARG(int64_t, group_size);
-  /// true for the zero point 8 in every group, so that `u - z` lies in [-8, 7], with
-  /// fewer bits in their range. false fits it to the range of a group, extended to include 0.
+  /// true for the zero point 8 in every group, so that `u - z` lies in [-8, 7] (three bits: [-4,
+  /// 3], two: [-2, 1]). false fits it to the range of a group, extended to include 0.
   TORCH_ARG(bool, symmetric) = true;
-  /// The width of the numbers, 2 to 4: `u - 8` is a signed integer of so many bits.
-  TORCH_ARG(int64_t, bits) = 4;
   /// float32 (float64 for a float64 weight) `[rows]`; undefined: from each weight.
   TORCH_ARG(torch::Tensor, scale);
   /// uint8 `[rows, groups]`; with a scale, and not without one.
   TORCH_ARG(torch::Tensor, group_factor);
   /// uint8 `[rows, groups]`, the same.
   TORCH_ARG(torch::Tensor, group_zero_point);
+  /// The width of the numbers, 2 to 4.
+  TORCH_ARG(int64_t, bits) = 4;
 };
 
 /// Options of LearnedFakeQuantizeInt4.
@@ -128,7 +128,7 @@ struct BARAQUANT_API LearnedFakeQuantizeInt4Options {
   TORCH_ARG(std::vector<int64_t>, shape);
   /// true for the zero point 8 in every group.
   TORCH_ARG(bool, symmetric) = true;
-  /// The width of the numbers, 2 to 4: `u - 8` is a signed integer of so many bits.
+  /// The width of the numbers, 2 to 4.
   TORCH_ARG(int64_t, bits) = 4;
   /// How initialize finds the factors: `search` and `lattice` try all of them, `max` takes the
   /// least that clips nothing.
