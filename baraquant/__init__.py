@@ -55,6 +55,7 @@ from baraquant.workflow.merge_linears import merge_linears_, split_linears_  # n
 from baraquant.workflow.optimize import optimize_for_inference_  # noqa: E402
 from baraquant.workflow.passes import Pass, register_pass  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
+from baraquant.workflow.reconstruction import reconstruct_  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
 if _TYPE_CHECKING:
@@ -105,6 +106,7 @@ __all__ = [
     "planning",
     "qat",
     "quantize_",
+    "reconstruct_",
     "reference",
     "register_layer",
     "register_pass",

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""``LearnedParameter``: a parameter of a prepared layer, and how far a step of learning moves it.
+
+A step moves a value by its gradient, divided by the root of the mean square of this value's gradients
+so far, times the learning rate and a unit: Adam (Kingma and Ba 2015) without its first moment. The
+unit of a weight is the step of its grid, so that a rate of 1 is the distance of two integers, as
+in "AutoRound" (Cheng et al. 2023), which takes the sign of the gradient. The unit of a scale is
+the scale, and that of a zero point 1. That of a bias is the step of the weight times the root of the
+number of inputs: about as much as rounding them changes an output.
+
+With the sign the blocks of small models kept 4 to 15 % more error, and with a first moment of 0.9
+4 to 9 % more, at the same numbers of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...nn import FakeQuantize, LearnedFakeQuantize, QuantizesWeight
+from ...nn.shared.convolution import swap_channels
+from ...nn.shared.precision import compute_dtype
+from .blocks import prepared_layers
+from .float_values import write
+
+_DECAY = 0.99  # of the mean square of gradients
+# The rates of other parameters, as shares of that of weights.
+_SCALE_RATE = 0.1
+_ZERO_POINT_RATE = 1.0
+_BIAS_RATE = 0.03
+_TINY = torch.finfo(torch.float32).tiny
+_REACH = 1.0  # how far a weight gets from its start, in steps of its grid
+
+
+@dataclass
+class LearnedParameter:
+    """A parameter that is learned.
+
+    Attributes:
+        name: Its path within the block.
+        parameter: The parameter.
+        unit: What the learning rate is multiplied by, of a shape that broadcasts to it.
+        rate: The share of the learning rate that it gets.
+        reach: The number of units that it may move at most; infinite: any.
+        value: Its value in float32, or in float64; the parameter is rounded to its own dtype, and
+            the layer computes with this.
+        start: The value at the start.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    unit: Tensor
+    rate: float = 1.0
+    reach: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.unit = self.unit.to(compute_dtype(self.parameter.dtype))
+        self.value = self.parameter.detach().to(compute_dtype(self.parameter.dtype), copy=True)
+        self.start = self.value.clone()
+        self._square = torch.zeros_like(self.value)  # the sum of squares of gradients, decayed
+        self._weights = 0.0  # the sum of what they were multiplied by
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def move(self, gradient: Tensor, lr: float) -> None:
+        """Take a step against the gradient; what is not a number moves nothing."""
+        given = gradient.to(self.value).nan_to_num(0.0)
+        self._square.mul_(_DECAY).addcmul_(given, given, value=1 - _DECAY)
+        self._weights = self._weights * _DECAY + 1 - _DECAY
+        size = (self._square / self._weights).sqrt().clamp_min(_TINY)
+        self.value -= lr * self.rate * self.unit * (given / size)
+        if self.reach < math.inf:
+            room = self.reach * self.unit
+            torch.clamp(self.value, self.start - room, self.start + room, out=self.value)
+        write(self.parameter, self.value)
+
+    def restore(self) -> None:
+        """Put the start back."""
+        write(self.parameter, self.start)
+
+
+def learned_parameters(
+    block: nn.Module, holders: Mapping[int, int]
+) -> tuple[list[LearnedParameter], dict[str, str]]:
+    """Return what a block learns, and why some of its layers keep their start, by their paths.
+
+    Args:
+        block: The block.
+        holders: How many modules of the model have a parameter, by its id.
+    """
+    found: dict[int, LearnedParameter] = {}
+    left: dict[str, str] = {}
+    for path, layer in prepared_layers(block).items():
+        reason = why_not(layer, holders)
+        if reason is not None:
+            left[path] = reason
+            continue
+        for one in _of_layer(layer, f"{path}." if path else "", holders):
+            found.setdefault(id(one.parameter), one)
+    return list(found.values()), left
+
+
+def why_not(layer: QuantizesWeight, holders: Mapping[int, int]) -> str | None:
+    """Return why a prepared layer is not learned; None if it is."""
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is computed"
+    return "other modules share its weight" if holders[id(weight)] > 1 else None
+
+
+def _of_layer(
+    layer: QuantizesWeight, prefix: str, holders: Mapping[int, int]
+) -> Iterator[LearnedParameter]:
+    weight, steps = layer._parameters["weight"], step_of(layer)
+    yield LearnedParameter(f"{prefix}weight", weight, steps, reach=_REACH)
+    bias = layer._parameters.get("bias")
+    if bias is not None and holders[id(bias)] == 1:
+        unit = steps.mean() * math.sqrt(weight.numel() / max(1, bias.numel()))
+        yield LearnedParameter(f"{prefix}bias", bias, unit, _BIAS_RATE)
+    for name, quantizer in layer.named_modules():
+        if isinstance(quantizer, LearnedFakeQuantize):
+            for own, parameter in quantizer.named_parameters(recurse=False):
+                is_zero_point = parameter is quantizer.zero_point
+                unit = torch.ones_like(parameter) if is_zero_point else parameter.detach().abs()
+                rate = _ZERO_POINT_RATE if is_zero_point else _SCALE_RATE
+                yield LearnedParameter(f"{prefix}{name}.{own}", parameter, unit, rate)
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def step_of(layer: QuantizesWeight) -> Tensor:
+    """Return the distance of two integers for each value of a layer's weight, or for all."""
+    quantizer, weight = layer.weight_fake_quant, layer._parameters["weight"].detach()
+    if isinstance(quantizer, LearnedFakeQuantize):
+        steps = quantizer.calculate_qparams()[0]
+    else:
+        assert isinstance(quantizer, FakeQuantize)
+        steps = quantizer.quantize(layer.rows_of_weight())[1]
+    if steps.numel() == 1:
+        return steps.reshape(())
+    first = layer._channels_first(weight)
+    groups = steps.reshape(len(first), -1)
+    size = first[0].numel() // groups.shape[1]
+    wide = groups.repeat_interleave(size, dim=1).reshape(first.shape)
+    back = layer.transposed_groups
+    return swap_channels(wide, back) if back > 0 else wide
