@@ -16,13 +16,16 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from ...nn import QuantizesWeight
+from ...nn import FakeQuantizedExperts, QuantizesWeight
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _THEIR_FORWARDS = {kind.forward for kind in _CONTAINERS}
 
 
-def prepared_layers(module: nn.Module) -> dict[str, QuantizesWeight]:
+Prepared = QuantizesWeight | FakeQuantizedExperts
+
+
+def prepared_layers(module: nn.Module) -> dict[str, Prepared]:
     """Return the prepared layers in a module by their paths: those whose weights can be learned."""
     return {path: layer for path, layer in module.named_modules() if _is_layer(layer)}
 
@@ -51,9 +54,7 @@ def find_blocks(
     return _matching(model, patterns, caller)
 
 
-def _matching(
-    model: nn.Module, patterns: str | Iterable[str], caller: str
-) -> dict[str, nn.Module]:
+def _matching(model: nn.Module, patterns: str | Iterable[str], caller: str) -> dict[str, nn.Module]:
     wanted = _checked(patterns, caller)
     found = dict.fromkeys(wanted, False)
     blocks: dict[str, nn.Module] = {}
@@ -109,4 +110,4 @@ def _has_layers(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, QuantizesWeight) and not isinstance(module, nn.Embedding)
+    return isinstance(module, Prepared) and not isinstance(module, nn.Embedding)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -80,7 +81,7 @@ def hidden_of(output: Any) -> Tensor | None:
 
 
 def mark_of(output: Tensor) -> Tensor:
-    """Return a number that differs, in all likelihood, if an output does; float64, on its device."""
+    """Return a number, in float64, that differs in all likelihood where an output does."""
     values = output.detach().double().flatten()
     ramp = torch.linspace(1, 2, max(1, len(values)), dtype=values.dtype, device=values.device)
     return (values * ramp[: len(values)]).sum()
@@ -157,11 +158,7 @@ def trace(
     with evaluating(model):
         model.register_forward_pre_hook(seen.begin)
         for index, block in enumerate(seen.blocks):
-            watch_calls(
-                block.module,
-                lambda args, kwargs, index=index: seen.before(index, args, kwargs),
-                lambda output, index=index: seen.after(index, output),
-            )
+            watch_calls(block.module, partial(seen.before, index), partial(seen.after, index))
         for _ in run():
             pass
     seen.end()

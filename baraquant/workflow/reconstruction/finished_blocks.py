@@ -20,8 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from ...configs import Config
 from ..serialization.disk import new_file, open_file
-from ..serialization.tensor_file import bytes_of, parse_json, read_header, read_tensors
-from ..serialization.tensor_file import write_tensors
+from ..serialization.tensor_file import (
+    bytes_of,
+    parse_json,
+    read_header,
+    read_tensors,
+    write_tensors,
+)
 from .float_values import write
 from .learned_parameter import LearnedParameter
 
@@ -58,7 +63,9 @@ class FinishedBlocks:
             return
         with open_file(file) as opened:
             found = parse_json(opened.read())
-        other = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
+        other = [
+            key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]
+        ]
         if other:
             raise ValueError(
                 f"{caller}: expected resume to be the folder of the same reconstruction, but "
@@ -93,7 +100,11 @@ class FinishedBlocks:
         return float.fromhex(header.metadata["before"]), float.fromhex(header.metadata["after"])
 
     def save(
-        self, index: int, path: str, learned: Iterable[LearnedParameter], errors: tuple[float, float]
+        self,
+        index: int,
+        path: str,
+        learned: Iterable[LearnedParameter],
+        errors: tuple[float, float],
     ) -> None:
         """Keep what a block has learned."""
         tensors = {one.name: one.parameter.detach().cpu().contiguous() for one in learned}

@@ -8,10 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...configs import Config, QuantConfig
-from ...nn import FakeQuantize, LearnedFakeQuantize, LearnedFakeQuantizeInt4, QuantizesWeight
+from ...nn import (
+    FakeQuantize,
+    FakeQuantizedExperts,
+    LearnedFakeQuantize,
+    LearnedFakeQuantizeInt4,
+    QuantizesWeight,
+)
 from ...schemes import Algorithm
 from ..select import Rule
 
@@ -26,7 +32,8 @@ def with_learned_scales(config: _Configs) -> _Configs:
     """
     if isinstance(config, Mapping):
         return {key: _learned(value) for key, value in config.items()}
-    return _learned(config)
+    learned: Config = _learned(config)
+    return learned
 
 
 def _learned(config: Any) -> Any:
@@ -46,24 +53,30 @@ def has_algorithm(config: _Configs) -> bool:
 def start_scales(model: nn.Module) -> None:
     """Start the learned scales of weights from those that :func:`baraquant.quantize_` finds."""
     for layer in model.modules():
-        quantizer = layer.weight_fake_quant if isinstance(layer, QuantizesWeight) else None
-        is_learned = isinstance(quantizer, LearnedFakeQuantize)
-        if not is_learned or isinstance(quantizer, LearnedFakeQuantizeInt4):
-            continue
-        rows = layer.rows_of_weight()
-        plain = FakeQuantize(
-            granularity=quantizer.granularity,
-            axis=0 if quantizer.granularity == "per_channel" else None,
-            group_size=quantizer.group_size or None,
-            quant_min=quantizer.quant_min,
-            quant_max=quantizer.quant_max,
-            symmetric=quantizer.symmetric,
-            mode="dynamic",
-            scale_dtype=quantizer.scale_dtype,
-        ).to(rows.device)
-        if layer.config.fits_scales:
-            plain = plain.fitted(rows, None, layer.config.scale_rule)[0]
-        _, scale, zero_point = plain.quantize(rows)
-        quantizer.scale.copy_(scale.reshape(quantizer.scale.shape))
-        if quantizer.zero_point is not None:
-            quantizer.zero_point.copy_(zero_point.reshape(quantizer.scale.shape))
+        if isinstance(layer, QuantizesWeight):
+            _start(layer.weight_fake_quant, layer.rows_of_weight(), layer.config)
+        elif isinstance(layer, FakeQuantizedExperts):
+            for name, rows in layer.weight_rows().items():
+                _start(getattr(layer, name), rows, layer.config)
+
+
+def _start(quantizer: nn.Module, rows: Tensor, config: QuantConfig) -> None:
+    is_started = isinstance(quantizer, LearnedFakeQuantizeInt4)  # by the same rule
+    if not isinstance(quantizer, LearnedFakeQuantize) or is_started:
+        return
+    plain = FakeQuantize(
+        granularity=quantizer.granularity,
+        axis=0 if quantizer.granularity == "per_channel" else None,
+        group_size=quantizer.group_size or None,
+        quant_min=quantizer.quant_min,
+        quant_max=quantizer.quant_max,
+        symmetric=quantizer.symmetric,
+        mode="dynamic",
+        scale_dtype=quantizer.scale_dtype,
+    ).to(rows.device)
+    if config.fits_scales:
+        plain = plain.fitted(rows, None, config.scale_rule)[0]
+    _, scale, zero_point = plain.quantize(rows)
+    quantizer.scale.copy_(scale.reshape(quantizer.scale.shape))
+    if quantizer.zero_point is not None:
+        quantizer.zero_point.copy_(zero_point.reshape(quantizer.scale.shape))

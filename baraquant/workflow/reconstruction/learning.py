@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..calibration.run import evaluating
 from ..transaction import undo_by
 from .learned_parameter import LearnedParameter
+from .not_learned import NotLearnedError
 from .streams import Streams, wide
 
 
@@ -37,18 +37,25 @@ class Learning:
         learned: Sequence[LearnedParameter],
         advance: Callable[[], object],
     ) -> tuple[float, float]:
-        """Let a block learn, and move its outputs on; return its errors before and after."""
+        """Let a block learn, and move its outputs on; return its errors before and after.
+
+        Raises:
+            NotLearnedError: Its gradient cannot be computed; it is as before.
+        """
         before = streams.error(index)
-        with evaluating(block):
-            _require_gradients(block, learned)
-            for step, number in enumerate(self._order(index, len(streams))):
-                self._step(streams, index, number, learned, self.lr * (1 - step / self.steps))
-                advance()
+        try:
+            with streams.replaying(block):
+                _require_gradients(block, learned)
+                for step, number in enumerate(self._order(index, len(streams))):
+                    self._step(streams, index, number, learned, self.lr * (1 - step / self.steps))
+                    advance()
+        except NotLearnedError:
+            _restore(learned)
+            raise
         after = streams.error(index, moves_on=True)
         if after < before:
             return before, after
-        for one in learned:
-            one.restore()
+        _restore(learned)
         return before, streams.error(index, moves_on=True)
 
     def _order(self, index: int, count: int) -> Iterator[int]:
@@ -70,7 +77,13 @@ class Learning:
         if not loss.requires_grad:
             return
         parameters = [one.parameter for one in learned]
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        except RuntimeError as error:
+            if "inplace operation" not in str(error):
+                raise
+            reason = "its call overwrites what its gradient needs"
+            raise NotLearnedError(reason) from error
         for one, gradient in zip(learned, gradients, strict=True):
             if gradient is not None:
                 one.move(gradient, lr)
@@ -78,6 +91,11 @@ class Learning:
 
 def _mean_square(target: Tensor) -> Tensor:
     return wide(target).square().mean().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _restore(learned: Sequence[LearnedParameter]) -> None:
+    for one in learned:
+        one.restore()
 
 
 def _require_gradients(block: nn.Module, learned: Sequence[LearnedParameter]) -> None:

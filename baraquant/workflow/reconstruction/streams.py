@@ -10,8 +10,9 @@ streams move on block by block. Otherwise the model runs again, once floating an
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ...nn.shared.precision import compute_dtype
-from ..calibration.run import evaluating
+from ..calibration.run import State, evaluating
 from .batch_cache import BatchCache, Item, is_plain
 from .calls import Block, Form, Source, hidden_of, mark_of, watch_calls
 from .float_values import FloatValues
+from .not_learned import NotLearnedError
 
 # How far a float block may be from what the model gave in its first run, relative; a GPU adds in
 # any order.
@@ -62,25 +64,31 @@ class Streams:
         self._model, self._blocks, self._cache = model, blocks, cache
         self._floats, self._run = floats, run
         self._runs: list[_RunState] = []
+        self._state: State | None = None  # of the block that is replayed, before each call
         self._needed = [set() if b.form is None else b.form.needed() for b in blocks]
 
     def __len__(self) -> int:
         """The number of runs."""
         return len(self._runs)
 
-    def enter(self, index: int) -> bool:
-        """Make the inputs and targets of a block ready; whether its call can be repeated."""
+    def enter(self, index: int) -> None:
+        """Make the inputs and targets of a block ready.
+
+        Raises:
+            NotLearnedError: A call of the block alone has other outputs than within the model.
+        """
         block = self._blocks[index]
         known = set(self._runs[0].quantized) if self._runs else set()
         is_known = block.form is not None and self._needed[index] <= known
         if is_known and self._repeat(block):
-            return True
+            return
         self._capture(index)
-        return self._is_repeated(block)
+        if not self._is_repeated(block):
+            raise NotLearnedError("a second call with the same inputs has other outputs")
 
     def _repeat(self, block: Block) -> bool:
         """Compute the targets by the float block; whether they are those of the float model."""
-        with evaluating(block.module), self._floats.within(block.module):
+        with self.replaying(block.module), self._floating(block.module):
             for number, run in enumerate(self._runs):
                 run.form = block.form
                 target = hidden_of(self._call(block, run, run.floats))
@@ -90,52 +98,62 @@ class Streams:
         return True
 
     def _is_repeated(self, block: Block) -> bool:
-        with evaluating(block.module), self._floats.within(block.module):
+        with self.replaying(block.module), self._floating(block.module):
             run = self._runs[0]
             assert run.target is not None
             got = hidden_of(self._call(block, run, run.floats))
             return _is_near(got, mark_of(self._cache.get(run.target)))
 
+    @contextmanager
+    def replaying(self, module: nn.Module) -> Iterator[None]:
+        """Let a block be called; each call starts from what the block holds now."""
+        with evaluating(module):
+            self._state = State([module])
+            try:
+                yield
+            finally:
+                self._state = None
+
+    @contextmanager
+    def _floating(self, module: nn.Module) -> Iterator[None]:
+        """Let each call compute in floating point."""
+        with self._floats.within(module):
+            self._state = State([module])  # with the switches of floating point
+            yield
+
     def _capture(self, index: int) -> None:
         """Run the model for what the block is called with, and for its float output."""
-        for is_float in (True, False):
-            states: Iterator[_RunState] = iter(list(self._runs))
-            current: list[_RunState] = []
-            count = 0
+        is_new = not self._runs
+        self._watch(index, is_float=True, is_new=is_new)
+        self._watch(index, is_float=False, is_new=False)
 
-            def before(args: Any, kwargs: Any) -> None:
-                nonlocal count
-                count += 1
-                run = next(states, None)
-                if run is None:
-                    if not is_float or self._is_complete(count):
-                        raise ValueError(_UNLIKE)
-                    run = _RunState()
-                    self._runs.append(run)
-                current[:] = [run]
-                self._note(index, run, is_float, args, kwargs)
+    def _watch(self, index: int, *, is_float: bool, is_new: bool) -> None:
+        """Run the model once, floating or quantized; it is new if its runs are not known yet."""
+        calls, returned = itertools.count(), 0
 
-            def after(output: Any) -> None:
-                if is_float:
-                    self._set_target(current[0], hidden_of(output))
-
-            within = self._floats.within(self._model) if is_float else nullcontext()
-            with evaluating(self._model), within:
-                watch_calls(self._blocks[index].module, before, after)
-                for _ in self._run():
-                    pass
-            if count != len(self._runs):
+        def before(args: Any, kwargs: Any) -> None:
+            number = next(calls)
+            if is_new:
+                self._runs.append(_RunState())
+            if number == len(self._runs):
                 raise ValueError(_UNLIKE)
-            self._total = count
+            self._note(index, self._runs[number], is_float, args, kwargs)
 
-    _total: int | None = None  # the number of runs, when it is known
+        def after(output: Any) -> None:
+            nonlocal returned
+            if is_float:
+                self._set_target(self._runs[returned], hidden_of(output))
+            returned += 1
 
-    def _is_complete(self, count: int) -> bool:
-        return self._total is not None and count > self._total
+        within = self._floats.within(self._model) if is_float else nullcontext()
+        with evaluating(self._model), within:
+            watch_calls(self._blocks[index].module, before, after)
+            for _ in self._run():
+                pass
+        if returned != len(self._runs):
+            raise ValueError(_UNLIKE)
 
-    def _note(
-        self, index: int, run: _RunState, is_float: bool, args: Any, kwargs: Any
-    ) -> None:
+    def _note(self, index: int, run: _RunState, is_float: bool, args: Any, kwargs: Any) -> None:
         """Keep the arguments of a call."""
         regular = self._blocks[index].form
         leaves, spec = tree_flatten((args, kwargs))
@@ -171,6 +189,8 @@ class Streams:
         pairs = zip(form.values, form.sources, strict=True)
         leaves = [v if s is None else self._cache.get(values[s]) for v, s in pairs]
         args, kwargs = tree_unflatten(leaves, form.spec)
+        if self._state is not None:
+            self._state.restore()
         return block.module(*args, **kwargs)
 
     def call(self, index: int, number: int) -> tuple[Tensor, Tensor]:
@@ -190,7 +210,7 @@ class Streams:
         """
         moves_on = moves_on and any((index, -1) in needed for needed in self._needed[index + 1 :])
         errors: list[Tensor] = []
-        with evaluating(self._blocks[index].module):
+        with self.replaying(self._blocks[index].module):
             for number, run in enumerate(self._runs):
                 output, target = self.call(index, number)
                 difference = _square(wide(output) - wide(target))
@@ -216,8 +236,8 @@ class Streams:
 
 
 _UNLIKE = (
-    "expected calibration that runs the model in the same way each time, but it called a block "
-    "more or less often, or otherwise, than before"
+    "baraquant.reconstruct_: expected calibration that runs the model in the same way each time, "
+    "but it called a block more or less often, or otherwise, than before"
 )
 
 
