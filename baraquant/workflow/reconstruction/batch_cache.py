@@ -75,12 +75,12 @@ class BatchCache:
         self.held = self.peak = 0
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def put(self, value: Any) -> Item:
-        """Keep a copy of a value."""
+    def put(self, value: Any, *, in_memory: bool = True) -> Item:
+        """Keep a copy of a value; one that is rarely read need not be in memory."""
         leaves, spec = tree_flatten(value)
         kept = [_copy_of(leaf) for leaf in leaves]
         size = sum(map(_bytes_of, kept))
-        if self.held + size > self._limit and size > 0:
+        if size > 0 and not (in_memory and self.held + size <= self._limit):
             file = self._folder / next(self._names)
             torch.save(kept, file)
             return Item(spec, None, size, file)

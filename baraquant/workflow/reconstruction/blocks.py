@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Finds the blocks of a prepared model: the modules that are reconstructed as a whole.
 
-A container is a ``ModuleList``, a ``Sequential`` or a ``ModuleDict`` that has no forward of its own.
+A container is a ``ModuleList``, ``Sequential`` or ``ModuleDict`` that has no forward of its own.
 The blocks are the children of the outermost containers that hold prepared layers, as the decoder
 layers of a language model, or the residual blocks of a ResNet, whose containers are nested. A layer
 that is itself such a child, as in a plain ``Sequential``, is a block of its own, and so is a layer

@@ -32,7 +32,7 @@ class FloatValues:
         An error puts back the values that they have now.
         """
         for parameter in parameters:
-            item = self._cache.put(parameter)
+            item = self._cache.put(parameter, in_memory=False)
             self._items.setdefault(id(parameter), item)
             undo_by(self._restore, parameter, item)
 
@@ -55,13 +55,13 @@ class FloatValues:
             if id(parameter) in layers:
                 value = layers[id(parameter)]._in_other_basis(value)
             if not torch.equal(value, parameter):
-                self._items[id(parameter)] = self._cache.put(value)
+                self._items[id(parameter)] = self._cache.put(value, in_memory=False)
 
     @contextmanager
     def within(self, module: nn.Module) -> Iterator[None]:
         """Let a module compute in floating point, with the values of the float model."""
         own = [one for one in module.parameters() if id(one) in self._items]
-        now = [self._cache.put(one) for one in own]
+        now = [self._cache.put(one, in_memory=False) for one in own]
         quantizers = [m for m in module.modules() if isinstance(m, Quantizer) and m.keeps_state]
         token = object()
         try:

@@ -60,7 +60,7 @@ class LearnedParameter:
     def __post_init__(self) -> None:
         self.unit = self.unit.to(compute_dtype(self.parameter.dtype))
         self.value = self.parameter.detach().to(compute_dtype(self.parameter.dtype), copy=True)
-        self.start = self.value.clone()
+        self.start = self.parameter.detach().clone()
         self._square = torch.zeros_like(self.value)  # the sum of squares of gradients, decayed
         self._weights = 0.0  # the sum of what they were multiplied by
 
@@ -73,8 +73,8 @@ class LearnedParameter:
         size = (self._square / self._weights).sqrt().clamp_min(_TINY)
         self.value -= lr * self.rate * self.unit * (given / size)
         if self.reach < math.inf:
-            room = self.reach * self.unit
-            torch.clamp(self.value, self.start - room, self.start + room, out=self.value)
+            room, start = self.reach * self.unit, self.start.to(self.value)
+            torch.clamp(self.value, start - room, start + room, out=self.value)
         write(self.parameter, self.value)
 
     def restore(self) -> None:

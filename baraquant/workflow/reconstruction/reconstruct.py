@@ -81,7 +81,7 @@ def reconstruct_(
     **Memory.** The inputs and the wanted outputs of one block are kept for all batches: up to
     ``cache_bytes`` in memory, the others in files of a temporary folder (``TMPDIR`` says where),
     which is deleted at the end. Beside the model the memory of the device holds one block's
-    gradients and three numbers of float32 for each of its weights. Where the input of a block is
+    gradients and four numbers of float32 for each of its weights. Where the input of a block is
     the output of the one before it, the model is not run again; otherwise it runs twice more for
     that block. Blocks of bfloat16 and float16 compute in this dtype, and learn in float32: they
     compute with the learned values rounded to the dtype, and so keep these.
@@ -199,7 +199,8 @@ def _reconstruct(model: nn.Module, call: _Call, cache: BatchCache) -> Reconstruc
     def run() -> Iterator[None]:
         return ran(model, data, _CALLER)
 
-    blocks = trace(model, find_blocks(model, call.blocks, _CALLER), run)
+    with floats.within(model):
+        blocks = trace(model, find_blocks(model, call.blocks, _CALLER), run)
     if blocks and all(block.most == 0 for block in blocks):
         raise ValueError(f"{_CALLER}: {blocks[0].path}: {UNREACHED}")
     done: FinishedBlocks | None = None
@@ -224,7 +225,10 @@ def _kept(calibration: Calibration, cache: BatchCache) -> Calibration:
     """
     is_one = isinstance(calibration, (Tensor, Mapping, str, bytes))
     if isinstance(calibration, Iterable) and not is_one:
-        return Batches(cache, calibration)
+        batches = Batches(cache, calibration)
+        if len(batches) == 0:
+            raise ValueError(f"{_CALLER}: expected calibration data, but got no batch")
+        return batches
     return calibration
 
 
@@ -235,7 +239,7 @@ def _prepare(
     config = with_learned_scales(call.config)
     before = {}
     if has_algorithm(config):
-        before = {id(one): cache.put(one) for one in model.parameters()}
+        before = {id(one): cache.put(one, in_memory=False) for one in model.parameters()}
     report = prepare_(model, config, call.filter_fn, calibration=data, progress=call.progress)
     floats.keep_changed(model, before)
     if not before:
