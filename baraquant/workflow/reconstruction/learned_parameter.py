@@ -83,19 +83,21 @@ class LearnedParameter:
 
 
 def learned_parameters(
-    block: nn.Module, holders: Mapping[int, int]
+    block: nn.Module, holders: Mapping[int, int], unwritable: Mapping[int, str]
 ) -> tuple[list[LearnedParameter], dict[str, str]]:
     """Return what a block learns, and why some of its layers keep their start, by their paths.
 
     Args:
         block: The block.
         holders: How many modules of the model have a parameter, by its id.
+        unwritable: Why some parameters cannot be written to, by their ids.
     """
     found: dict[int, LearnedParameter] = {}
     left: dict[str, str] = {}
     for path, layer in prepared_layers(block).items():
         weights = _weights_of(layer)
-        reason = _why_not([layer._parameters.get(name) for name in weights], holders)
+        parameters = [layer._parameters.get(name) for name in weights]
+        reason = _why_not(parameters, holders, unwritable)
         if reason is not None:
             left[path] = reason
             continue
@@ -104,10 +106,15 @@ def learned_parameters(
     return list(found.values()), left
 
 
-def _why_not(weights: list[Tensor | None], holders: Mapping[int, int]) -> str | None:
+def _why_not(
+    weights: list[Tensor | None], holders: Mapping[int, int], unwritable: Mapping[int, str]
+) -> str | None:
     """Return why the weights of a layer are not learned; None if they are."""
     if any(weight is None for weight in weights):
         return "its weight is computed"
+    for weight in weights:
+        if id(weight) in unwritable:
+            return f"of its weight, {unwritable[id(weight)]}"
     is_shared = any(holders[id(weight)] > 1 for weight in weights)
     return "other modules share its weight" if is_shared else None
 

@@ -14,14 +14,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..._table import placed
 from ...configs import Config
 from ..calibration.run import UNREACHED, Calibration, counting, ran
 from ..convert import convert_
 from ..layers import is_prepared
 from ..prepare import prepare_
+from ..quantize import check_module
 from ..report import Report, completed
 from ..select import Rule
-from ..transaction import changes_model
+from ..transaction import changes_model, unwritable
 from ..view import FilterFn, check_is_module
 from .batch_cache import BatchCache, Batches
 from .blocks import find_blocks, prepared_layers
@@ -241,6 +243,9 @@ def _prepare(
     if has_algorithm(config):
         before = {id(one): cache.put(one, in_memory=False) for one in model.parameters()}
     report = prepare_(model, config, call.filter_fn, calibration=data, progress=call.progress)
+    for path, layer in prepared_layers(model).items():
+        with placed(_CALLER, path):
+            check_module(layer, layer.config)
     floats.keep_changed(model, before)
     if not before:
         start_scales(model)
@@ -258,13 +263,14 @@ def _learn(
     """Let each block learn; return the errors of blocks and remarks on layers, by their paths."""
     paths = {id(module): path for path, module in model.named_modules()}
     holders = Counter(id(one) for m in model.modules() for one in m._parameters.values())
+    fixed = unwritable(model)
     errors: dict[str, tuple[float, float]] = {}
     remarks: dict[str, str] = {}
     steps = call.learning.steps
     with counting("reconstruction", len(blocks) * steps, call.progress) as advance:
         for index, block in enumerate(blocks):
             layers = prepared_layers(block.module)
-            learned, left = learned_parameters(block.module, holders)
+            learned, left = learned_parameters(block.module, holders, fixed)
             reason = block.why_not()
             found: tuple[float, float] | None = None
             if reason is None and learned:
@@ -279,6 +285,9 @@ def _learn(
                 except NotLearnedError as error:
                     reason = str(error)
                 streams.leave(index)
+            else:
+                for _ in range(steps):
+                    advance()
             if found is not None:
                 errors[block.path] = found
             for path, layer in layers.items():
