@@ -4,10 +4,10 @@
 Importing the package registers ``torch.ops.baraquant.*``. :mod:`baraquant.ops` has a typed,
 documented function for each of them, :mod:`baraquant.reference` has the same functions in plain
 PyTorch, and :mod:`baraquant.nn` has the modules. :mod:`baraquant.qat` trains a model for integers,
-and :func:`quantize_` quantizes it after training; :func:`sensitivity` finds which layer bears which
-scheme. :func:`save` and :func:`load_` store it,
-and :mod:`baraquant.export` writes it in the formats of other programs. :mod:`baraquant.graph` fuses
-quantization in compiled and exported models.
+and :func:`quantize_` quantizes it after training, as :func:`reconstruct_` does, which learns block
+by block; :func:`sensitivity` finds which layer bears which scheme. :func:`save` and :func:`load_`
+store it, and :mod:`baraquant.export` writes it in the formats of other programs.
+:mod:`baraquant.graph` fuses quantization in compiled and exported models.
 :func:`plan` shows which kernels a call would launch, and :func:`can_implement` whether an op takes
 the call. ``python -m baraquant.info`` shows what was built, and checks it.
 """
@@ -59,6 +59,7 @@ from baraquant.workflow.merge_linears import merge_linears_, split_linears_  # n
 from baraquant.workflow.optimize import optimize_for_inference_  # noqa: E402
 from baraquant.workflow.passes import Pass, register_pass  # noqa: E402
 from baraquant.workflow.quantize import quantize_  # noqa: E402
+from baraquant.workflow.reconstruction import Reconstruction, reconstruct_  # noqa: E402
 from baraquant.workflow.serialization import load_, save  # noqa: E402
 
 if _TYPE_CHECKING:
@@ -94,6 +95,7 @@ __all__ = [
     "PerTensor",
     "PerToken",
     "QuantConfig",
+    "Reconstruction",
     "Sensitivity",
     "SmoothQuant",
     "TensorConfig",
@@ -113,6 +115,7 @@ __all__ = [
     "planning",
     "qat",
     "quantize_",
+    "reconstruct_",
     "reference",
     "register_layer",
     "register_pass",

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -45,6 +45,9 @@ _PRODUCTS = (
     bnn.StaticQuantizedInt4Linear,
 )
 _SMALL = 0.1  # the share of integer products up to which nothing is faster
+
+
+_Report = TypeVar("_Report", bound="Report")
 
 
 @dataclass(frozen=True)
@@ -285,7 +288,7 @@ def arithmetic_of(module: nn.Module) -> str | None:
     return INTEGERS if is_integer is True else FLOATS
 
 
-def completed(report: Report, model: nn.Module) -> Report:
+def completed(report: _Report, model: nn.Module) -> _Report:
     """Return a report with how the changed layers compute, and with the current size."""
     at = dict(model.named_modules())
     size = total_bytes(model)

@@ -25,6 +25,7 @@ OBJECTS = [getattr(nn, name) for name in CLASSES]
 OBJECTS += [qat, *(getattr(qat, name) for name in qat.__all__ if name != "Report")]
 OBJECTS += [configs.TensorConfig, configs.QuantConfig]
 OBJECTS += [baraquant.quantize_, baraquant.AWQ, baraquant.GPTQ, baraquant.sensitivity]
+OBJECTS += [baraquant.reconstruct_]
 OBJECTS += [getattr(parallel, name) for name in sorted(parallel.__all__)]
 
 

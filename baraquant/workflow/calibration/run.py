@@ -167,7 +167,7 @@ def calibrate(
         for path, watcher in watchers.items():
             watch(modules[path], watcher)
         is_empty = True
-        for _ in _run(model, calibration, where):
+        for _ in ran(model, calibration, where):
             is_empty = False
             advance()
     if is_empty:
@@ -208,7 +208,7 @@ def _read(tensors: Mapping[str, Tensor | None]) -> dict[str, int]:
     return dict(zip(given, torch.stack(flat).tolist(), strict=True))
 
 
-def _run(model: nn.Module, calibration: Calibration, where: str) -> Iterator[None]:
+def ran(model: nn.Module, calibration: Calibration, where: str) -> Iterator[None]:
     """Run the model; yield after each batch."""
     if isinstance(calibration, (Tensor, Mapping, str, bytes)):
         raise TypeError(
