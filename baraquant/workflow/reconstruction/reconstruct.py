@@ -31,7 +31,7 @@ from .calls import Block, trace
 from .finished_blocks import FinishedBlocks, described, digest_of_batches, digest_of_model
 from .float_values import FloatValues
 from .learned_parameter import learned_parameters
-from .learned_scales import has_algorithm, start_scales, with_learned_scales
+from .learned_scales import has_algorithm, with_learned_scales
 from .learning import Learning
 from .not_learned import NotLearnedError
 from .report import Reconstruction
@@ -237,7 +237,7 @@ def _kept(calibration: Calibration, cache: BatchCache) -> Calibration:
 def _prepare(
     model: nn.Module, call: _Call, data: Calibration, cache: BatchCache, floats: FloatValues
 ) -> Report:
-    """Prepare the model with learned scales that are started; keep what this changes."""
+    """Prepare the model with learned scales; keep what this changes."""
     config = with_learned_scales(call.config)
     before = {}
     if has_algorithm(config):
@@ -247,8 +247,6 @@ def _prepare(
         with placed(_CALLER, path):
             check_module(layer, layer.config)
     floats.keep_changed(model, before)
-    if not before:
-        start_scales(model)
     return report
 
 
