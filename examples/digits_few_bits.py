@@ -13,20 +13,20 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 import baraquant
-from baraquant.qat import distillation_loss, teacher
 from digits import cross_entropy, evaluate, float_network, load_split, train
-from few_bits import SCHEMES, FewBits, Task, planned_steps
+from few_bits import SCHEMES, FewBits, Task, Teach, planned_steps, taught
 from few_bits_report import publish
 from machine import processor
 
@@ -44,8 +44,9 @@ def run_seed(
     for _ in train(network, digits, epochs[0], seed):
         pass
 
-    def train_on(model: nn.Module, is_taught: bool) -> None:
-        for _ in train(model, digits, epochs[1], seed, taught_loss if is_taught else cross_entropy):
+    def train_on(model: nn.Module, teach: Teach | None) -> None:
+        loss_fn = cross_entropy if teach is None else partial(taught_loss, teach=teach)
+        for _ in train(model, digits, epochs[1], seed, loss_fn):
             pass
 
     def loss(model: nn.Module) -> tuple[float, dict[str, float]]:
@@ -56,12 +57,10 @@ def run_seed(
     return Task(network, seed, data, train_on, loss).measure(tick, epochs[1])
 
 
-def taught_loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy, and the divergence from what the model gives without rounding."""
-    with torch.no_grad(), teacher(model):
-        expected = model(images)
+def taught_loss(model: nn.Module, images: Tensor, labels: Tensor, teach: Teach) -> Tensor:
+    """Return the cross-entropy, and the divergence from what a teacher gives."""
     logits = model(images)
-    return F.cross_entropy(logits, labels) + TEACHING * distillation_loss(logits, expected)
+    return F.cross_entropy(logits, labels) + taught(logits, model, images, teach, TEACHING)
 
 
 def main() -> None:

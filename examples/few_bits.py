@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import baraquant
 from baraquant import QuantConfig
@@ -31,9 +31,12 @@ UNTRAINED: dict[str, Callable[[QuantConfig], Config]] = {
     "AWQ": baraquant.AWQ,
     "GPTQ": baraquant.GPTQ,
 }
-RECONSTRUCTED, TRAINED, RECIPE = "reconstruction", "training", "training from GPTQ, with a teacher"
-METHODS = (*UNTRAINED, RECONSTRUCTED, TRAINED, RECIPE)
-TAUGHT = (TRAINED, RECIPE)  # their steps are training's
+RECONSTRUCTED, TRAINED, RECIPE = "reconstruction", "training", "training from GPTQ"
+BY_ITSELF, BY_FLOAT = f"{RECIPE}, taught by itself", f"{RECIPE}, taught by the checkpoint"
+ALONE = (*UNTRAINED, RECONSTRUCTED, TRAINED, RECIPE)
+METHODS = (*ALONE, BY_ITSELF, BY_FLOAT)
+TUNED = (TRAINED, RECIPE, BY_ITSELF, BY_FLOAT)  # their steps are training's
+Teach = Callable[[nn.Module, Tensor], Tensor]  # gives the teacher's logits for a student's input
 
 
 @dataclass(frozen=True)
@@ -69,22 +72,24 @@ class Task:
         checkpoint: It stays as it is.
         seed: Its seed.
         calibration: Typical inputs.
-        train: Trains a float or a prepared model in place, always with the same batches. The second
-            argument says whether it is taught by what it gives without rounding.
+        train: Trains a float or a prepared model in place, always with the same batches; beside the
+            labels by a teacher, if there is one.
         evaluate: Returns a model's loss, and other figures.
         pattern: The paths of the layers that are quantized.
         bits: Keys of ``SCHEMES``.
         groups: Group sizes that divide the inputs of all of these layers.
+        methods: Some of ``METHODS``.
     """
 
     checkpoint: nn.Module
     seed: int
     calibration: Iterable[Any]
-    train: Callable[[nn.Module, bool], None]
+    train: Callable[[nn.Module, Teach | None], None]
     evaluate: Callable[[nn.Module], tuple[float, dict[str, float]]]
     pattern: str = "*"
     bits: tuple[int, ...] = tuple(SCHEMES)
     groups: tuple[int, ...] = (32,)
+    methods: tuple[str, ...] = METHODS
 
     def measure(self, tick: Callable[[str, int], None], steps: int) -> list[FewBits]:
         """Measure every method at every width.
@@ -94,9 +99,9 @@ class Task:
         widths = [(0, 0), *((bits, group) for bits in self.bits for group in self.groups)]
         found = []
         for bits, group in widths:
-            methods = METHODS if bits else (FLOAT, FLOAT)
+            methods = self.methods if bits else (FLOAT, FLOAT)
             for index, method in enumerate(methods):
-                tuned = method in TAUGHT if bits else index == 1
+                tuned = method in TUNED if bits else index == 1
                 start = time.perf_counter()
                 model = self.made(method, SCHEMES[bits](group)) if bits else self.floats(tuned)
                 seconds = round(time.perf_counter() - start, 2)
@@ -110,7 +115,7 @@ class Task:
         """Return a copy of the checkpoint, trained on or not."""
         model = copy.deepcopy(self.checkpoint)
         if tuned:
-            self.train(model, False)
+            self.train(model, None)
         return model.eval()
 
     def made(self, method: str, config: QuantConfig) -> nn.Module:
@@ -122,16 +127,34 @@ class Task:
         elif method == RECONSTRUCTED:
             baraquant.reconstruct_(model, {self.pattern: baraquant.GPTQ(config)}, **shared)
         else:
-            is_recipe = method == RECIPE
-            start: Config = baraquant.GPTQ(config) if is_recipe else config
+            start: Config = config if method == TRAINED else baraquant.GPTQ(config)
             baraquant.qat.prepare_(model, {self.pattern: start}, **shared)
-            self.train(model, is_recipe)
+            self.train(model, {BY_ITSELF: by_itself, BY_FLOAT: self.by_checkpoint}.get(method))
             baraquant.qat.convert_(model.eval())
         if next(iter(model.parameters())).is_cuda:
             torch.cuda.synchronize()  # the time is that of finished work
         return model
 
+    def by_checkpoint(self, _: nn.Module, batch: Tensor) -> Tensor:
+        """Return what the float checkpoint gives."""
+        logits: Tensor = self.checkpoint.eval()(batch)
+        return logits
 
-def planned_steps(widths: int, steps: int) -> int:
+
+def by_itself(model: nn.Module, batch: Tensor) -> Tensor:
+    """Return what a prepared model gives without rounding."""
+    with baraquant.qat.teacher(model):
+        logits: Tensor = model(batch)
+    return logits
+
+
+def taught(logits: Tensor, model: nn.Module, batch: Tensor, teach: Teach, weight: float) -> Tensor:
+    """Return how far a student's logits are from its teacher's, times a weight."""
+    with torch.no_grad():
+        expected = teach(model, batch)
+    return weight * baraquant.qat.distillation_loss(logits, expected)
+
+
+def planned_steps(widths: int, steps: int, methods: tuple[str, ...] = METHODS) -> int:
     """Return how many steps a task has, where a training has ``steps`` and all else has one."""
-    return 1 + steps + widths * sum(steps if method in TAUGHT else 1 for method in METHODS)
+    return 1 + steps + widths * sum(steps if method in TUNED else 1 for method in methods)

@@ -24,7 +24,7 @@ loses. Each row has the size of its file, and the bytes of text a second that it
 
 **few bits**: the checkpoint with 4, 3 and 2 bits in groups of 32 and 128: rounded to nearest, with
 searched scales, AWQ and GPTQ, reconstructed block by block, trained, and trained from where GPTQ
-ends with itself as its teacher. This last is asked to regain a share of what GPTQ loses.
+ends, by labels and with a teacher. Training from GPTQ is asked to regain a share of GPTQ's loss.
 
 **sensitivity**: ``baraquant.sensitivity`` measures each layer with 3, 4 and 8 bits, and chooses
 among them within a budget of bytes; the model with this choice is a row of the deployed ones.

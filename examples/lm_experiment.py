@@ -5,6 +5,7 @@ import argparse
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,10 +150,11 @@ class Experiment:
         """Return how the checkpoint is measured with few bits."""
         size = self.size
 
-        def train_on(model: nn.Module, is_taught: bool) -> None:
+        def train_on(model: nn.Module, teach: few_bits.Teach | None) -> None:
             batches = self.batches(2 * seed + 1)  # those of all models that are trained on
             given = self.args.tuning_steps, size.learning_rate * self.args.tuning_rate, self.dtype
-            train(model, batches, *given, lambda *_: None, taught_loss if is_taught else loss_of)
+            loss_fn = loss_of if teach is None else partial(taught_loss, teach=teach)
+            train(model, batches, *given, lambda *_: None, loss_fn)
 
         return few_bits.Task(
             checkpoint,
@@ -173,6 +175,8 @@ class Experiment:
             self.tick("speed of writing", 1)
             self.results.decoded = decoding_speeds(self.written, self.validation[0])
         models = {**self.served, **self.written}
+        if not models:
+            return
         writer = models.get(BASELINE, next(iter(models.values())))
         self.results.sample = continued(deployed(writer, self.dtype), PROMPT, 160)
         self.served, self.written = {}, {}

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from baraquant.qat import distillation_loss, parameter_groups, teacher
+from baraquant.qat import parameter_groups
+from few_bits import Teach, taught
 
 WARM_UP, LEAST_RATE = 0.1, 0.1  # shares of the steps and of the learning rate
 POINTS = 50  # of a loss curve, at most
@@ -63,13 +64,12 @@ def cross_entropy(logits: Tensor, batch: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
 
 
-def taught_loss(model: nn.Module, batch: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the same loss, and the divergence from what the model gives without rounding."""
+def taught_loss(model: nn.Module, batch: Tensor, dtype: torch.dtype, teach: Teach) -> Tensor:
+    """Return the same loss, and the divergence from what a teacher gives."""
     with autocast(batch.device, dtype):
         logits = model(batch[:, :-1])
-        with torch.no_grad(), teacher(model):
-            expected = model(batch[:, :-1])
-    return cross_entropy(logits, batch) + TEACHING * distillation_loss(logits, expected)
+        divergence = taught(logits, model, batch[:, :-1], teach, TEACHING)
+    return cross_entropy(logits, batch) + divergence
 
 
 def train(

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import nn
 
-from few_bits import Task, planned_steps
+from few_bits import ALONE, Task, Teach, planned_steps
 from few_bits_report import publish
 from minilm_training import distil
 from smoothquant_minilm import Experiment, describe, parse
@@ -32,7 +32,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     experiment = Experiment(args, console.print)
 
-    def train(model: nn.Module, _: bool) -> None:
+    def train(model: nn.Module, _: Teach | None) -> None:
         given = experiment.floats, experiment.tokenizer, experiment.training, args.steps
         distil(model, *given)
 
@@ -41,9 +41,9 @@ def main() -> None:
         return 1 - figures["cosine"], {k: figures[k] for k in ("least_cosine", "retrieval")}
 
     floats, data = experiment.floats, experiment.calibration
-    task = Task(floats, 0, data, train, evaluate, LAYERS, WIDTHS, (GROUP,))
+    task = Task(floats, 0, data, train, evaluate, LAYERS, WIDTHS, (GROUP,), ALONE)
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("starting", total=planned_steps(len(WIDTHS), args.steps))
+        bar = progress.add_task("starting", total=planned_steps(len(WIDTHS), args.steps, ALONE))
 
         def tick(text: str, steps: int) -> None:
             progress.update(bar, advance=steps, description=text)

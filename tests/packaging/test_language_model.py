@@ -130,7 +130,7 @@ def test_few_bits(tmp_path: Path, device: str, capsys: pytest.CaptureFixture[str
     floats = {tuned: found[0, "float", tuned]["loss"] for tuned in (False, True)}
     assert floats[True] < floats[False]
     for (bits, method), row in rows.items():
-        tuned = method in few_bits.TAUGHT
+        tuned = method in few_bits.TUNED
         assert row["lost"][0] == found[bits, method, tuned]["loss"] - floats[tuned]
         assert row["seeds"] == 1 and row["seconds"] > 0 and row["group"] == 32
         assert bool(row["verdict"]) == (method == few_bits.RECIPE)

@@ -211,5 +211,5 @@ def test_few_bits(tmp_path: Path) -> None:
     assert list(rows) == [(bits, method) for bits in (4, 3, 2) for method in few_bits.METHODS]
     assert all(row["seeds"] == 2 and len(row["more"]["accuracy"]) == 2 for row in rows.values())
     lost = {key: row["lost"][0] for key, row in rows.items()}
-    assert lost[2, "nearest"] > lost[2, "GPTQ"] > lost[2, few_bits.RECIPE]
+    assert lost[2, "nearest"] > lost[2, "GPTQ"] > lost[4, "GPTQ"]
     assert (tmp_path / "digits_few_bits.png").read_bytes().startswith(b"\x89PNG")
