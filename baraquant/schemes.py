@@ -136,7 +136,7 @@ def W3A16(  # noqa: N802
 
 def W2A16(  # noqa: N802
     group_size: int | None = 64,
-    symmetric: bool = True,
+    symmetric: bool = False,
     scale_rule: str = "search",
     *,
     learned: bool = False,
@@ -147,15 +147,16 @@ def W2A16(  # noqa: N802
     """Return 2-bit weights with a scale for each group of inputs, and floating inputs.
 
     A weight takes 2 bits in a file, and 4 in memory
-    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale of a group of 64 adds half a
-    bit. Normal weights have a relative error of 38 %; with zero points, which add another half, of
-    36 %. Use :class:`GPTQ`, :func:`baraquant.reconstruct_` or training.
+    (:class:`baraquant.nn.WeightOnlyInt4Linear`). The float32 scale and the int32 zero point of a
+    group of 64 add one. Normal weights have a relative error of 36 % then, and in groups of 128,
+    which add half a bit, 37 %. Without zero points it is 37 % in groups of 32, which also add one.
+    Use :class:`GPTQ`, :func:`baraquant.reconstruct_` or training.
 
     Args:
         group_size: The number of adjacent inputs that share a scale. None: one scale per channel.
-        symmetric: True for weights without a zero point, whose integers are -2 to 1. False adds
-            one, which suits normal weights a little better; language models lost more with it,
-            rounded and trained (``docs/fine_tuning.md``).
+        symmetric: True for weights without a zero point; False adds one, which is the default
+            because the four integers are -2 to 1 without one. Where training starts from
+            :class:`GPTQ`, True is worth a try: a small language model then lost less.
         scale_rule: As in :class:`QuantConfig`.
         learned: As in :func:`W4A16`.
         scale_dtype: As in :class:`QuantConfig`.
@@ -243,7 +244,7 @@ def W3A8(  # noqa: N802
 
 def W2A8(  # noqa: N802
     group_size: int | None = 64,
-    symmetric: bool = True,
+    symmetric: bool = False,
     scale_rule: str = "search",
     *,
     group_factors: bool | None = None,

@@ -85,7 +85,8 @@ examples/cpp/README
 """
 PAGES = [
     *("migration", "guide", "training", "learned_scales", "training_integers", "norms"),
-    *("language_model", "distributed", "serving", "served", "adapters", "ops", "speed"),
+    *("language_model", "distributed", "serving", "served"),
+    *("fine_tuning", "adapters", "ops", "speed"),
     *("speed_ops", "speed_int4", "speed_products", "models", "install", "limits", "testing"),
     "versions",
 ]

@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ FLOAT = "float"
 SCHEMES: dict[int, Callable[..., QuantConfig]] = {
     4: baraquant.W4A16,
     3: baraquant.W3A16,
-    2: baraquant.W2A16,
+    2: partial(baraquant.W2A16, symmetric=True),  # with zero points training lost more
 }
 UNTRAINED: dict[str, Callable[[QuantConfig], Config]] = {
     "nearest": lambda config: replace(config, scale_rule="max"),
