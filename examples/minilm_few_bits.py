@@ -9,10 +9,15 @@ cosine similarity to the float embeddings, and retrieval, as in ``smoothquant_mi
 Run ``make minilm-few-bits``; the table, the plot and all figures land in ``results/``.
 """
 
+import sys
+from pathlib import Path
+
 import torch
 from rich.console import Console
 from rich.progress import Progress
 from torch import nn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 from few_bits import ALONE, Task, Teach, planned_steps
 from few_bits_report import publish
