@@ -61,7 +61,7 @@ minilm-few-bits: ## the same encoder with four and three bits, by every way: som
 	"$$py" scripts/build.py; \
 	"$$py" examples/minilm_few_bits.py $(MINILM_ARGS)
 
-lm: ## train a language model under every scheme, some minutes: tables, a plot and a JSON
+lm: ## train a language model under every scheme and to few bits, an hour: tables, plots and a JSON
 	@set -e; py=$$($(ENVIRONMENT) --need examples); \
 	"$$py" scripts/build.py; \
 	"$$py" examples/language_model.py $(LM_ARGS)
