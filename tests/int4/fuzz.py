@@ -103,6 +103,8 @@ def broken_rules(call: calls.Call) -> set[type[Exception]]:
         allowed["scale"] = (cases.compute_dtype(a["weight"].dtype),)
     right = all(a[key].dtype in dtypes for key, dtypes in allowed.items() if key in a)
     found: set[type[Exception]] = set() if right else {TypeError}
+    if not 2 <= a.get("bits", 4) <= 4:
+        found.add(ValueError)
     if not has_right_sizes(call):
         found.add(ValueError)
     if name in LINEARS:
@@ -169,7 +171,7 @@ def check_values(call: calls.Call, got: Any) -> None:
     a, name = call.all, call.name
     size = a.get("group_size", 2)
     if name == CHOOSE:
-        expected = oracle.choose(a["weight"], size, a["symmetric"])
+        expected = oracle.choose(a["weight"], size, a["symmetric"], a["bits"])
         assert_all_same(got, expected)
         return
     if name != QUANTIZE:
@@ -179,8 +181,10 @@ def check_values(call: calls.Call, got: Any) -> None:
         assert_same_bits(got, oracle.packed(u.astype(np.uint8)))
         return
     groups = groups_of(call)
+    if name == QUANTIZE and not oracle.has_numbers(groups, a["bits"]):
+        return  # a zero point that is none of this width
     if name == QUANTIZE:
-        u = oracle.quantize(a["weight"], groups, size)
+        u = oracle.quantize(a["weight"], groups, size, a["bits"])
         assert_same_bits(got, oracle.packed(u))
         return
     k = a["in_features"] if name == EXPAND else a["input"].shape[-1]

@@ -69,7 +69,14 @@ def quantize(weight: Tensor, q: Qparams, group_size: int, bits: int = 4) -> np.n
         fits = (products >= -128) & (products <= 127)
         fits &= (numbers >= ENDS[bits][0]) & (numbers <= ENDS[bits][1])
         first, last = fits.argmax(0), 15 - fits[::-1].argmax(0)
-        return np.where(np.isnan(v), z, np.clip(v, first, last)).astype(np.uint8)
+        return np.clip(np.where(np.isnan(v), z, v), first, last).astype(np.uint8)
+
+
+def has_numbers(q: Qparams, bits: int) -> bool:
+    """Whether each group has a number of this width that fits into int8."""
+    numbers = np.arange(ENDS[bits][0], ENDS[bits][1] + 1)[:, None, None]
+    products = (numbers - q.zero_point.astype(np.int64)) * q.factor.astype(np.int64)
+    return bool(((products >= -128) & (products <= 127)).any(0).all())
 
 
 def packed(u: np.ndarray) -> np.ndarray:
