@@ -195,6 +195,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Compare with what a call leaves now: other tests of the process may change its switches."""
+    left_by.cache_clear()
+
+
 def of_process() -> tuple[Any, ...]:
     """Return the switches that are one for all models."""
     return (
