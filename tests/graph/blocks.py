@@ -19,7 +19,7 @@ WIDTH, HIDDEN, HEADS = 32, 48, 4
 # What an op quantizes as it computes.
 SCHEMES = {
     "W8A8": W8A8(), "W8A8 asymmetric": W8A8(symmetric=False), "W4A8": W4A8(None),
-    "W4A8 factors": W4A8(8, symmetric=False), "W2A8": W2A8(8),
+    "W4A8 factors": W4A8(8, symmetric=False), "W2A8 factors": W2A8(8),
 }  # fmt: skip
 # What is quantized after it, once for all that read it.
 BESIDE = {
