@@ -209,17 +209,19 @@ BARAQUANT_API QuantConfig W4A8(std::optional<int64_t> group_size = 128, bool sym
                                std::string_view scale_rule = "search",
                                std::optional<bool> group_factors = std::nullopt,
                                bool learned = false);
-/// The same with 3-bit weights.
+/// W4A16 with 3-bit weights.
 BARAQUANT_API QuantConfig W3A16(std::optional<int64_t> group_size = 128, bool symmetric = true,
                                 std::string_view scale_rule = "search");
+/// W4A8 with 3-bit weights, whose numbers take 4 bits with factors.
 BARAQUANT_API QuantConfig W3A8(std::optional<int64_t> group_size = 128, bool symmetric = true,
                                std::string_view scale_rule = "search",
                                std::optional<bool> group_factors = std::nullopt,
                                bool learned = false);
-/// The same with 2-bit weights, and by default with zero points: without one the four integers are -2
+/// W4A16 with 2-bit weights, and by default with zero points: without one the four integers are -2
 /// to 1.
 BARAQUANT_API QuantConfig W2A16(std::optional<int64_t> group_size = 64, bool symmetric = false,
                                 std::string_view scale_rule = "search");
+/// W4A8 with 2-bit weights, whose numbers take 4 bits with factors; by default with zero points.
 BARAQUANT_API QuantConfig W2A8(std::optional<int64_t> group_size = 64, bool symmetric = false,
                                std::string_view scale_rule = "search",
                                std::optional<bool> group_factors = std::nullopt,
