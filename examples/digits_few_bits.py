@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,16 +26,14 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in pl
 import baraquant
 from digits import cross_entropy, evaluate, float_network, load_split, train
 from few_bits import SCHEMES, FewBits, Task, Teach, planned_steps, taught
-from few_bits_report import publish
+from few_bits_report import progress_bar, publish
 from machine import processor
 
 FLOAT_EPOCHS, EPOCHS = 60, 20  # those of qat_digits.py
 TEACHING = 1.0  # the weight of what a teacher says
 
 
-def run_seed(
-    seed: int, epochs: tuple[int, int], tick: Callable[[str, bool], None]
-) -> list[FewBits]:
+def run_seed(seed: int, epochs: tuple[int, int], tick: Callable[[str, int], None]) -> list[FewBits]:
     """Train a float network, and measure every way from it."""
     torch.manual_seed(seed)
     digits = load_split(seed, torch.device("cpu"))
@@ -75,13 +72,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # layers this small lose more to waking a thread than they gain
     found: list[FewBits] = []
-    with Progress(console=console, transient=True) as progress:
-        steps = args.seeds * planned_steps(len(SCHEMES), args.epochs)
-        bar = progress.add_task("starting", total=steps)
-
-        def tick(text: str, steps: int) -> None:
-            progress.update(bar, advance=steps, description=text)
-
+    with progress_bar(console, args.seeds * planned_steps(len(SCHEMES), args.epochs)) as tick:
         for seed in range(args.seeds):
             found += run_seed(seed, (args.float_epochs, args.epochs), tick)
     about = {

@@ -3,12 +3,15 @@
 
 import json
 import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from few_bits import FLOAT, METHODS, RECIPE, FewBits
@@ -49,6 +52,14 @@ class FewBitsRow:
     seconds: float
     verdict: str
     more: dict[str, tuple[float, float]]
+
+
+@contextmanager
+def progress_bar(console: Console, steps: int) -> Iterator[Callable[[str, int], None]]:
+    """Show a bar of so many steps; what this gives hears what is done, and its steps."""
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("starting", total=steps)
+        yield lambda text, done: progress.update(bar, advance=done, description=text)
 
 
 def publish(

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # finds a build in place as well
 
 from few_bits import ALONE, Task, Teach, planned_steps
-from few_bits_report import publish
+from few_bits_report import progress_bar, publish
 from minilm_training import distil
 from smoothquant_minilm import Experiment, describe, parse
 
@@ -47,12 +46,7 @@ def main() -> None:
 
     floats, data = experiment.floats, experiment.calibration
     task = Task(floats, 0, data, train, evaluate, LAYERS, WIDTHS, (GROUP,), ALONE)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("starting", total=planned_steps(len(WIDTHS), args.steps, ALONE))
-
-        def tick(text: str, steps: int) -> None:
-            progress.update(bar, advance=steps, description=text)
-
+    with progress_bar(console, planned_steps(len(WIDTHS), args.steps, ALONE)) as tick:
         found = task.measure(tick, args.steps)
     publish(found, describe(args), args.out / "minilm_few_bits", LOSS, console)
 

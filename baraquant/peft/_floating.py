@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..nn.shared.adapted import wide
+from ..nn.shared.precision import wide
 from ..nn.shared.rotation import rotate_of
 from ..nn.shared.subclassed import _own_class, with_forward_of
 from ..workflow.layers import (

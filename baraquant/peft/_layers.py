@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 from typing_extensions import Self
 
-from ..nn.shared.adapted import adapted_weight, norm_of, wide
+from ..nn.shared.adapted import adapted_weight, norm_of
+from ..nn.shared.precision import wide
 from ..workflow.layers import is_converted, is_prepared
 from ..workflow.transaction import in_one_transaction, keep
 from ._checks import check_inside, check_layer

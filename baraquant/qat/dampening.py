@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import QuantizesWeight
+from ..nn.shared.precision import wide
 from ..workflow.view import check_is_module
 
 
@@ -42,11 +43,9 @@ def dampening_loss(model: nn.Module) -> Tensor:
     for layer in model.modules():
         if not isinstance(layer, QuantizesWeight):
             continue
-        error = layer.rounding_error()
-        wide = torch.promote_types(error.dtype, torch.float32)
-        error = error.to(wide).square().sum()
-        total = layer.rows_of_weight().to(wide).square().sum()
-        errors.append(error / total.clamp_min(torch.finfo(wide).tiny))
+        error = wide(layer.rounding_error()).square().sum()
+        total = wide(layer.rows_of_weight()).square().sum()
+        errors.append(error / total.clamp_min(torch.finfo(total.dtype).tiny))
     if not errors:
         raise ValueError(
             "baraquant.qat.dampening_loss: expected a model prepared by baraquant.qat.prepare_, "

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ..nn.shared.quantizer import Quantizer
+from ..nn.shared.precision import wide
+from ..nn.shared.quantizer import training_quantizers, without_rounding
 from ..workflow.view import check_is_module
 
 
@@ -55,21 +56,14 @@ def teacher(model: nn.Module) -> Iterator[None]:
         True
     """
     check_is_module(model, "baraquant.qat.teacher")
-    # Converted layers have quantizers too, which keep no state of a training.
-    quantizers = [m for m in model.modules() if isinstance(m, Quantizer) and m.keeps_state]
+    quantizers = training_quantizers(model)
     if not quantizers:
         raise ValueError(
             "baraquant.qat.teacher: expected a model prepared by baraquant.qat.prepare_, but "
             f"{type(model).__name__} has no prepared layer"
         )
-    token = object()
-    try:
-        for quantizer in quantizers:
-            quantizer.set_teacher(token, True)
+    with without_rounding(quantizers):
         yield
-    finally:
-        for quantizer in quantizers:
-            quantizer.set_teacher(token, False)
 
 
 def distillation_loss(
@@ -118,5 +112,4 @@ def distillation_loss(
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return torch.log_softmax(logits.to(wide) / temperature, -1)
+    return torch.log_softmax(wide(logits) / temperature, -1)

@@ -18,10 +18,11 @@ namespace baraquant::search {
 //
 // Otherwise 26 ranges are tried: the full range of its values, and narrower ones down to half of it:
 // both ends are multiplied by 1 - i / 50, i from 0 to 25, and the scale is that of
-// qparams_of_range for the two ends. With at most three bits i goes to 40, so to a fifth of the range. The range with the minimum squared error is taken, and of two
-// equal ones the wider. Errors are summed for the values times the power of two that takes the
-// largest magnitude into [1, 2), in the dtype of the scale. Eight bits take
-// the full range; if no row is exact, nothing is computed for them, and the scales are 1.
+// qparams_of_range for the two ends. With at most three bits they are 41, as i goes to 40: down to a
+// fifth. The range with the minimum squared error is taken, and of two equal ones the wider. Errors
+// are summed for the values times the power of two that takes the largest magnitude into [1, 2), in
+// the dtype of the scale. Eight bits take the full range; if no row is exact, nothing is computed for
+// them, and the scales are 1.
 //
 // `importance` is what the squared errors are multiplied by: `[rows, columns]`, or of fewer rows,
 // which then repeat.
@@ -36,10 +37,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> search_scale(
 // are tried, from 16 down to 1, and the one with the minimum squared error is taken, of two equal
 // ones the larger. A group with a zero point tries, for each factor f, two: with step = scale * f and
 // the least value low = min(0, min w) and the largest high = max(0, max w) of the group,
-// rint(-low / step) and then rint(7.5 - (low + high) / (2 * step)), both clamped to [0, 15]. Of 2 or 3
-// `bits` the numbers u and z are in [8 - 2^(bits - 1), 7 + 2^(bits - 1)], and the first is larger by the
-// least of them. The numbers are those of quantize_int4, and the errors are sum((w8 * (scale * p) - w * p)^2), where the
-// power of two p takes the scale of the row into [1, 2). All is computed in the dtype of the scale.
+// rint(-low / step) and then rint(7.5 - (low + high) / (2 * step)), both clamped to [0, 15]. Of 2 or
+// 3 `bits` the numbers u and z are in [8 - 2^(bits - 1), 7 + 2^(bits - 1)], and the first is larger by
+// the least of them. The numbers are those of quantize_int4, and the errors are
+// sum((w8 * (scale * p) - w * p)^2), where the power of two p takes the scale of the row into [1, 2).
+// All is computed in the dtype of the scale.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> search_int4_factors(
     const at::Tensor& rows, int64_t group_size, bool symmetric,
     const std::optional<at::Tensor>& scale = std::nullopt, int64_t bits = 4);

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..._library import of_python_ops
+from .precision import wide
 
 _LIBRARY = of_python_ops(__name__, "baraquant_nn")
 _LIBRARY.define(
@@ -29,11 +30,6 @@ _LIBRARY.define(
 def norm_of(weight: Tensor, dims: Sequence[int]) -> Tensor:
     """Return the norms of the channels of a weight, with their dimensions kept as 1."""
     return torch.linalg.vector_norm(weight, dim=list(dims), keepdim=True)
-
-
-def wide(weight: Tensor) -> Tensor:
-    """Return a weight in float32, or in float64 as it is."""
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _adapted_weight(

@@ -54,6 +54,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def wide(values: Tensor) -> Tensor:
+    """Return floating values in the dtype in which they are computed with."""
+    return values.to(compute_dtype(values.dtype))
+
+
 def with_precision(old: Tensor, new: Tensor) -> Tensor:
     """Return ``new``, the converted ``old``; only moved if the conversion lost precision.
 

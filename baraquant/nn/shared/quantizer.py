@@ -8,11 +8,12 @@ tools for distributed checkpoints know parameters and buffers alone. Layers for 
 neither.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..._table import shown
@@ -183,6 +184,24 @@ class Quantizer(ChecksState):
             if not self.is_observed and self._rounds:
                 on = torch.ones(1, dtype=torch.uint8)
                 state.setdefault(f"{prefix}fake_quant_enabled", on)
+
+
+def training_quantizers(module: nn.Module) -> list[Quantizer]:
+    """Return the quantizers of prepared layers; those of converted ones keep no state."""
+    return [one for one in module.modules() if isinstance(one, Quantizer) and one.keeps_state]
+
+
+@contextmanager
+def without_rounding(quantizers: Sequence[Quantizer]) -> Iterator[None]:
+    """Let quantizers give back their inputs, until this and all other such blocks have ended."""
+    token = object()
+    try:
+        for quantizer in quantizers:
+            quantizer.set_teacher(token, True)
+        yield
+    finally:
+        for quantizer in quantizers:
+            quantizer.set_teacher(token, False)
 
 
 def _described(scheme: list[int]) -> str:

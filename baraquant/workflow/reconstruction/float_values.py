@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import QuantizesWeight
-from ...nn.shared.quantizer import Quantizer
+from ...nn.shared.quantizer import training_quantizers, without_rounding
 from ..transaction import undo_by
 from .batch_cache import BatchCache, Item
 
@@ -62,17 +62,12 @@ class FloatValues:
         """Let a module compute in floating point, with the values of the float model."""
         own = [one for one in module.parameters() if id(one) in self._items]
         now = [self._cache.put(one, in_memory=False) for one in own]
-        quantizers = [m for m in module.modules() if isinstance(m, Quantizer) and m.keeps_state]
-        token = object()
         try:
             for parameter in own:
                 self._restore(parameter, self._items[id(parameter)])
-            for quantizer in quantizers:
-                quantizer.set_teacher(token, True)
-            yield
+            with without_rounding(training_quantizers(module)):
+                yield
         finally:
-            for quantizer in quantizers:
-                quantizer.set_teacher(token, False)
             for parameter, item in zip(own, now, strict=True):
                 self._restore(parameter, item)
                 self._cache.drop(item)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ...configs import Config, QuantConfig
@@ -29,8 +28,7 @@ def with_learned_scales(config: _Configs) -> _Configs:
 def _learned(config: Any) -> Any:
     if not isinstance(config, QuantConfig) or config.weight.ternary:
         return config
-    weight = replace(config.weight, dynamic=False, learned=True)
-    return replace(config.with_float_backward(), weight=weight)
+    return config.with_float_backward().with_learned_scales()
 
 
 def has_algorithm(config: _Configs) -> bool:

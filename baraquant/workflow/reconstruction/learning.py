@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...nn.shared.precision import wide
 from ..transaction import undo_by
 from .learned_parameter import LearnedParameter
 from .not_learned import NotLearnedError
-from .streams import Streams, wide
+from .streams import Streams
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...nn.shared.precision import compute_dtype
+from ...nn.shared.precision import wide
 from ..calibration.run import State, evaluating
 from .batch_cache import BatchCache, Item, is_plain
 from .calls import Block, Form, Source, hidden_of, mark_of, watch_calls
@@ -239,11 +239,6 @@ _UNLIKE = (
     "baraquant.reconstruct_: expected calibration that runs the model in the same way each time, "
     "but it called a block more or less often, or otherwise, than before"
 )
-
-
-def wide(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 if they are."""
-    return values.to(compute_dtype(values.dtype))
 
 
 def _square(values: Tensor) -> Tensor:
